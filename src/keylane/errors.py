@@ -29,12 +29,20 @@ class AuthenticationFailed(ConnectError):
     """The server answered and refused the credentials."""
 
 
+class TlsFailed(ConnectError):
+    """The server answered, and the two sides could not agree on TLS."""
+
+
 class ServerTooOld(ConnectError):
     """The server lacks something that keylane needs."""
 
 
 class JetStreamDisabled(ConnectError):
     """The server or the account has no JetStream."""
+
+
+class PermissionDenied(KeylaneError):
+    """The server does not let this user publish or subscribe to a subject that was needed."""
 
 
 class Disconnected(KeylaneError):
@@ -46,6 +54,10 @@ class Disconnected(KeylaneError):
 
 class RequestTimeout(KeylaneError, TimeoutError):
     """The server did not answer a request within its deadline."""
+
+
+class ApiUnavailable(KeylaneError):
+    """Nobody answers on the JetStream API subject, or what answers is not JetStream."""
 
 
 class ApiError(KeylaneError):
@@ -65,3 +77,73 @@ class ApiError(KeylaneError):
 
 class NotFound(ApiError):
     """The stream, consumer or message is not there."""
+
+
+class AckFailed(KeylaneError):
+    """The server did not confirm an ack: whether it counts is unknown."""
+
+
+class AlreadySettled(KeylaneError):
+    """The message was acked, naked or terminated before."""
+
+
+class FeedEnded(KeylaneError):
+    """A feed cannot go on; the message says why and what to do."""
+
+
+class ConsumerGone(FeedEnded):
+    """The consumer or its stream was deleted."""
+
+
+class PullRefused(FeedEnded):
+    """The server refuses this reader's pulls: asking again cannot help."""
+
+
+class MessageTooLarge(FeedEnded):
+    """The next message is larger than the feed's byte bound."""
+
+
+class PublishFailed(KeylaneError):
+    """A publish was not stored, or it is not known whether it was."""
+
+
+class PublishRejected(PublishFailed, ApiError):
+    """The stream refused the message; it is not stored."""
+
+
+class NotStored(PublishFailed):
+    """No stream took the message: none has its subject, or its leader is away for the moment."""
+
+
+class OutcomeUnknown(PublishFailed):
+    """The link or the server went away before the answer: the message may or may not be stored."""
+
+
+class ReadIncomplete(KeylaneError):
+    """A read from the stream ended before its end marker; nothing of it may be used as complete."""
+
+
+# ---- Spark ------------------------------------------------------------------------------------------
+
+
+class JavaMissing(KeylaneError):
+    """No Java new enough for Spark was found, and none could be provided."""
+
+
+# ---- the embedded server ----------------------------------------------------------------------------
+
+
+class ServerStartFailed(KeylaneError):
+    """The embedded nats-server did not come up."""
+
+
+class ServerBinaryMissing(ServerStartFailed):
+    """There is no nats-server program, or none that is new enough."""
+
+
+class StoreInUse(ServerStartFailed):
+    """Another running server stores in the same directory."""
+
+
+class ServerEnded(KeylaneError):
+    """The embedded nats-server ended by itself."""

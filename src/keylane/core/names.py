@@ -1,0 +1,83 @@
+"""Names of streams, consumers, groups and members.
+
+Owns: the rules a name must keep. Never asks a server whether the name is taken.
+
+The server (2.15.1) refuses an empty name, `.`, `*`, `>`, `/`, `\\`, blanks and more than 255 bytes. Not
+always in words: a dot in a stream name makes the request fit no API subject, so no answer comes at all, and
+a blank ends the connection. keylane is stricter in two ways:
+
+- No whitespace or control characters of any alphabet. The server keeps `"A\\x01"` and `"A\\u2028"`, and
+  nobody can tell such names apart on a screen.
+- A group name holds only letters, digits, `-`, `_` and `=`. It is part of a key in a KV bucket, and clients
+  in other languages refuse to read a key with anything else in it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from keylane.core.subjects import check_characters, describe_char, shown
+from keylane.errors import InvalidInput
+
+MAX_NAME_BYTES = 255
+
+_NOT_IN_NAMES = re.compile(r"[.*>/\\]")
+_NOT_IN_KEYS = re.compile(r"[^-_=A-Za-z0-9]")
+
+_REASONS = {
+    ".": "a dot separates the tokens of a subject, and names become tokens",
+    "*": "'*' is a wildcard",
+    ">": "'>' is a wildcard",
+    "/": "names become file names, so they hold no path separator",
+    "\\": "names become file names, so they hold no path separator",
+}
+
+
+def check_stream_name(name: str) -> str:
+    """Return the name of a stream unchanged, or raise `InvalidInput`."""
+    return _check(name, "stream name")
+
+
+def check_consumer_name(name: str) -> str:
+    """Return the name of a consumer unchanged, or raise `InvalidInput`."""
+    return _check(name, "consumer name")
+
+
+def check_member_name(name: str) -> str:
+    """Return the name of a group's member unchanged, or raise `InvalidInput`."""
+    return _check(name, "member name")
+
+
+def check_group_name(name: str) -> str:
+    """Return the name of a consumer group unchanged, or raise `InvalidInput`.
+
+    >>> check_group_name("billing")
+    'billing'
+    """
+    _check(name, "group name")
+    if found := _NOT_IN_KEYS.search(name):
+        raise InvalidInput(
+            f"group name {shown(name)} holds {describe_char(name, found.start())}: "
+            "a group name is part of a KV key; use only A-Z, a-z, 0-9, '-', '_' and '='"
+        )
+    return name
+
+
+def _check(name: str, what: str) -> str:
+    if not isinstance(name, str):
+        raise InvalidInput(
+            f"{what} {shown(name)} is {type(name).__name__}, not text: give a str such as 'ORDERS'"
+        )
+    if not name:
+        raise InvalidInput(f"{what} '' is empty: give at least one character")
+    check_characters(name, what)
+    if found := _NOT_IN_NAMES.search(name):
+        raise InvalidInput(
+            f"{what} {shown(name)} holds {describe_char(name, found.start())}: "
+            f"{_REASONS[found.group()]}; use '-' or '_' instead"
+        )
+    if (size := len(name.encode())) > MAX_NAME_BYTES:
+        raise InvalidInput(
+            f"{what} {shown(name)} is {size} bytes long: the server takes {MAX_NAME_BYTES}; shorten it"
+        )
+    return name

@@ -1,0 +1,168 @@
+"""How a continuous pull reader asks for messages: credit, and what each status answer means.
+
+A reader may hold `max_messages` and `max_bytes` in all: what waits in its buffer plus what the server was
+asked for and has not sent yet. `PullWindow` keeps that sum and says when to ask for more. It knows no clock,
+no socket and no consumer; `jetstream/feed.py` performs what it decides.
+
+Messages do not tell which pull they answer, so what was asked for is kept as one sum. Status answers do tell:
+each pull has its own reply subject that carries its generation and batch. A new generation voids all that was
+asked before it; late answers to old pulls then change nothing.
+
+Bytes are bounded by asking for no more messages than would fit if each were as large as the largest one seen,
+and by the byte limit that every pull carries. When messages suddenly grow, two pulls may be open with the old
+estimate: memory then stays under twice `max_bytes`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """One request to make: up to `batch` messages."""
+
+    generation: int
+    batch: int
+
+    @property
+    def token(self) -> str:
+        """The end of the reply subject, by which status answers are known again."""
+        return f"{self.generation}.{self.batch}"
+
+    @classmethod
+    def from_token(cls, token: str) -> Pull:
+        generation, batch = token.split(".")
+        return cls(int(generation), int(batch))
+
+
+class Meaning(Enum):
+    """What a status answer means for the reader."""
+
+    ALIVE = auto()
+    """A heartbeat: the pull is still open."""
+    ENDED = auto()
+    """The pull is over in the ordinary way; ask again."""
+    REFUSED = auto()
+    """The server had no room for this pull; ask again after a pause."""
+    INTERRUPTED = auto()
+    """The server dropped all pulls (leader change, shutdown); ask again after a pause."""
+    UNAVAILABLE = auto()
+    """Nobody answers for the consumer; find out whether it still exists."""
+    PIN_LOST = auto()
+    """Another client is pinned now; go on without the pin id."""
+    OUT_OF_BYTES = auto()
+    """The next message does not fit into what is left of the pull's bytes; ask again."""
+    TOO_LARGE = auto()
+    """The next message does not fit into a whole pull's bytes; asking again cannot help."""
+    LIMIT = auto()
+    """The pull is beyond a limit of the consumer's configuration."""
+    DELETED = auto()
+    """The consumer is gone."""
+    INVALID = auto()
+    """The request itself is wrong; asking again cannot help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A status answer as the server sent it."""
+
+    code: int
+    text: str
+    pending_messages: int | None = None
+
+
+_CODES: dict[int, Meaning] = {
+    100: Meaning.ALIVE,
+    400: Meaning.INVALID,
+    404: Meaning.ENDED,
+    408: Meaning.ENDED,
+    423: Meaning.PIN_LOST,
+    503: Meaning.UNAVAILABLE,
+}
+
+# The server sends 409 for many things and only the text tells them apart. Longest known beginnings, lower case.
+_CONFLICTS: tuple[tuple[str, Meaning], ...] = (
+    ("consumer deleted", Meaning.DELETED),
+    ("consumer is push based", Meaning.INVALID),
+    ("leadership change", Meaning.INTERRUPTED),
+    ("server shutdown", Meaning.INTERRUPTED),
+    ("exceeded maxwaiting", Meaning.REFUSED),
+    ("exceeded maxrequestbatch", Meaning.LIMIT),
+    ("exceeded maxrequestexpires", Meaning.LIMIT),
+    ("exceeded maxrequestmaxbytes", Meaning.LIMIT),
+    ("message size exceeds maxbytes", Meaning.OUT_OF_BYTES),
+    ("batch completed", Meaning.ENDED),
+)
+
+
+def meaning_of(status: Status) -> Meaning:
+    """Every code and text in docs/protocol.md; an unknown one is INVALID, so that nothing is guessed."""
+    if status.code == 409:
+        text = status.text.lower()
+        for beginning, meaning in _CONFLICTS:
+            if text.startswith(beginning):
+                return meaning
+    return _CODES.get(status.code, Meaning.INVALID)
+
+
+class PullWindow:
+    """The credit of one reader. Mutable: it is stepped for every buffer that the socket gives."""
+
+    __slots__ = ("asked", "generation", "largest", "max_bytes", "max_messages")
+
+    def __init__(self, max_messages: int, max_bytes: int) -> None:
+        assert max_messages > 0
+        assert max_bytes > 0
+        self.max_messages = max_messages
+        self.max_bytes = max_bytes
+        self.largest = 1
+        self.generation = 0
+        self.asked = 0
+
+    def __repr__(self) -> str:
+        return f"<PullWindow asked={self.asked}/{self.max_messages} generation={self.generation}>"
+
+    def ask(self, buffered: int, buffered_bytes: int) -> Pull | None:
+        """The pull to send now, or None while enough is on its way or the buffer has no room."""
+        window = max(1, min(self.max_messages, self.max_bytes // self.largest))
+        fitting = max(0, self.max_bytes - buffered_bytes) // self.largest
+        room = min(window - buffered, fitting) - self.asked
+        if buffered == 0 and self.asked == 0:
+            room = max(1, room)
+        if room < max(1, window // 2):
+            return None
+        self.asked += room
+        return Pull(self.generation, room)
+
+    def ask_one(self) -> Pull:
+        """A pull of one message, whatever is buffered: proof of life for a pinned reader."""
+        self.asked += 1
+        return Pull(self.generation, 1)
+
+    def delivered(self, messages: int, largest: int) -> None:
+        """The server sent this many of what was asked for; the largest had this many bytes."""
+        self.asked = max(0, self.asked - messages)
+        self.largest = max(self.largest, largest)
+
+    def void(self) -> None:
+        """Nothing that was asked for will come: the link, the leader or the pin changed."""
+        self.generation += 1
+        self.asked = 0
+
+    def answered(self, pull: Pull, status: Status) -> Meaning | None:
+        """Book a status answer. None: it belongs to a voided pull and means nothing any more."""
+        if pull.generation != self.generation:
+            return None
+        meaning = meaning_of(status)
+        if meaning is Meaning.ALIVE:
+            return meaning
+        if meaning in (Meaning.INTERRUPTED, Meaning.UNAVAILABLE, Meaning.PIN_LOST):
+            self.void()
+            return meaning
+        left = pull.batch if status.pending_messages is None else status.pending_messages
+        self.asked = max(0, self.asked - left)
+        if meaning is Meaning.OUT_OF_BYTES and left == pull.batch:
+            return Meaning.TOO_LARGE
+        return meaning

@@ -1,0 +1,170 @@
+"""Requests to the JetStream API: JSON out, JSON in, every failure one error.
+
+Owns the API prefix, the deadline of a request, and the meaning of error answers. Never retries: a caller
+knows better than we do what may be asked twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from keylane.core.subjects import check_subject
+from keylane.errors import (
+    ApiError,
+    ApiUnavailable,
+    Disconnected,
+    InvalidInput,
+    JetStreamDisabled,
+    KeylaneError,
+    NotFound,
+    RequestTimeout,
+)
+from keylane.jetstream.settings import check_seconds
+
+_NOT_ENABLED = (10039, 10076)
+
+
+class Outstanding:
+    """The requests that wait for an answer, so that what makes an answer impossible ends them at once."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[asyncio.Future[Msg], str] = {}
+
+    @contextmanager
+    def waiting_on(self, subject: str) -> Iterator[asyncio.Future[Msg]]:
+        """A future that fails when the answer cannot come any more."""
+        trouble: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        self._waiting[trouble] = subject
+        try:
+            yield trouble
+        finally:
+            del self._waiting[trouble]
+            trouble.cancel()
+
+    def fail(self, error: KeylaneError, subject: str | None = None) -> None:
+        """End all requests, or those to one subject (compared without case, as nats-py lowers it)."""
+        for trouble, waiting_subject in list(self._waiting.items()):
+            if trouble.done() or (subject is not None and waiting_subject.lower() != subject.lower()):
+                continue
+            trouble.set_exception(error)
+
+
+class JetStreamApi:
+    """The JetStream API of one connection.
+
+    >>> info = await connection.api.request("STREAM.INFO.ORDERS")  # doctest: +SKIP
+    """
+
+    def __init__(self, client: Client, outstanding: Outstanding, *, prefix: str, timeout_s: float) -> None:
+        self._client = client
+        self._outstanding = outstanding
+        self.prefix = prefix
+        self.timeout_s = timeout_s
+
+    async def request(
+        self, subject: str, payload: Mapping[str, Any] | None = None, timeout_s: float | None = None
+    ) -> dict[str, Any]:
+        """Ask the API at `subject` (without the prefix) and return its answer.
+
+        Raises `ApiError` (or `NotFound`) for an error answer, `RequestTimeout` when none came in time,
+        `ApiUnavailable` when nobody listens, `JetStreamDisabled` when the account has no JetStream,
+        `PermissionDenied` when the server forbids the subject, and `Disconnected` when the link went away.
+        """
+        full = check_subject(f"{self.prefix}.{subject}")
+        deadline_s = check_seconds(self.timeout_s if timeout_s is None else timeout_s, "timeout_s")
+        body = json.dumps(payload).encode() if payload is not None else b""
+        answer = self._decode(full, (await self._ask(full, body, deadline_s)).data)
+        if error := answer.get("error"):
+            raise _api_error(full, error)
+        return answer
+
+    async def paged(
+        self,
+        subject: str,
+        list_field: str,
+        payload: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncIterator[Any]:
+        """Every item of a paged list: `paged("CONSUMER.LIST.ORDERS", "consumers")`.
+
+        The deadline counts for each page.
+        """
+        offset = 0
+        while True:
+            answer = await self.request(subject, {**(payload or {}), "offset": offset}, timeout_s)
+            items = answer.get(list_field) or []
+            for item in items:
+                yield item
+            offset += len(items)
+            if not items or offset >= answer.get("total", 0):
+                return
+
+    async def _ask(self, subject: str, body: bytes, deadline_s: float) -> Msg:
+        with self._outstanding.waiting_on(subject) as trouble:
+            # Our own deadline also covers the wait for a full send buffer, which nats-py's does not.
+            asked = asyncio.ensure_future(self._client.request(subject, body, timeout=deadline_s + 1))
+            try:
+                await asyncio.wait({asked, trouble}, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
+                if trouble.done() and not asked.done():
+                    return trouble.result()
+                if asked.done():
+                    return asked.result()
+            except nats.errors.NoRespondersError as error:
+                raise ApiUnavailable(
+                    f"nobody answers on {subject}: this account has no JetStream, or the domain or API "
+                    f"prefix is wrong ({self.prefix})"
+                ) from error
+            except nats.errors.MaxPayloadError as error:
+                limit = self._client.max_payload
+                raise InvalidInput(
+                    f"{subject}: the request has {len(body)} bytes and the server takes {limit}"
+                ) from error
+            except nats.errors.TimeoutError as error:
+                raise self._timed_out(subject, deadline_s) from error
+            except nats.errors.Error as error:
+                raise Disconnected(f"{subject} could not be asked: {error}") from error
+            finally:
+                _let_go(asked)
+        raise self._timed_out(subject, deadline_s)
+
+    def _timed_out(self, subject: str, deadline_s: float) -> RequestTimeout:
+        state = "" if self._client.is_connected else "; the connection is down and being rebuilt"
+        return RequestTimeout(f"no answer on {subject} within {deadline_s:g} s{state}")
+
+    def _decode(self, subject: str, data: bytes) -> dict[str, Any]:
+        try:
+            answer = json.loads(data)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise ApiUnavailable(
+                f"what answers on {subject} is not JetStream: no JSON object. Check the API prefix ({self.prefix})"
+            )
+        return answer
+
+
+def _let_go(asked: asyncio.Future[Msg]) -> None:
+    """Cancel a request that nobody waits for any more, or take note of its end."""
+    if not asked.done():
+        asked.cancel()
+    elif not asked.cancelled():
+        asked.exception()
+
+
+def _api_error(subject: str, error: Mapping[str, Any]) -> KeylaneError:
+    code, err_code = int(error.get("code", 0)), int(error.get("err_code", 0))
+    description = str(error.get("description", "no description"))
+    if err_code in _NOT_ENABLED:
+        return JetStreamDisabled(
+            f"{subject}: {description}. Turn JetStream on in the server and for this account"
+        )
+    kind = NotFound if code == 404 else ApiError
+    return kind(code, err_code, description, doing=subject)

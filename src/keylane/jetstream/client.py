@@ -1,0 +1,227 @@
+"""nats-py's client with a bulk message path.
+
+nats-py keeps what it is good at: authentication, TLS, reconnecting, subscriptions, requests. This subclass
+replaces how bytes come in and how small commands go out:
+
+- in: `DirectTransport` gives whole socket buffers to `Scanner`, which hands messages to the `Route` of their
+  subscription before the read callback returns. What has no route is served by nats-py as ever.
+- out: `post` collects commands (acks, pulls, publishes) and writes all of one event-loop turn at once.
+
+A subclass was chosen over a second connection for data, because both share one login, one reconnect and one
+order of commands: a pull can never overtake the SUB that its answers need.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import nats.aio.client
+from nats import errors
+from nats.aio.subscription import Subscription
+from nats.aio.transport import WebSocketTransport
+
+from keylane.jetstream.protocol import BrokenProtocol, Control, Event, Route, Scanner, Unrouted
+from keylane.jetstream.transport import DirectTransport
+
+_log = logging.getLogger("keylane.connection")
+
+LinkListener = Callable[[bool], None]
+"""Called with False when the link to the server is lost and with True when it is there again."""
+
+
+class _Parser:
+    """What nats-py calls its parser: used as such only on websocket transports."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def reset(self) -> None:
+        self._client.scanner.reset()
+
+    async def parse(self, data: bytes = b"") -> None:
+        self._client.scanner.scan(data)
+        await self._client.handle_events()
+
+
+class Client(nats.aio.client.Client):
+    """A nats-py client whose routed subscriptions bypass nats-py's message path."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scanner = Scanner()
+        self._ps = _Parser(self)  # type: ignore[assignment]  # stands in for nats-py's Parser
+        self.outbox: list[bytes] = []
+        self.push_handle: asyncio.Handle | None = None
+        self._listeners: list[LinkListener] = []
+        self._wake: asyncio.Event = asyncio.Event()
+        self._scan_error: BaseException | None = None
+        self._ended = False
+
+    async def connect(self, *args: Any, **options: Any) -> None:
+        """As nats-py's `connect`; link listeners hear of losses and recoveries before the callbacks do."""
+        disconnected = options.pop("disconnected_cb", None)
+        reconnected = options.pop("reconnected_cb", None)
+
+        async def lost() -> None:
+            self._tell(up=False)
+            if disconnected is not None:
+                await disconnected()
+
+        async def back() -> None:
+            self._tell(up=True)
+            if reconnected is not None:
+                await reconnected()
+
+        await super().connect(*args, disconnected_cb=lost, reconnected_cb=back, **options)
+
+    # ---- routes -------------------------------------------------------------------------------------
+
+    async def route(self, subject: str, route: Route) -> Subscription:
+        """Subscribe and let `route` have the messages. End it with `unroute`."""
+        subscription = await self.subscribe(subject)
+        self.scanner.routes[b"%d" % subscription._id] = route
+        return subscription
+
+    async def unroute(self, subscription: Subscription) -> None:
+        """End a routed subscription. Messages that arrive from now on are dropped."""
+        self.scanner.routes.pop(b"%d" % subscription._id, None)
+        if not self.is_closed and subscription._id in self._subs:
+            await subscription.unsubscribe()
+
+    def listen(self, listener: LinkListener) -> None:
+        self._listeners.append(listener)
+
+    def unlisten(self, listener: LinkListener) -> None:
+        if listener in self._listeners:
+            self._listeners.remove(listener)
+
+    def _tell(self, *, up: bool) -> None:
+        for listener in list(self._listeners):
+            listener(up)
+        if up:
+            self.push()
+
+    # ---- out ----------------------------------------------------------------------------------------
+
+    def post(self, command: bytes) -> None:
+        """Send a command with everything else that this turn of the event loop sends.
+
+        While the link is down commands are kept and leave after the reconnect.
+        """
+        self.outbox.append(command)
+        if self.push_handle is None:
+            self.schedule_push()
+
+    def schedule_push(self) -> None:
+        self.push_handle = asyncio.get_running_loop().call_soon(self.push)
+
+    def push(self) -> None:
+        """Write what was posted now. nats-py's own pending commands go first, so order is kept."""
+        if self.push_handle is not None:
+            self.push_handle.cancel()
+            self.push_handle = None
+        if not self.outbox or not self.is_connected or self._transport is None:
+            return
+        commands = [*self._pending, *self.outbox]
+        self._pending = []
+        self._pending_data_size = 0
+        self.outbox.clear()
+        self._transport.writelines(commands)
+        if isinstance(self._transport, WebSocketTransport):
+            # A websocket sends only when drained: let nats-py's flusher do so.
+            self._pending.append(b"")
+            self._pending_data_size += 1
+            assert self._flush_queue is not None
+            if self._flush_queue.empty():
+                self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
+
+    async def writable(self) -> None:
+        """Wait until the socket has taken what was written: back-pressure for publishers."""
+        if self._transport is not None and self.is_connected:
+            await self._transport.drain()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes written and not yet taken by the socket."""
+        transport = self._transport
+        return transport.unsent_bytes if isinstance(transport, DirectTransport) and transport else 0
+
+    # ---- in -----------------------------------------------------------------------------------------
+
+    async def _connect_to_server(self, s: Any) -> None:
+        if s.uri.scheme not in ("ws", "wss") and not isinstance(self._transport, DirectTransport):
+            self._transport = DirectTransport()
+        await super()._connect_to_server(s)
+
+    def _sink(self, data: bytes) -> None:
+        if not data:
+            self._ended = True
+            self._wake.set()
+            return
+        try:
+            self.scanner.scan(data)
+        except Exception as error:  # noqa: BLE001 - carried to the reading task, which ends the link with it
+            self._scan_error = error
+        if self.scanner.events or self._scan_error is not None:
+            self._wake.set()
+
+    async def _read_loop(self) -> None:
+        """Serve the link until it ends: nats-py runs this as a task after every handshake."""
+        if not isinstance(self._transport, DirectTransport):
+            await super()._read_loop()
+            return
+        self._wake.clear()
+        self._scan_error, self._ended = None, False
+        self.scanner.reset()
+        try:
+            self._transport.attach(self._sink)
+            while not self.is_closed and not self.is_reconnecting:
+                await self._wake.wait()
+                self._wake.clear()
+                await self.handle_events()
+                if self._scan_error is not None:
+                    raise self._scan_error
+                if self._ended:
+                    ended = errors.UnexpectedEOF()
+                    await self._error_cb(ended)
+                    await self._process_op_err(ended)
+                    return
+        except (errors.ProtocolError, OSError) as error:
+            await self._process_op_err(error)
+        except asyncio.CancelledError:
+            return
+        except Exception as error:
+            _log.exception("reading from the server failed; reconnecting")
+            await self._error_cb(error)
+            await self._process_op_err(error)
+
+    async def handle_events(self) -> None:
+        """Let nats-py handle everything that has no route."""
+        events = self.scanner.events
+        while events:
+            batch: list[Event] = events[:]
+            events.clear()
+            for event in batch:
+                if isinstance(event, Unrouted):
+                    await self._process_msg(event.sid, event.subject, event.reply, event.data, event.headers)
+                else:
+                    await self._handle_control(event)
+
+    async def _handle_control(self, line: Control) -> None:
+        match line.verb:
+            case b"PING":
+                await self._process_ping()
+            case b"PONG":
+                await self._process_pong()
+            case b"INFO":
+                await self._process_info(json.loads(line.argument))
+            case b"-ERR":
+                await self._process_err(line.argument.decode().lower())
+            case b"+OK":
+                pass
+            case _:
+                raise BrokenProtocol(f"nats: unknown protocol line {line.verb!r}")

@@ -1,0 +1,186 @@
+"""Reading stored messages straight from a stream, many per request, without a consumer.
+
+Needs a stream with `allow_direct` and server 2.11. Any replica may answer, so a lagging one may not know the
+newest messages yet: whoever needs completeness compares with the leader's state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from keylane.core.names import check_stream_name
+from keylane.core.subjects import check_filter
+from keylane.errors import ApiError, InvalidInput, NotFound, ReadIncomplete
+from keylane.jetstream.consumers import parse_time
+from keylane.jetstream.headers import parse_headers, status_of
+
+if TYPE_CHECKING:
+    from keylane.jetstream.connection import Connection
+
+_OWN_HEADERS = frozenset(
+    (
+        "Nats-Stream",
+        "Nats-Subject",
+        "Nats-Sequence",
+        "Nats-Time-Stamp",
+        "Nats-Num-Pending",
+        "Nats-Last-Sequence",
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A message as the stream keeps it."""
+
+    subject: str
+    sequence: int
+    timestamp: datetime
+    headers: dict[str, str]
+    data: bytes
+
+
+class _Answer:
+    """Collects one batch and checks that no part of it is missing."""
+
+    def __init__(self) -> None:
+        self.messages: list[StoredMessage] = []
+        self.pending = 0
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.heard = asyncio.Event()
+
+    def receive(self, subject: bytes, reply: bytes, headers: bytes, data: bytes) -> None:
+        if self.done.done():
+            return
+        code, text = status_of(headers)
+        fields = parse_headers(headers)
+        last = self.messages[-1].sequence if self.messages else 0
+        if code == 204:
+            self._end(fields, last)
+        elif code == 404:
+            self.done.set_result(None)
+        elif code:
+            self.done.set_exception(ApiError(code, 0, text, doing="direct get"))
+        elif "Nats-Sequence" not in fields:
+            self.done.set_exception(ReadIncomplete(f"an answer that is no stored message: {fields}"))
+        elif int(fields.get("Nats-Last-Sequence", last)) != last:
+            self.done.set_exception(
+                ReadIncomplete(
+                    f"messages between {last} and {fields['Nats-Sequence']} did not arrive: read again"
+                )
+            )
+        else:
+            self.messages.append(
+                StoredMessage(
+                    fields["Nats-Subject"],
+                    int(fields["Nats-Sequence"]),
+                    parse_time(fields["Nats-Time-Stamp"]),
+                    {name: value for name, value in fields.items() if name not in _OWN_HEADERS},
+                    data,
+                )
+            )
+
+    def received(self) -> None:
+        self.heard.set()
+
+    def _end(self, fields: dict[str, str], last: int) -> None:
+        self.pending = int(fields.get("Nats-Num-Pending", 0))
+        if int(fields.get("Nats-Last-Sequence", last)) != last:
+            self.done.set_exception(
+                ReadIncomplete(
+                    f"the end of the batch names {fields['Nats-Last-Sequence']}, the last seen is {last}"
+                )
+            )
+        else:
+            self.done.set_result(None)
+
+
+async def read_batch(
+    connection: Connection,
+    stream: str,
+    *,
+    sequence: int = 1,
+    batch: int = 10_000,
+    subject_filter: str | None = None,
+    timeout_s: float = 10.0,
+) -> tuple[list[StoredMessage], int]:
+    """Up to `batch` messages from `sequence` on, in order, and how many matching ones come after them.
+
+    `timeout_s` is the longest silence, not the whole time.
+    """
+    connection.require("direct_get_batch")
+    check_stream_name(stream)
+    if sequence < 1:
+        raise InvalidInput(f"read from sequence {sequence}: sequences start at 1")
+    if batch < 1:
+        raise InvalidInput(f"a batch of {batch}: read at least 1 message")
+    request: dict[str, object] = {"seq": sequence, "batch": batch}
+    if subject_filter is not None:
+        request["next_by_subj"] = check_filter(subject_filter)
+    client = connection.nats
+    inbox = client.new_inbox()
+    answer = _Answer()
+    subscription = await client.route(inbox, answer)
+    try:
+        payload = json.dumps(request).encode()
+        target = connection.api.subject(f"DIRECT.GET.{stream}").encode()
+        client.post(b"PUB %b %b %d\r\n%b\r\n" % (target, inbox.encode(), len(payload), payload))
+        client.push()
+        await _complete(answer, stream, timeout_s)
+        return answer.messages, answer.pending
+    except ApiError as error:
+        if error.code == 503:
+            raise NotFound(
+                404,
+                0,
+                f"nobody answers for stream {stream!r}: it does not exist or lacks allow_direct",
+                doing="direct get",
+            ) from error
+        raise
+    finally:
+        await client.unroute(subscription)
+
+
+async def read_all(
+    connection: Connection,
+    stream: str,
+    *,
+    sequence: int = 1,
+    subject_filter: str | None = None,
+    batch: int = 10_000,
+    timeout_s: float = 10.0,
+) -> AsyncIterator[StoredMessage]:
+    """Every message that the answering replica has now, from `sequence` on."""
+    pending = 1
+    while pending:
+        messages, pending = await read_batch(
+            connection,
+            stream,
+            sequence=sequence,
+            batch=batch,
+            subject_filter=subject_filter,
+            timeout_s=timeout_s,
+        )
+        if not messages:
+            return
+        for message in messages:
+            yield message
+        sequence = messages[-1].sequence + 1
+
+
+async def _complete(answer: _Answer, stream: str, timeout_s: float) -> None:
+    while not answer.done.done():
+        answer.heard.clear()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await answer.heard.wait()
+        except TimeoutError:
+            raise ReadIncomplete(
+                f"direct get on stream {stream!r}: silence for {timeout_s} s after {len(answer.messages)} messages"
+            ) from None
+    answer.done.result()

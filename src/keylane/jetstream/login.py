@@ -1,0 +1,237 @@
+"""One login at one server: the client that watches it, and what its failures mean.
+
+nats-py retries most failures without an end, sends the login in the clear when a `tls://` server offers no
+TLS, and takes a link that ended in the middle of a login for a good one. `LoginClient` closes these gaps
+for the first login and for every reconnect, and `explain` turns each failure into one keylane error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import urlparse
+
+import nats.errors
+from nats.aio.client import Srv
+
+from keylane.errors import AuthenticationFailed, ConnectError, ServerTooOld, ServerUnreachable, TlsFailed
+from keylane.jetstream.client import Client
+from keylane.jetstream.features import MINIMUM_SERVER, Version, parse_version
+from keylane.jetstream.settings import Settings
+from keylane.jetstream.urls import ServerUrl
+
+_AUTH_REFUSALS = (
+    "authorization violation",
+    "user authentication expired",
+    "user authentication revoked",
+    "account authentication expired",
+)
+_UNKNOWN_CA = (18, 19, 20, 21)
+_WRONG_HOST = (62, 64)
+_EXPIRED = (9, 10)
+
+
+class LoginRefused(nats.errors.Error):
+    """A login that we ended ourselves; `error` says why. nats-py's kind of error, so that it survives it."""
+
+    def __init__(self, error: ConnectError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class LoginClient(Client):
+    """The client with the checks of a login, and with its reasons kept."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        self._settings = settings
+        self._auth_configured = settings.auth is not None
+        self.lost_because: Exception | None = None
+
+    @property
+    def version(self) -> Version:
+        return parse_version(str(self._server_info.get("version", "")))
+
+    @property
+    def server(self) -> str:
+        """The server of the present link, or of the last one. Pool entries carry no login."""
+        return self._current_server.uri.geturl() if self._current_server else "no server"
+
+    @property
+    def pool_size(self) -> int:
+        return len(self._server_pool)
+
+    @property
+    def greeted(self) -> bool:
+        """Whether the server said anything at all."""
+        return bool(self._server_info)
+
+    def add_servers(self, servers: Iterable[ServerUrl]) -> None:
+        """Make these servers known for reconnects, beside those that the cluster named."""
+        known = {each.uri.netloc for each in self._server_pool}
+        for server in servers:
+            uri = urlparse(str(server))
+            if uri.netloc not in known:
+                self._server_pool.append(Srv(uri))
+
+    def abort(self) -> None:
+        """Drop the link without a word to the server."""
+        if self._transport is not None:
+            self._transport.close()
+
+    # ---- what nats-py calls -------------------------------------------------------------------------
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        if initial_connection:
+            self._check_version(info)
+            self._check_tls(info)
+        await super()._process_info(info, initial_connection)
+
+    async def _process_connect_init(self) -> None:
+        await super()._process_connect_init()
+        if self._status == Client.CONNECTED:
+            return
+        # nats-py goes on when the answer to its PING is neither PONG nor -ERR: the end of the link, or an
+        # INFO that was under way.
+        assert self._transport is not None
+        if self._transport.at_eof():
+            for task in (self._reading_task, self._ping_interval_task, self._flusher_task):
+                if task is not None:
+                    task.cancel()
+            raise LoginRefused(self._closed_in_login())
+        self._status = Client.CONNECTED
+
+    async def _process_op_err(self, e: Exception) -> None:
+        self.lost_because = e
+        await super()._process_op_err(e)
+
+    async def _process_err(self, err_msg: str) -> None:
+        said = err_msg.strip("'")
+        if is_auth_refusal(said):
+            # The link ends now; a reconnect reads the credentials again, and they may have been renewed.
+            await self._process_op_err(nats.errors.Error(f"nats: {said}"))
+        elif "stale connection" in said:
+            await super()._process_err(err_msg)
+        else:
+            # nats-py would close for good. Where the error is fatal to the link, the server ends it.
+            await self._error_cb(nats.errors.Error(f"nats: {said}"))
+
+    # ---- checks -------------------------------------------------------------------------------------
+
+    def _check_version(self, info: dict[str, Any]) -> None:
+        found = str(info.get("version", "unknown"))
+        if parse_version(found) < MINIMUM_SERVER:
+            needed = ".".join(map(str, MINIMUM_SERVER))
+            raise LoginRefused(
+                ServerTooOld(
+                    f"{self.server} runs nats-server {found}; keylane needs {needed} or newer "
+                    "(priority groups). Upgrade the server"
+                )
+            )
+
+    def _check_tls(self, info: dict[str, Any]) -> None:
+        assert self._current_server is not None
+        if self._current_server.uri.scheme in ("ws", "wss"):
+            return
+        if self._settings.tls_wanted and not info.get("tls_required"):
+            if not info.get("tls_available") and not self._settings.tls_first:
+                raise LoginRefused(
+                    TlsFailed(
+                        f"{self.server} does not offer TLS, and this connection asks for it; nothing secret "
+                        "was sent. Turn TLS on in the server, or use nats:// without any tls_ setting"
+                    )
+                )
+            info["tls_required"] = True
+        if info.get("tls_required") and info.get("tls_verify") and self._settings.tls_identity is None:
+            raise LoginRefused(TlsFailed(_no_client_certificate(self.server)))
+
+    def _closed_in_login(self) -> ConnectError:
+        if self._server_info.get("tls_verify"):
+            return TlsFailed(
+                f"{self.server} ended the link after the TLS handshake: it most likely does not trust the "
+                "client certificate. Use a tls_cert that the server's CA has signed"
+            )
+        return ServerUnreachable(f"{self.server} ended the link in the middle of the login")
+
+
+def is_auth_refusal(text: str) -> bool:
+    """Whether the server's words mean that it does not accept the credentials."""
+    lowered = text.lower()
+    return any(refusal in lowered for refusal in _AUTH_REFUSALS)
+
+
+def explain(error: BaseException, client: LoginClient, server: ServerUrl, waited_s: float) -> ConnectError:
+    """The one keylane error for a failed login."""
+    settings = client._settings
+    if isinstance(error, LoginRefused):
+        return error.error
+    if isinstance(error, ssl.SSLError):
+        return TlsFailed(f"{server}: {_tls_reason(error, settings)}")
+    if isinstance(error, nats.errors.Error) and is_auth_refusal(str(error)):
+        return AuthenticationFailed(_auth_reason(str(error), server, settings))
+    return ServerUnreachable(f"{server}: {_link_reason(error, client, waited_s)}")
+
+
+def _auth_reason(said: str, server: ServerUrl, settings: Settings) -> str:
+    words = said.removeprefix("nats: ").strip("'")
+    if settings.auth is None:
+        return (
+            f"{server} wants a login and none was given ({words}). Give user and password, token, "
+            "nkey_seed_file or creds_file, or name a context that has one"
+        )
+    return f"{server} refused {settings.auth.describe()} ({words}). Check that the server knows this login"
+
+
+def _tls_reason(error: ssl.SSLError, settings: Settings) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        if error.verify_code in _UNKNOWN_CA:
+            asked = f"the CA in {settings.tls_ca}" if settings.tls_ca else "the CAs of this machine"
+            return (
+                f"the server's certificate is not signed by {asked} ({error.verify_message}). "
+                "Give the CA that signed it as tls_ca"
+            )
+        if error.verify_code in _WRONG_HOST:
+            return (
+                f"the server's certificate is for another host ({error.verify_message}). Use a host name "
+                "that the certificate has, or give that name as tls_hostname"
+            )
+        if error.verify_code in _EXPIRED:
+            return f"the server's certificate is not valid now ({error.verify_message}). Renew it"
+        return f"the server's certificate was refused ({error.verify_message})"
+    reason = error.reason or str(error)
+    if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"):
+        return (
+            f"the server does not begin with TLS ({reason}). Drop tls_first, or set handshake_first in the "
+            "server's tls block"
+        )
+    if settings.tls_identity is None and "CERTIFICATE" in reason:
+        return _no_client_certificate("the server")
+    return f"the TLS handshake failed ({reason})"
+
+
+def _no_client_certificate(server: str) -> str:
+    return f"{server} wants a client certificate and none was given. Give tls_cert and tls_key"
+
+
+def _link_reason(error: BaseException, client: LoginClient, waited_s: float) -> str:
+    if isinstance(error, TimeoutError):
+        if client.greeted:
+            return f"no answer to the login within {waited_s:.1f} s"
+        if client._transport:
+            return (
+                f"the port is open, but no NATS greeting came within {waited_s:.1f} s. Is this a NATS client "
+                "port? If the server does TLS first, set tls_first"
+            )
+        return f"no answer within {waited_s:.1f} s"
+    if isinstance(error, socket.gaierror):
+        return "the host name is not known"
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused; nothing listens there"
+    if isinstance(error, nats.errors.Error) and not client.greeted:
+        return "what answers there is not a NATS server"
+    if isinstance(error, asyncio.IncompleteReadError | ConnectionError):
+        return f"the link was cut in the middle of the login ({error})"
+    return str(error).removeprefix("nats: ").strip("'") or type(error).__name__

@@ -1,0 +1,180 @@
+"""A message as a consumer delivers it, and the ways to settle it.
+
+Everything but the payload is decoded when first asked for: at full speed most of it never is.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, NamedTuple
+
+from nats.errors import Error as NatsError
+
+from keylane.errors import AckFailed, AlreadySettled
+from keylane.jetstream.headers import header_items, parse_headers
+
+if TYPE_CHECKING:
+    from keylane.jetstream.client import Client
+
+_ACK = b" 4\r\n+ACK\r\n"
+_NAK = b" 4\r\n-NAK\r\n"
+_PROGRESS = b" 4\r\n+WPI\r\n"
+_TERM = b" 5\r\n+TERM\r\n"
+
+
+class Delivery(NamedTuple):
+    """What the server says about a delivery, from the ack subject."""
+
+    stream: str
+    consumer: str
+    delivered_count: int
+    sequence: int
+    consumer_sequence: int
+    timestamp_ns: int
+    pending: int
+    domain: str = ""
+
+
+def parse_ack_subject(reply: bytes) -> Delivery:
+    """Both forms: `$JS.ACK.<stream>…` and, from servers with domains, `$JS.ACK.<domain>.<account>.<stream>…`."""
+    words = reply.decode().split(".")
+    domain = ""
+    if len(words) >= 11:
+        domain = "" if words[2] == "_" else words[2]
+        words = words[2:]
+    _, _, stream, consumer, delivered, sequence, consumer_sequence, timestamp, pending, *_ = words
+    return Delivery(
+        stream,
+        consumer,
+        int(delivered),
+        int(sequence),
+        int(consumer_sequence),
+        int(timestamp),
+        int(pending),
+        domain,
+    )
+
+
+class Message:
+    """One delivered message. Settle it once: `ack`, `ack_confirmed`, `nak` or `term`."""
+
+    __slots__ = ("_client", "_delivery", "data", "raw_headers", "raw_subject", "reply")
+    _delivery: Delivery
+
+    def __init__(self, client: Client, subject: bytes, reply: bytes, headers: bytes, data: bytes) -> None:
+        self._client: Client | None = client  # None once settled: nothing is left to say to the server
+        self.raw_subject = subject
+        self.reply = reply
+        self.raw_headers = headers
+        self.data = data
+
+    def __repr__(self) -> str:
+        return f"<Message {self.subject} sequence={self.sequence} tries={self.delivered_count} {len(self.data)} B>"
+
+    @property
+    def subject(self) -> str:
+        return self.raw_subject.decode()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Names to values; of a repeated name the first. `header_items` has all."""
+        return parse_headers(self.raw_headers)
+
+    @property
+    def header_items(self) -> list[tuple[str, str]]:
+        return list(header_items(self.raw_headers))
+
+    @property
+    def delivery(self) -> Delivery:
+        try:
+            return self._delivery
+        except AttributeError:  # the slot is filled when first asked for
+            self._delivery = parse_ack_subject(self.reply)
+            return self._delivery
+
+    @property
+    def sequence(self) -> int:
+        """The message's sequence in the stream."""
+        return self.delivery.sequence
+
+    @property
+    def delivered_count(self) -> int:
+        """1 at the first delivery, more at each redelivery."""
+        return self.delivery.delivered_count
+
+    @property
+    def timestamp(self) -> datetime:
+        """When the stream stored the message. `delivery.timestamp_ns` is exact."""
+        return datetime.fromtimestamp(self.delivery.timestamp_ns / 1e9, tz=UTC)
+
+    @property
+    def settled(self) -> bool:
+        return self._client is None
+
+    @property
+    def size(self) -> int:
+        """Bytes as the server counts them against a pull's byte limit."""
+        return len(self.raw_subject) + len(self.reply) + len(self.raw_headers) + len(self.data)
+
+    def ack(self) -> None:
+        """Done with it. Sent with the other acks of this event-loop turn; not confirmed by the server."""
+        client = self._client
+        if client is None:
+            raise self._already_settled()
+        self._client = None
+        # `_settle` and `Client.post` written out: this line runs once for every message.
+        client.outbox.append(b"PUB " + self.reply + _ACK)
+        if client.push_handle is None:
+            client.schedule_push()
+
+    def nak(self, delay_s: float = 0) -> None:
+        """Deliver it again, at once or after a delay."""
+        if delay_s > 0:
+            body = b"-NAK " + json.dumps({"delay": int(delay_s * 1e9)}).encode()
+            self._settle(b" %d\r\n%b\r\n" % (len(body), body))
+        else:
+            self._settle(_NAK)
+
+    def term(self, reason: str = "") -> None:
+        """Never deliver it again."""
+        if reason:
+            body = b"+TERM " + reason.replace("\r", " ").replace("\n", " ").encode()
+            self._settle(b" %d\r\n%b\r\n" % (len(body), body))
+        else:
+            self._settle(_TERM)
+
+    def in_progress(self) -> None:
+        """Still at work: start the consumer's ack wait anew. May be sent any number of times."""
+        if self._client is None:
+            raise self._already_settled()
+        self._client.post(b"PUB " + self.reply + _PROGRESS)
+
+    async def ack_confirmed(self, timeout_s: float = 5.0) -> None:
+        """Ack and wait until the server says that it has the ack (a double ack)."""
+        client, self._client = self._client, None
+        if client is None:
+            raise self._already_settled()
+        client.push()
+        try:
+            await client.request(self.reply.decode(), b"+ACK", timeout=timeout_s)
+        except BaseException as error:
+            self._client = client
+            if not isinstance(error, NatsError):
+                raise
+            raise AckFailed(
+                f"no confirmation for the ack of sequence {self.sequence} within {timeout_s} s ({error}): "
+                "the server may or may not have it; ack again or treat the message as not done"
+            ) from error
+
+    def _settle(self, command: bytes) -> None:
+        client = self._client
+        if client is None:
+            raise self._already_settled()
+        self._client = None
+        client.post(b"PUB " + self.reply + command)
+
+    def _already_settled(self) -> AlreadySettled:
+        return AlreadySettled(
+            f"sequence {self.sequence} was already acked, naked or terminated: settle it once"
+        )

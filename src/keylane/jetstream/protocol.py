@@ -1,0 +1,136 @@
+"""Cuts the NATS byte stream into messages, a whole socket buffer at a time.
+
+Owns the client side of the NATS text protocol: finding where each operation begins and ends, and handing
+messages to the route of their subscription. Free of I/O. nats-py matches each line with several regular
+expressions and shifts its buffer for every message; this scanner walks the buffer once, which is what makes
+a Python reader as fast as the server (bench/README.md).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from nats.errors import ProtocolError
+
+_CRLF = b"\r\n"
+_M = 0x4D  # "M" of MSG
+_H = 0x48  # "H" of HMSG
+MAX_CONTROL_LINE = 64 * 1024
+
+
+class BrokenProtocol(ProtocolError):
+    """The server sent what is not NATS protocol: the link cannot be used any more."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class Route(Protocol):
+    """Where the messages of one subscription go."""
+
+    def receive(self, subject: bytes, reply: bytes, headers: bytes, data: bytes) -> None:
+        """Take one message. Called many times per buffer: keep it short."""
+
+    def received(self) -> None:
+        """The buffer is used up: act on what was received."""
+
+
+class Control(NamedTuple):
+    """A protocol line that is not a message: PING, PONG, INFO, -ERR or +OK, with its argument."""
+
+    verb: bytes
+    argument: bytes
+
+
+class Unrouted(NamedTuple):
+    """A message of a subscription that nats-py itself serves."""
+
+    sid: int
+    subject: bytes
+    reply: bytes
+    headers: bytes
+    data: bytes
+
+
+Event = Control | Unrouted
+
+
+class Scanner:
+    """The parser. `scan` takes what the socket gave; routes get their messages before it returns.
+
+    Everything without a route is appended to `events`, in order, for nats-py to handle.
+    """
+
+    __slots__ = ("_chunks", "_have", "_need", "events", "routes")
+
+    def __init__(self) -> None:
+        self.routes: dict[bytes, Route] = {}
+        self.events: list[Event] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget a half-read operation: the connection it came from is gone."""
+        self._chunks: list[bytes] = []
+        self._have = 0
+        self._need = 0
+
+    def scan(self, data: bytes) -> None:
+        if self._have:
+            self._chunks.append(data)
+            self._have += len(data)
+            # A large message arrives in many pieces: join them once, when all are there.
+            if self._have < self._need:
+                return
+            data = b"".join(self._chunks)
+        touched: dict[int, Route] = {}
+        try:
+            used = self._walk(data, touched)
+            rest = data[used:] if used else data
+            self._chunks = [rest]
+            self._have = len(rest)
+        finally:
+            for route in touched.values():
+                route.received()
+
+    def _walk(self, data: bytes, touched: dict[int, Route]) -> int:
+        """Handle every complete operation in `data`; return how many bytes they took."""
+        routes = self.routes
+        find = data.find
+        size = len(data)
+        position = 0
+        self._need = 0
+        last: Route | None = None
+        while position < size:
+            end_of_line = find(_CRLF, position)
+            if end_of_line < 0:
+                if size - position > MAX_CONTROL_LINE:
+                    raise BrokenProtocol("nats: control line too long")
+                break
+            first = data[position]
+            start = end_of_line + 2
+            if first == _M or first == _H:
+                words = data[position:end_of_line].split(b" ")
+                try:
+                    end = start + int(words[-1])
+                    if end + 2 > size:
+                        self._need = end + 2 - position
+                        break
+                    body = start if first == _M else start + int(words[-2])
+                    has_reply = len(words) == (5 if first == _M else 6)
+                    subject, sid, reply = words[1], words[2], words[3] if has_reply else b""
+                except (ValueError, IndexError) as error:
+                    raise BrokenProtocol(f"nats: malformed message line {words!r}") from error
+                route = routes.get(sid)
+                if route is None:
+                    self.events.append(Unrouted(int(sid), subject, reply, data[start:body], data[body:end]))
+                else:
+                    route.receive(subject, reply, data[start:body], data[body:end])
+                    if route is not last:
+                        last = route
+                        touched[id(route)] = route
+                position = end + 2
+            else:
+                verb, _, argument = data[position:end_of_line].partition(b" ")
+                self.events.append(Control(verb.upper(), argument.strip()))
+                position = start
+        return position

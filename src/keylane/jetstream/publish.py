@@ -1,0 +1,283 @@
+"""Publishing with acknowledgement: pipelined with bounds, and atomic batches.
+
+Owns the answers to publishes. It never sends a message twice: what to do with a failure is the caller's
+decision, because a repeat may be stored after a later message of the same key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+from nats.aio.subscription import Subscription
+
+from keylane.core.subjects import check_subject
+from keylane.errors import InvalidInput, NotStored, OutcomeUnknown, PublishFailed, PublishRejected
+from keylane.jetstream.headers import encode_headers, status_of
+
+if TYPE_CHECKING:
+    from keylane.jetstream.connection import Connection
+
+MAX_ATOMIC_BATCH = 1000
+_SWEEP_S = 0.25
+
+
+class Outgoing(NamedTuple):
+    """A message to publish. Use the server's headers for expectations and deduplication (`Nats-Msg-Id`)."""
+
+    subject: str
+    data: bytes = b""
+    headers: Mapping[str, str] | None = None
+
+
+class PublishAck(NamedTuple):
+    """Where the message is stored. `duplicate`: it was there before, by its `Nats-Msg-Id`."""
+
+    stream: str
+    sequence: int
+    duplicate: bool = False
+
+
+class _InFlight(NamedTuple):
+    future: asyncio.Future[PublishAck]
+    subject: str
+    size: int
+    deadline: float
+
+
+class Publisher:
+    """Publishes many messages at once; each has a result of its own.
+
+    >>> async with open_publisher(connection) as publisher:
+    ...     pending = await publisher.send("orders.eu.42", b"...")   # waits only while too much is in flight
+    ...     ack = await pending
+    """
+
+    def __init__(
+        self, connection: Connection, *, max_in_flight: int, max_in_flight_bytes: int, timeout_s: float
+    ) -> None:
+        if max_in_flight < 1:
+            raise InvalidInput(f"max_in_flight is {max_in_flight}: at least 1 message must be allowed")
+        if max_in_flight_bytes < 1:
+            raise InvalidInput(
+                f"max_in_flight_bytes is {max_in_flight_bytes}: at least 1 byte must be allowed"
+            )
+        if timeout_s <= 0:
+            raise InvalidInput(f"timeout_s is {timeout_s}: an answer needs some time")
+        self._client = connection.nats
+        self._max_in_flight = max_in_flight
+        self._max_bytes = max_in_flight_bytes
+        self._timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._inbox = self._client.new_inbox()
+        self._in_flight: dict[bytes, _InFlight] = {}
+        self._bytes = 0
+        self._count = 0
+        self._room = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._room.set()
+        self._subscription: Subscription | None = None
+        self._sweep: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<Publisher in flight: {len(self._in_flight)} messages, {self._bytes} bytes>"
+
+    async def start(self) -> None:
+        self._subscription = await self._client.route(f"{self._inbox}.*", self)
+        self._client.listen(self._link_changed)
+        self._sweep = self._loop.call_later(_SWEEP_S, self._expire)
+
+    async def close(self) -> None:
+        """Wait for the outstanding answers (each has its deadline), then end."""
+        await self.flush()
+        if self._sweep is not None:
+            self._sweep.cancel()
+        self._client.unlisten(self._link_changed)
+        if self._subscription is not None:
+            await self._client.unroute(self._subscription)
+
+    async def send(
+        self, subject: str, data: bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> asyncio.Future[PublishAck]:
+        """Publish; the returned future has the ack, or raises a `PublishFailed`."""
+        check_subject(subject)
+        if not self._client.is_connected:
+            raise NotStored(f"publish to {subject!r}: the connection to the server is down; nothing was sent")
+        head = encode_headers(headers) if headers else b""
+        size = len(head) + len(data)
+        if size > self._client.max_payload:
+            raise InvalidInput(
+                f"publish to {subject!r}: {size} bytes are more than the server takes ({self._client.max_payload})"
+            )
+        while len(self._in_flight) >= self._max_in_flight or (
+            self._in_flight and self._bytes + size > self._max_bytes
+        ):
+            self._room.clear()
+            self._client.push()
+            await self._room.wait()
+        future: asyncio.Future[PublishAck] = self._loop.create_future()
+        self._count += 1
+        token = b"%d" % self._count
+        self._in_flight[token] = _InFlight(future, subject, size, self._loop.time() + self._timeout_s)
+        self._bytes += size
+        self._idle.clear()
+        reply = self._inbox.encode() + b"." + token
+        self._client.post(publish_command(subject, reply, head, data))
+        return future
+
+    async def flush(self) -> None:
+        """Wait until every message sent so far has its result."""
+        self._client.push()
+        await self._idle.wait()
+
+    # ---- the server's side --------------------------------------------------------------------------
+
+    def receive(self, subject: bytes, reply: bytes, headers: bytes, data: bytes) -> None:
+        entry = self._in_flight.pop(subject[len(self._inbox) + 1 :], None)
+        if entry is None:
+            return
+        self._bytes -= entry.size
+        if entry.future.done():
+            return
+        try:
+            entry.future.set_result(read_answer(entry.subject, headers, data))
+        except PublishFailed as failure:
+            entry.future.set_exception(failure)
+
+    def received(self) -> None:
+        if not self._in_flight:
+            self._idle.set()
+        self._room.set()
+
+    def _link_changed(self, up: bool) -> None:
+        if not up:
+            self._fail(list(self._in_flight), "the connection was lost before the answer")
+
+    def _expire(self) -> None:
+        now = self._loop.time()
+        late = []
+        for token, entry in self._in_flight.items():  # oldest first
+            if entry.deadline > now:
+                break
+            late.append(token)
+        self._fail(late, f"no answer within {self._timeout_s} s")
+        self._sweep = self._loop.call_later(_SWEEP_S, self._expire)
+
+    def _fail(self, tokens: list[bytes], why: str) -> None:
+        for token in tokens:
+            entry = self._in_flight.pop(token)
+            self._bytes -= entry.size
+            if not entry.future.done():
+                entry.future.set_exception(
+                    OutcomeUnknown(
+                        f"publish to {entry.subject!r}: {why}; the message may or may not be stored"
+                    )
+                )
+        if tokens:
+            self.received()
+
+
+@asynccontextmanager
+async def open_publisher(
+    connection: Connection,
+    *,
+    max_in_flight: int = 4000,
+    max_in_flight_bytes: int = 16 * 1024 * 1024,
+    timeout_s: float = 5.0,
+) -> AsyncIterator[Publisher]:
+    """A publisher for as long as the block lasts. At its end all results are there."""
+    publisher = Publisher(
+        connection, max_in_flight=max_in_flight, max_in_flight_bytes=max_in_flight_bytes, timeout_s=timeout_s
+    )
+    await publisher.start()
+    try:
+        yield publisher
+    finally:
+        await publisher.close()
+
+
+async def publish_many(
+    connection: Connection, messages: Iterable[Outgoing], *, max_in_flight: int = 4000, timeout_s: float = 5.0
+) -> list[PublishAck | PublishFailed]:
+    """Publish all, pipelined. One result per message, in their order; a failure of one does not stop the others."""
+    pending: list[asyncio.Future[PublishAck] | PublishFailed] = []
+    async with open_publisher(connection, max_in_flight=max_in_flight, timeout_s=timeout_s) as publisher:
+        for subject, data, headers in messages:
+            try:
+                pending.append(await publisher.send(subject, data, headers))
+            except PublishFailed as failure:
+                pending.append(failure)
+    return [one if isinstance(one, PublishFailed) else _result(one) for one in pending]
+
+
+async def publish_atomic(
+    connection: Connection, messages: Sequence[Outgoing], *, timeout_s: float = 5.0
+) -> list[PublishAck]:
+    """Store all messages, next to each other and in order, or none. One stream with `allow_atomic`; 1000 at most."""
+    connection.require("atomic_batch")
+    if not 1 <= len(messages) <= MAX_ATOMIC_BATCH:
+        raise InvalidInput(f"an atomic batch has 1 to {MAX_ATOMIC_BATCH} messages, not {len(messages)}")
+    batch = secrets.token_hex(12)
+    *heads, last = [
+        Outgoing(
+            check_subject(subject),
+            data,
+            {**(headers or {}), "Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(number)},
+        )
+        for number, (subject, data, headers) in enumerate(messages, start=1)
+    ]
+    async with open_publisher(connection, timeout_s=timeout_s) as publisher:
+        # Only the commit is answered: it fails if any message before it was refused.
+        for subject, data, headers in heads:
+            connection.nats.post(publish_command(subject, b"", encode_headers(headers or {}), data))
+        pending = await publisher.send(
+            last.subject, last.data, {**(last.headers or {}), "Nats-Batch-Commit": "1"}
+        )
+    commit = await pending
+    first = commit.sequence - len(messages) + 1
+    return [PublishAck(commit.stream, first + index) for index in range(len(messages))]
+
+
+def publish_command(subject: str, reply: bytes, headers: bytes, data: bytes) -> bytes:
+    if headers:
+        return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (
+            subject.encode(),
+            reply,
+            len(headers),
+            len(headers) + len(data),
+            headers,
+            data,
+        )
+    return b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), reply, len(data), data)
+
+
+def read_answer(subject: str, headers: bytes, data: bytes) -> PublishAck:
+    """The server's answer to a publish, as an ack or as the fitting error."""
+    if headers and status_of(headers)[0] == 503:
+        raise NotStored(
+            f"publish to {subject!r}: no stream took it. Check that a stream has this subject; "
+            "in a cluster its leader may be away for a moment: try again"
+        )
+    answer = json.loads(data)
+    error = answer.get("error")
+    if error:
+        raise PublishRejected(
+            error.get("code", 0),
+            error.get("err_code", 0),
+            error.get("description", ""),
+            doing=f"publish to {subject!r}",
+        )
+    return PublishAck(answer["stream"], answer["seq"], answer.get("duplicate", False))
+
+
+def _result(future: asyncio.Future[PublishAck]) -> PublishAck | PublishFailed:
+    failure = future.exception()
+    if failure is None:
+        return future.result()
+    assert isinstance(failure, PublishFailed)
+    return failure

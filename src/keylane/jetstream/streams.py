@@ -1,0 +1,115 @@
+"""Streams: create, update, look at, purge, delete. `StreamConfig` is nats-py's, which is complete."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from nats.js.api import StreamConfig, StreamInfo
+
+from keylane.core.names import check_stream_name
+from keylane.core.subjects import check_filter
+from keylane.errors import InvalidInput
+from keylane.jetstream.consumers import parse_time
+
+if TYPE_CHECKING:
+    from keylane.jetstream.connection import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """How much a stream holds."""
+
+    messages: int
+    bytes: int
+    first_sequence: int
+    last_sequence: int
+    consumers: int
+    created: datetime
+    leader: str | None
+
+    @classmethod
+    def from_wire(cls, wire: dict[str, Any]) -> StreamState:
+        state = wire["state"]
+        return cls(
+            messages=state["messages"],
+            bytes=state["bytes"],
+            first_sequence=state["first_seq"],
+            last_sequence=state["last_seq"],
+            consumers=state["consumer_count"],
+            created=parse_time(wire["created"]),
+            leader=wire.get("cluster", {}).get("leader"),
+        )
+
+
+async def create(connection: Connection, config: StreamConfig) -> StreamInfo:
+    """Create a stream; an existing one with the identical configuration is fine."""
+    return await _apply(connection, "CREATE", config)
+
+
+async def update(connection: Connection, config: StreamConfig) -> StreamInfo:
+    return await _apply(connection, "UPDATE", config)
+
+
+async def info(connection: Connection, stream: str) -> StreamInfo:
+    return StreamInfo.from_response(await _info(connection, stream))
+
+
+async def state(connection: Connection, stream: str) -> StreamState:
+    return StreamState.from_wire(await _info(connection, stream))
+
+
+async def names(connection: Connection) -> list[str]:
+    return [name async for name in connection.api.paged("STREAM.NAMES", "streams")]
+
+
+async def list_all(connection: Connection) -> AsyncIterator[StreamInfo]:
+    """Every stream of the account, page by page."""
+    async for wire in connection.api.paged("STREAM.LIST", "streams"):
+        yield StreamInfo.from_response(wire)
+
+
+async def delete(connection: Connection, stream: str) -> None:
+    check_stream_name(stream)
+    await connection.api.request(f"STREAM.DELETE.{stream}")
+
+
+async def purge(
+    connection: Connection,
+    stream: str,
+    *,
+    subject_filter: str | None = None,
+    before_sequence: int | None = None,
+) -> int:
+    """Delete messages: all, those matching the filter, those below a sequence. Returns how many."""
+    check_stream_name(stream)
+    request: dict[str, Any] = {}
+    if subject_filter is not None:
+        request["filter"] = check_filter(subject_filter)
+    if before_sequence is not None:
+        request["seq"] = before_sequence
+    answer = await connection.api.request(f"STREAM.PURGE.{stream}", request)
+    return int(answer["purged"])
+
+
+async def step_down(connection: Connection, stream: str) -> None:
+    """Let the stream's leader hand over to another server of the cluster."""
+    check_stream_name(stream)
+    await connection.api.request(f"STREAM.LEADER.STEPDOWN.{stream}")
+
+
+async def _info(connection: Connection, stream: str) -> dict[str, Any]:
+    check_stream_name(stream)
+    return await connection.api.request(f"STREAM.INFO.{stream}")
+
+
+async def _apply(connection: Connection, verb: str, config: StreamConfig) -> StreamInfo:
+    if not config.name:
+        raise InvalidInput("the stream configuration has no name")
+    check_stream_name(config.name)
+    for subject in config.subjects or ():
+        check_filter(subject)
+    wire = {key: value for key, value in config.as_dict().items() if value is not None}
+    return StreamInfo.from_response(await connection.api.request(f"STREAM.{verb}.{config.name}", wire))

@@ -1,0 +1,179 @@
+"""The socket under the connection: a nats-py transport that can hand its bytes over without a queue.
+
+nats-py reads through an asyncio stream, which costs a task switch and a copy for every read. During the
+handshake this transport does the same; after it, `attach` gives every buffer straight to a sink from
+inside the event loop's read callback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import ParseResult
+
+from nats.aio.transport import Transport
+
+
+class _Wire(asyncio.Protocol):
+    """One TCP connection: handshake bytes are kept, later ones go to the sink."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.sink: Callable[[bytes], None] | None = None
+        self.kept = bytearray()
+        self.ended = False
+        self.closed = asyncio.get_running_loop().create_future()
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if self.sink is not None:
+            self.sink(data)
+        else:
+            self.kept += data
+            self._wake()
+
+    def eof_received(self) -> bool:
+        self._end()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end()
+        self._writable.set()
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    async def drained(self) -> None:
+        if self.ended:
+            raise ConnectionResetError("connection lost")
+        await self._writable.wait()
+
+    async def line(self) -> bytes:
+        """The next line of the handshake, or what there was of it at the end of the stream."""
+        while (end := self.kept.find(b"\n")) < 0 and not self.ended:
+            await self.changed()
+        cut = end + 1 if end >= 0 else len(self.kept)
+        line = bytes(self.kept[:cut])
+        del self.kept[:cut]
+        return line
+
+    async def changed(self) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.discard(waiter)
+
+    def _end(self) -> None:
+        self.ended = True
+        if self.sink is not None:
+            self.sink(b"")
+        self._wake()
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+class DirectTransport(Transport):
+    """TCP and TLS for nats-py's client, without an asyncio stream in between."""
+
+    def __init__(self) -> None:
+        self._wire: _Wire | None = None
+
+    async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: float) -> None:
+        loop = asyncio.get_running_loop()
+        _, self._wire = await asyncio.wait_for(
+            loop.create_connection(_Wire, uri.hostname, uri.port), connect_timeout
+        )
+
+    async def connect_tls(
+        self, uri: str | ParseResult, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: float
+    ) -> None:
+        wire = self._connected()
+        assert wire.transport is not None
+        secured = await asyncio.wait_for(
+            asyncio.get_running_loop().start_tls(
+                wire.transport,
+                wire,
+                ssl_context,
+                server_hostname=uri if isinstance(uri, str) else uri.hostname,
+            ),
+            connect_timeout,
+        )
+        if secured is None:
+            raise ConnectionResetError("connection lost during the TLS handshake")
+        wire.transport = secured
+
+    def attach(self, sink: Callable[[bytes], None]) -> None:
+        """From now on give every buffer to `sink`; an empty one means the end of the stream."""
+        wire = self._connected()
+        wire.sink = sink
+        kept, wire.kept = bytes(wire.kept), bytearray()
+        if kept:
+            sink(kept)
+        if wire.ended:
+            sink(b"")
+
+    def write(self, payload: bytes) -> None:
+        wire = self._connected()
+        assert wire.transport is not None
+        wire.transport.write(payload)
+
+    def writelines(self, payload: list[bytes]) -> None:
+        self.write(b"".join(payload))
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What waits in user space for the socket to take it."""
+        wire = self._connected()
+        assert wire.transport is not None
+        return wire.transport.get_write_buffer_size()
+
+    async def read(self, buffer_size: int) -> bytes:
+        wire = self._connected()
+        while not wire.kept and not wire.ended:
+            await wire.changed()
+        data = bytes(wire.kept[:buffer_size])
+        del wire.kept[:buffer_size]
+        return data
+
+    async def readline(self) -> bytes:
+        return await self._connected().line()
+
+    async def drain(self) -> None:
+        await self._connected().drained()
+
+    async def wait_closed(self) -> None:
+        if self._wire is not None:
+            await self._wire.closed
+
+    def close(self) -> None:
+        if self._wire is not None and self._wire.transport is not None:
+            self._wire.sink = None
+            self._wire.transport.close()
+
+    def at_eof(self) -> bool:
+        return self._wire is None or (self._wire.ended and not self._wire.kept)
+
+    def __bool__(self) -> bool:
+        return self._wire is not None
+
+    def _connected(self) -> Any:
+        assert self._wire is not None, "connect must be called first"
+        return self._wire

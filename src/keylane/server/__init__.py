@@ -1,0 +1,17 @@
+"""The embedded NATS server: the real nats-server, started on loopback and ended with its owner.
+
+A test or a trial needs two lines:
+
+    with NatsServer.start() as server:
+        connection = await keylane.connect(server.url)
+
+`node` tells the life of one server, `cluster` of several; `guard` says why none of them is ever left behind.
+"""
+
+from __future__ import annotations
+
+from keylane.server.binary import MINIMUM_VERSION, ServerBinary, find_binary
+from keylane.server.cluster import NatsCluster
+from keylane.server.node import NatsServer
+
+__all__ = ["MINIMUM_VERSION", "NatsCluster", "NatsServer", "ServerBinary", "find_binary"]

@@ -1,0 +1,124 @@
+"""No server is left behind: its owner is killed in every nasty way, and the server must go too."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from keylane.server import NatsServer
+
+DEADLINE_S = 10.0
+
+# The server is started in a thread that ends at once: a guard tied to the thread would end it too early.
+START_IN_A_THREAD = """
+import sys, threading
+from keylane.server import NatsServer
+servers = []
+thread = threading.Thread(target=lambda: servers.append(NatsServer.start()))
+thread.start()
+thread.join()
+print(servers[0].port, servers[0].pid, servers[0].store_dir, flush=True)
+"""
+WAIT_FOR_STDIN = "sys.stdin.read()\n"
+# The forked child has a copy of everything that the owner holds open, and outlives it.
+FORK_A_CHILD = "import os\nif os.fork() == 0:\n    sys.stdin.read()\n    os._exit(0)\n"
+END_WITHOUT_STOP = ""
+
+
+class Owner:
+    """Another Python process that owns a server, and a socket to that server."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        self.process = process
+        port, pid, store_dir = process.stdout.readline().split()
+        self.server_pid, self.store_dir = int(pid), Path(store_dir)
+        self.link = socket.create_connection(("127.0.0.1", int(port)), timeout=DEADLINE_S)
+
+    def wait_server_gone(self) -> None:
+        while self.link.recv(4096):
+            pass
+
+
+@contextmanager
+def owner(script: str) -> Iterator[Owner]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        try:
+            owned = Owner(process)
+            with owned.link:
+                yield owned
+        finally:
+            process.kill()
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen within the deadline"
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process lives (one that ended but was not yet collected by its parent does not)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.parametrize(
+    "rest_of_script", [WAIT_FOR_STDIN, FORK_A_CHILD + WAIT_FOR_STDIN], ids=["alone", "with a forked child"]
+)
+def test_no_server_outlives_an_owner_that_is_killed(rest_of_script: str) -> None:
+    with owner(START_IN_A_THREAD + rest_of_script) as owned:
+        assert is_running(owned.server_pid)
+        os.kill(owned.process.pid, signal.SIGKILL)
+        owned.wait_server_gone()
+        eventually(lambda: not is_running(owned.server_pid))
+        eventually(lambda: not owned.store_dir.exists())
+
+
+def test_no_server_outlives_an_owner_that_ends_without_stop() -> None:
+    with owner(START_IN_A_THREAD + END_WITHOUT_STOP) as owned:
+        owned.wait_server_gone()
+        eventually(lambda: not is_running(owned.server_pid))
+        eventually(lambda: not owned.store_dir.exists())
+
+
+def test_a_server_that_ignores_sigterm_is_killed_with_its_owner() -> None:
+    """A stopped process does not act on SIGTERM: the watcher has to go on to SIGKILL."""
+    with owner(START_IN_A_THREAD + WAIT_FOR_STDIN) as owned:
+        os.kill(owned.server_pid, signal.SIGSTOP)
+        os.kill(owned.process.pid, signal.SIGKILL)
+        eventually(lambda: not is_running(owned.server_pid))
+
+
+def test_a_server_outlives_the_thread_that_started_it() -> None:
+    started: list[NatsServer] = []
+    thread = threading.Thread(target=lambda: started.append(NatsServer.start()))
+    thread.start()
+    thread.join(DEADLINE_S)
+    with started[0] as server:
+        assert server.monitor("healthz") == {"status": "ok"}
+
+
+def test_stop_leaves_no_watcher_behind() -> None:
+    server = NatsServer.start()
+    (watcher,) = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+    assert is_running(int(watcher))
+    server.stop()
+    eventually(lambda: not is_running(int(watcher)))

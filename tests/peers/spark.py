@@ -1,0 +1,81 @@
+"""Spark sessions for tests: local, on loopback, with the Java and the Python that the tests run on.
+
+One process holds one JVM, so a test that needs another Java starts another process.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from keylane.spark.java import Java
+from tests.peers.java import java
+from tests.peers.presence import PeerMissing
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@cache
+def find_spark() -> Java:
+    """The Java that Spark will run on; PeerMissing where it or PySpark is not there."""
+    if importlib.util.find_spec("pyspark") is None:
+        raise PeerMissing("pyspark is not installed: `make test` installs it for the Spark tests")
+    return java()
+
+
+def spark_environment(jvm: Java) -> dict[str, str]:
+    """What Spark reads from the environment when it starts its JVM and its Python workers."""
+    return {
+        "JAVA_HOME": str(jvm.home),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+
+
+@contextmanager
+def spark_session(
+    directory: Path, *, jvm: Java | None = None, settings: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
+    """A `local[2]` session whose files all live below `directory`; stopped at the end.
+
+    >>> with spark_session(tmp_path) as spark:  # doctest: +SKIP
+    ...     spark.range(3).count()
+    """
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - optional, and slow to import
+
+    before = dict(os.environ)
+    os.environ.update(spark_environment(jvm or find_spark()))
+    try:
+        builder = SparkSession.builder.master("local[2]").appName("keylane-tests")
+        for name, value in (_settings(directory) | dict(settings or {})).items():
+            builder = builder.config(name, value)
+        session = builder.getOrCreate()
+        try:
+            yield session
+        finally:
+            session.stop()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _settings(directory: Path) -> dict[str, str]:
+    return {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.local.dir": str(directory / "local"),
+        "spark.sql.warehouse.dir": str(directory / "warehouse"),
+        "spark.driver.extraJavaOptions": f'"-Dderby.system.home={directory / "derby"}"',
+        "spark.log.level": "ERROR",
+    }
