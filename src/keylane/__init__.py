@@ -1,5 +1,35 @@
-"""keylane: every key its own ordered lane, on NATS JetStream."""
+"""keylane: every key its own ordered lane, on NATS JetStream.
+
+Public names are loaded when they are first used: `import keylane` alone must not cost the import of the
+NATS client, which takes longer than everything else a command line needs to answer `--help`.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from keylane.jetstream.connection import Connection, connect
+
 __version__ = "0.1.0"
+
+__all__ = ["Connection", "__version__", "connect"]
+
+_HOMES = {
+    "Connection": "keylane.jetstream.connection",
+    "connect": "keylane.jetstream.connection",
+}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,7 +1,7 @@
 """`python -m tests.peers`: builds and fetches every peer that this machine can have, before the tests run.
 
-A missing tool is one line, and an error only where KEYLANE_REQUIRE_PEERS is set. A tool that is there and fails is
-one line too: the tests that need it will fail with the details, and the others still run.
+A missing tool is one line, and an error only where KEYLANE_REQUIRE_PEERS is set. Where a tool is there and
+fails, its words are shown: the tests that need it will fail, and the others still run.
 """
 
 from __future__ import annotations

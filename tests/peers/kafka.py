@@ -1,6 +1,6 @@
 """Apache Kafka: fetched once by Maven, started as a KRaft cluster of any size on loopback and free ports.
 
-Owns the jars in `.peers/kafka`, the brokers' configuration and their processes. Each broker is also a controller.
+Owns the jars in `.peers/kafka`, the brokers' settings and processes. Each broker is also a controller.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ def jars(say: Say = silent) -> Path:
                 if fetched % 25 == 0:
                     say(f"  {fetched} files")
 
+        goal = ["dependency:copy-dependencies", f"-DoutputDirectory={directory}", "-DincludeScope=runtime"]
         run_tool(
-            [maven, "-B", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={directory}",
-             "-DincludeScope=runtime"],
+            [maven, "-B", "-f", str(pom), *goal],
             cwd=_SOURCE,
             environ=os.environ | {"JAVA_HOME": str(java().home)},
             timeout_s=_FETCH_TIMEOUT_S,
             on_line=count,
-        )  # fmt: skip
+        )
 
     return kept("kafka", content_key([pom]), fetch)
 
@@ -112,14 +112,20 @@ class Broker:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        self._reader = threading.Thread(target=self._read, args=(self._process,), name=f"kafka-{self.node}-log")
+        self._reader = threading.Thread(
+            target=self._read, args=(self._process,), name=f"kafka-{self.node}-log"
+        )
         self._reader.start()
 
     def wait_started(self, deadline: float) -> None:
         if not self._started.wait(max(0.0, deadline - time.monotonic())):
-            raise PeerBroken(f"Kafka broker {self.node} did not start in time; its log ends:\n{self.log[-3000:]}")
+            raise PeerBroken(
+                f"Kafka broker {self.node} did not start in time; its log ends:\n{self.log[-3000:]}"
+            )
         if _STARTED not in self.log:
-            raise PeerBroken(f"Kafka broker {self.node} ended at its start; its log ends:\n{self.log[-3000:]}")
+            raise PeerBroken(
+                f"Kafka broker {self.node} ended at its start; its log ends:\n{self.log[-3000:]}"
+            )
 
     def start(self) -> None:
         """Starts a stopped or killed broker again, on its ports and with its data."""
@@ -223,9 +229,8 @@ class Kafka:
 def _java_command(main_class: str, *arguments: str) -> list[str]:
     logging = (_SOURCE / "log4j2.properties").as_uri()
     classpath = str(jars() / "*")
-    return [
-        str(java().executable), *_JVM, f"-Dlog4j2.configurationFile={logging}", "-cp", classpath, main_class, *arguments
-    ]  # fmt: skip
+    options = [*_JVM, f"-Dlog4j2.configurationFile={logging}", "-cp", classpath]
+    return [str(java().executable), *options, main_class, *arguments]
 
 
 def _prepare(count: int, directory: Path) -> list[Broker]:
@@ -236,13 +241,19 @@ def _prepare(count: int, directory: Path) -> list[Broker]:
     for node, (client, controller) in enumerate(zip(clients, controllers, strict=True), start=1):
         home = directory / str(node)
         home.mkdir()
-        settings = _settings(node, client, controller, voters=voters, copies=min(count, 3), data=home / "data")
-        (home / "server.properties").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        settings = _settings(
+            node, client, controller, voters=voters, copies=min(count, 3), data=home / "data"
+        )
+        (home / "server.properties").write_text(
+            "".join(f"{name}={value}\n" for name, value in settings.items())
+        )
         brokers.append(Broker(node, home, client))
     return brokers
 
 
-def _settings(node: int, client: int, controller: int, *, voters: str, copies: int, data: Path) -> dict[str, object]:
+def _settings(
+    node: int, client: int, controller: int, *, voters: str, copies: int, data: Path
+) -> dict[str, object]:
     return {
         "process.roles": "broker,controller",
         "node.id": node,
@@ -278,7 +289,9 @@ def _format(brokers: Sequence[Broker], directory: Path) -> None:
         tools = []
         for broker in brokers:
             settings = str(directory / str(broker.node) / "server.properties")
-            command = _java_command("kafka.tools.StorageTool", "format", "--cluster-id", cluster, "--config", settings)
+            command = _java_command(
+                "kafka.tools.StorageTool", "format", "--cluster-id", cluster, "--config", settings
+            )
             tool = subprocess.Popen(
                 [sys.executable, tether.__file__, *command],
                 stdin=subprocess.DEVNULL,

@@ -27,9 +27,17 @@ def peers_are_required(environ: Mapping[str, str] = os.environ) -> bool:
 
 def require(find: Callable[[], object]) -> None:
     """Skips the test where `find` raises PeerMissing; fails it there if KEYLANE_REQUIRE_PEERS is set."""
+    reason = _why_missing(find)
+    if reason is None:
+        return
+    if peers_are_required():
+        pytest.fail(f"{reason} ({MUST_HAVE} is set, so this is a failure)", pytrace=False)
+    pytest.skip(reason)
+
+
+def _why_missing(find: Callable[[], object]) -> str | None:
     try:
         find()
     except PeerMissing as missing:
-        if peers_are_required():
-            pytest.fail(f"{missing} ({MUST_HAVE} is set, so this is a failure)", pytrace=False)
-        pytest.skip(str(missing))
+        return str(missing)
+    return None

@@ -68,7 +68,7 @@ def run_tool(
     timeout_s: float,
     on_line: Say,
 ) -> None:
-    """Runs a build tool, hands each line of its output on, raises PeerBroken with the end of it on failure."""
+    """Runs a build tool and hands on its output line by line; PeerBroken with the end of it on failure."""
     process = subprocess.Popen(
         command,
         cwd=cwd,

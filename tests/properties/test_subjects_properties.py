@@ -16,8 +16,8 @@ settings.register_profile("keylane", deadline=None)
 settings.load_profile("keylane")
 
 LONGEST_FILTER = 4
-# "z" is in no filter, so only wildcards select it. One token more than the longest filter tells `>` from a row
-# of `*`.
+# "z" is in no filter, so only wildcards select it. One token more than the longest filter tells `>`
+# from a row of `*`.
 UNIVERSE = [
     ".".join(parts)
     for length in range(1, LONGEST_FILTER + 2)
@@ -42,7 +42,8 @@ def pairs_with_subject(draw: st.DrawFn) -> tuple[str, str]:
     if parts[-1] == ">":
         parts[-1:] = draw(st.lists(letters, max_size=2))
     parts = [draw(letters) if part == "*" else part for part in parts]
-    if parts and draw(st.booleans()):
+    changed: bool = draw(st.booleans())
+    if parts and changed:
         parts[draw(st.integers(0, len(parts) - 1))] = draw(letters)
     return subject_filter, ".".join(parts) or "a"
 

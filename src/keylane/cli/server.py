@@ -62,7 +62,7 @@ def run(
               with 2 cores.
 
     With any of them, a killed server process loses no acknowledged message: what it acknowledged is already
-    with the operating system.
+    with the operating system. (Only a stream that was made with persist_mode "async" gives that up.)
     """
     _stop_on_signals()
     try:

@@ -37,24 +37,40 @@ class Outstanding:
 
     def __init__(self) -> None:
         self._waiting: dict[asyncio.Future[Msg], str] = {}
+        self._barred: tuple[type[KeylaneError], str] | None = None
 
     @contextmanager
     def waiting_on(self, subject: str) -> Iterator[asyncio.Future[Msg]]:
         """A future that fails when the answer cannot come any more."""
+        if self._barred is not None:
+            kind, text = self._barred
+            raise kind(f"{subject} was not asked: {text}")
         trouble: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
         self._waiting[trouble] = subject
         try:
             yield trouble
         finally:
             del self._waiting[trouble]
-            trouble.cancel()
+            _let_go(trouble)
 
-    def fail(self, error: KeylaneError, subject: str | None = None) -> None:
+    def fail(self, kind: type[KeylaneError], text: str, subject: str | None = None) -> None:
         """End all requests, or those to one subject (compared without case, as nats-py lowers it)."""
-        for trouble, waiting_subject in list(self._waiting.items()):
+        for trouble, waiting_subject in self._waiting.items():
             if trouble.done() or (subject is not None and waiting_subject.lower() != subject.lower()):
                 continue
-            trouble.set_exception(error)
+            trouble.set_exception(kind(f"no answer on {waiting_subject}: {text}"))
+
+    def bar(self, kind: type[KeylaneError], text: str) -> None:
+        """End all requests, and refuse new ones until `unbar`."""
+        self._barred = (kind, text)
+        self.fail(kind, text)
+
+    @property
+    def barred(self) -> bool:
+        return self._barred is not None
+
+    def unbar(self) -> None:
+        self._barred = None
 
 
 class JetStreamApi:
@@ -69,6 +85,10 @@ class JetStreamApi:
         self.prefix = prefix
         self.timeout_s = timeout_s
 
+    def subject(self, name: str) -> str:
+        """The whole subject of an API call, prefix included."""
+        return check_subject(f"{self.prefix}.{name}")
+
     async def request(
         self, subject: str, payload: Mapping[str, Any] | None = None, timeout_s: float | None = None
     ) -> dict[str, Any]:
@@ -78,7 +98,7 @@ class JetStreamApi:
         `ApiUnavailable` when nobody listens, `JetStreamDisabled` when the account has no JetStream,
         `PermissionDenied` when the server forbids the subject, and `Disconnected` when the link went away.
         """
-        full = check_subject(f"{self.prefix}.{subject}")
+        full = self.subject(subject)
         deadline_s = check_seconds(self.timeout_s if timeout_s is None else timeout_s, "timeout_s")
         body = json.dumps(payload).encode() if payload is not None else b""
         answer = self._decode(full, (await self._ask(full, body, deadline_s)).data)
@@ -146,17 +166,18 @@ class JetStreamApi:
             answer = None
         if not isinstance(answer, dict):
             raise ApiUnavailable(
-                f"what answers on {subject} is not JetStream: no JSON object. Check the API prefix ({self.prefix})"
+                f"what answers on {subject} is not JetStream: no JSON object. "
+                f"Check the API prefix ({self.prefix})"
             )
         return answer
 
 
-def _let_go(asked: asyncio.Future[Msg]) -> None:
-    """Cancel a request that nobody waits for any more, or take note of its end."""
-    if not asked.done():
-        asked.cancel()
-    elif not asked.cancelled():
-        asked.exception()
+def _let_go(future: asyncio.Future[Msg]) -> None:
+    """Cancel what nobody waits for any more, or take note of how it ended."""
+    if not future.done():
+        future.cancel()
+    elif not future.cancelled():
+        future.exception()
 
 
 def _api_error(subject: str, error: Mapping[str, Any]) -> KeylaneError:

@@ -144,12 +144,6 @@ class Client(nats.aio.client.Client):
         if self._transport is not None and self.is_connected:
             await self._transport.drain()
 
-    @property
-    def unsent_bytes(self) -> int:
-        """Bytes written and not yet taken by the socket."""
-        transport = self._transport
-        return transport.unsent_bytes if isinstance(transport, DirectTransport) and transport else 0
-
     # ---- in -----------------------------------------------------------------------------------------
 
     async def _connect_to_server(self, s: Any) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import nats.errors
-import nkeys
+import nkeys  # type: ignore[import-untyped]  # ships no types
 
 from keylane.errors import InvalidInput
 
@@ -161,9 +161,13 @@ def _check_seed(seed: str, origin: str) -> None:
     if not seed.startswith("SU"):
         raise InvalidInput(f"{origin}: not the seed of a user: a user's nkey seed begins with 'SU'")
     try:
-        nkeys.from_seed(bytearray(seed.encode()))
+        prefix, raw = nkeys.decode_seed(seed.encode())
+        # nkeys reads a seed without a look at its checksum, so a typing error would become another key.
+        whole = nkeys.encode_seed(bytes(raw[:32]), prefix) == seed.encode()
     except Exception as error:
-        # nkeys raises its own errors, binascii's and plain ValueErrors; each means the same to the caller.
+        # nkeys raises its own errors and ValueErrors; to the caller each means the same.
         raise InvalidInput(
-            f"{origin}: this nkey seed is damaged (its checksum or length is wrong)"
+            f"{origin}: this nkey seed is damaged (its alphabet or length is wrong)"
         ) from error
+    if not whole:
+        raise InvalidInput(f"{origin}: this nkey seed is damaged (its checksum is wrong)")

@@ -29,9 +29,11 @@ _AUTH_REFUSALS = (
     "user authentication revoked",
     "account authentication expired",
 )
+# OpenSSL's X509_V_ERR_ numbers.
 _UNKNOWN_CA = (18, 19, 20, 21)
 _WRONG_HOST = (62, 64)
 _EXPIRED = (9, 10)
+_NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
 
 
 class LoginRefused(nats.errors.Error):
@@ -47,8 +49,9 @@ class LoginClient(Client):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__()
-        self._settings = settings
+        self.settings = settings
         self._auth_configured = settings.auth is not None
+        self._reconnecting: asyncio.Task[Any] | None = None
         self.lost_because: Exception | None = None
 
     @property
@@ -69,6 +72,11 @@ class LoginClient(Client):
         """Whether the server said anything at all."""
         return bool(self._server_info)
 
+    @property
+    def has_link(self) -> bool:
+        """Whether a socket is open."""
+        return self._transport is not None and not self._transport.at_eof()
+
     def add_servers(self, servers: Iterable[ServerUrl]) -> None:
         """Make these servers known for reconnects, beside those that the cluster named."""
         known = {each.uri.netloc for each in self._server_pool}
@@ -80,9 +88,14 @@ class LoginClient(Client):
     def abort(self) -> None:
         """Drop the link without a word to the server."""
         if self._transport is not None:
-            self._transport.close()
+            self._transport.close()  # type: ignore[no-untyped-call]  # nats-py's base class
 
     # ---- what nats-py calls -------------------------------------------------------------------------
+
+    async def _connect_to_server(self, s: Any) -> None:
+        # nats-py leaves the socket of a failed login open when it goes on to the next server.
+        self.abort()
+        await super()._connect_to_server(s)
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         if initial_connection:
@@ -103,6 +116,29 @@ class LoginClient(Client):
                     task.cancel()
             raise LoginRefused(self._closed_in_login())
         self._status = Client.CONNECTED
+
+    async def _attempt_reconnect(self) -> None:
+        """nats-py's reconnect, one at a time, and never ended by an error that nats-py does not expect."""
+        await self._end_earlier_reconnect()
+        while not self.is_closed:
+            self._status = Client.RECONNECTING
+            try:
+                await super()._attempt_reconnect()
+            except Exception as error:  # noqa: BLE001 - reported; in silence the connection would hang for ever
+                await self._error_cb(error)
+                if self.is_connected:
+                    return
+                await asyncio.sleep(self.options["reconnect_time_wait"])
+            else:
+                return
+
+    async def _end_earlier_reconnect(self) -> None:
+        # A link that is lost in the midst of a reconnect starts a second one. nats-py cancels the first, but
+        # parts of it swallow the cancellation, and the two would then fight over one socket.
+        earlier, self._reconnecting = self._reconnecting, asyncio.current_task()
+        while earlier is not None and not earlier.done():
+            earlier.cancel()
+            await asyncio.wait({earlier}, timeout=0.1)
 
     async def _process_op_err(self, e: Exception) -> None:
         self.lost_because = e
@@ -136,8 +172,8 @@ class LoginClient(Client):
         assert self._current_server is not None
         if self._current_server.uri.scheme in ("ws", "wss"):
             return
-        if self._settings.tls_wanted and not info.get("tls_required"):
-            if not info.get("tls_available") and not self._settings.tls_first:
+        if self.settings.tls_wanted and not info.get("tls_required"):
+            if not info.get("tls_available") and not self.settings.tls_first:
                 raise LoginRefused(
                     TlsFailed(
                         f"{self.server} does not offer TLS, and this connection asks for it; nothing secret "
@@ -145,7 +181,7 @@ class LoginClient(Client):
                     )
                 )
             info["tls_required"] = True
-        if info.get("tls_required") and info.get("tls_verify") and self._settings.tls_identity is None:
+        if info.get("tls_required") and info.get("tls_verify") and self.settings.tls_identity is None:
             raise LoginRefused(TlsFailed(_no_client_certificate(self.server)))
 
     def _closed_in_login(self) -> ConnectError:
@@ -165,7 +201,7 @@ def is_auth_refusal(text: str) -> bool:
 
 def explain(error: BaseException, client: LoginClient, server: ServerUrl, waited_s: float) -> ConnectError:
     """The one keylane error for a failed login."""
-    settings = client._settings
+    settings = client.settings
     if isinstance(error, LoginRefused):
         return error.error
     if isinstance(error, ssl.SSLError):
@@ -187,22 +223,9 @@ def _auth_reason(said: str, server: ServerUrl, settings: Settings) -> str:
 
 def _tls_reason(error: ssl.SSLError, settings: Settings) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
-        if error.verify_code in _UNKNOWN_CA:
-            asked = f"the CA in {settings.tls_ca}" if settings.tls_ca else "the CAs of this machine"
-            return (
-                f"the server's certificate is not signed by {asked} ({error.verify_message}). "
-                "Give the CA that signed it as tls_ca"
-            )
-        if error.verify_code in _WRONG_HOST:
-            return (
-                f"the server's certificate is for another host ({error.verify_message}). Use a host name "
-                "that the certificate has, or give that name as tls_hostname"
-            )
-        if error.verify_code in _EXPIRED:
-            return f"the server's certificate is not valid now ({error.verify_message}). Renew it"
-        return f"the server's certificate was refused ({error.verify_message})"
+        return _certificate_reason(error, settings)
     reason = error.reason or str(error)
-    if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"):
+    if reason in _NOT_TLS:
         return (
             f"the server does not begin with TLS ({reason}). Drop tls_first, or set handshake_first in the "
             "server's tls block"
@@ -212,26 +235,45 @@ def _tls_reason(error: ssl.SSLError, settings: Settings) -> str:
     return f"the TLS handshake failed ({reason})"
 
 
+def _certificate_reason(error: ssl.SSLCertVerificationError, settings: Settings) -> str:
+    said = error.verify_message
+    if error.verify_code in _UNKNOWN_CA:
+        asked = f"the CA in {settings.tls_ca}" if settings.tls_ca else "the CAs of this machine"
+        return f"the server's certificate is not signed by {asked} ({said}). Give its CA as tls_ca"
+    if error.verify_code in _WRONG_HOST:
+        return (
+            f"the server's certificate is for another host ({said}). Use a host name that the certificate "
+            "has, or give that name as tls_hostname"
+        )
+    if error.verify_code in _EXPIRED:
+        return f"the server's certificate is not valid now ({said}). Renew it"
+    return f"the server's certificate was refused ({said})"
+
+
 def _no_client_certificate(server: str) -> str:
     return f"{server} wants a client certificate and none was given. Give tls_cert and tls_key"
 
 
 def _link_reason(error: BaseException, client: LoginClient, waited_s: float) -> str:
     if isinstance(error, TimeoutError):
-        if client.greeted:
-            return f"no answer to the login within {waited_s:.1f} s"
-        if client._transport:
-            return (
-                f"the port is open, but no NATS greeting came within {waited_s:.1f} s. Is this a NATS client "
-                "port? If the server does TLS first, set tls_first"
-            )
-        return f"no answer within {waited_s:.1f} s"
+        return _silence_reason(client, waited_s)
     if isinstance(error, socket.gaierror):
         return "the host name is not known"
     if isinstance(error, ConnectionRefusedError):
         return "connection refused; nothing listens there"
     if isinstance(error, nats.errors.Error) and not client.greeted:
         return "what answers there is not a NATS server"
-    if isinstance(error, asyncio.IncompleteReadError | ConnectionError):
+    if isinstance(error, ConnectionError):
         return f"the link was cut in the middle of the login ({error})"
     return str(error).removeprefix("nats: ").strip("'") or type(error).__name__
+
+
+def _silence_reason(client: LoginClient, waited_s: float) -> str:
+    if client.greeted:
+        return f"no answer to the login within {waited_s:.1f} s"
+    if client.has_link:
+        return (
+            f"the port is open, but no NATS greeting came within {waited_s:.1f} s. Is this a NATS client "
+            "port? If the server does TLS first, set tls_first"
+        )
+    return f"no answer within {waited_s:.1f} s"

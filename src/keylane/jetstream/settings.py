@@ -66,7 +66,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """What one source says, checked. Settings that belong together are one: a source wins with all of them."""
+    """What one source says, checked. What belongs together is one setting: a login, a key with its cert."""
 
     name: str
     servers: tuple[ServerUrl, ...] | None
@@ -107,10 +107,11 @@ def resolve(arguments: Given, context: str | None, environ: Mapping[str, str] | 
     sources = list(_sources(arguments, context, os.environ if environ is None else environ))
     with_servers = next(source for source in sources if source.servers)
     assert with_servers.servers is not None
+    auth: Auth | None = next((source.auth for source in sources if source.auth), None)
     return Settings(
         servers=with_servers.servers,
         servers_from=with_servers.name,
-        auth=_first([source.auth for source in sources]),
+        auth=auth,
         tls_ca=_first([source.tls_ca for source in sources]),
         tls_identity=_first([source.tls_identity for source in sources]),
         tls_hostname=_first([source.tls_hostname for source in sources]),

@@ -11,9 +11,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from keylane.errors import InvalidInput, ServerStartFailed, ServerUnreachable
-from keylane.server.node import START_DEADLINE_S, NatsServer
-from keylane.server.ports import ReservedPort
-from keylane.server.settings import SYNC_DEFAULT, ClusterRoutes
+from keylane.server.node import START_DEADLINE_S, NatsServer, usable_directory
+from keylane.server.ports import ReservedPort, checked_port
+from keylane.server.settings import SYNC_DEFAULT, ClusterRoutes, checked_sync
 
 CLUSTER_NAME = "keylane"
 _SMALLEST, _LARGEST = 2, 9
@@ -43,28 +43,31 @@ class NatsCluster:
         `port` is that of the first node, the others take the next ones; None takes free ones. Each node has
         a directory of its own under `store_dir`; None stores in temporary directories.
         """
-        _check_size(size, port, store_dir)
+        _check(size, port, store_dir)
+        checked_sync(sync)
+        deadline = time.monotonic() + timeout_s
+        names = [f"node-{number}" for number in range(1, size + 1)]
+        # All directories first: a start that fails half-way must not look like a smaller cluster next time.
+        stores = [None if store_dir is None else usable_directory(Path(store_dir) / name) for name in names]
         cluster = cls([], [])
         try:
             cluster._route_ports = [ReservedPort() for _ in range(size)]
             peers = [reserved.number for reserved in cluster._route_ports]
-            for index, route_port in enumerate(peers):
-                name = f"node-{index + 1}"
+            for index, name in enumerate(names):
                 node = NatsServer.prepare(
                     port=None if port is None else port + index,
-                    store_dir=None if store_dir is None else Path(store_dir) / name,
+                    store_dir=stores[index],
                     sync=sync,
                     extra_config=extra_config,
                     name=name,
-                    routes=ClusterRoutes(CLUSTER_NAME, route_port, peers),
+                    routes=ClusterRoutes(CLUSTER_NAME, peers[index], peers),
                 )
                 cluster.nodes.append(node)
-            deadline = time.monotonic() + timeout_s
             for node in cluster.nodes:
                 node.launch()
             for node in cluster.nodes:
                 node.wait_up(deadline - time.monotonic())
-            cluster.wait_ready(timeout_s)
+            cluster.wait_ready(deadline - time.monotonic())
         except BaseException:
             cluster.stop()
             raise
@@ -126,10 +129,11 @@ class NatsCluster:
         return leader if healthy and metas.keys() - {leader.name} <= current else None
 
 
-def _check_size(size: int, port: int | None, store_dir: Path | None) -> None:
+def _check(size: int, port: int | None, store_dir: Path | None) -> None:
     if isinstance(size, bool) or not isinstance(size, int) or not _SMALLEST <= size <= _LARGEST:
         raise InvalidInput(f"cluster size {size!r} is not a whole number from {_SMALLEST} to {_LARGEST}")
-    if port is not None and not 1 <= port <= 65535 - size + 1:
+    checked_port(port)
+    if port is not None and port + size - 1 > 65535:
         raise InvalidInput(f"port {port!r} leaves no room for {size} ports up to 65535. Give a lower one")
     kept = 0 if store_dir is None else len(list(Path(store_dir).glob("node-*")))
     if kept not in {0, size}:

@@ -97,7 +97,7 @@ class NatsServer:
         try:
             ports.append(ReservedPort(port))
             ports.append(ReservedPort())
-            directory = _usable_directory(store_dir)
+            directory = usable_directory(store_dir)
         except BaseException:
             for reserved in ports:
                 reserved.release()
@@ -270,7 +270,8 @@ class NatsServer:
         return f". The end of {where}:" + "".join(f"\n  {line}" for line in said[-_TAIL_LINES:])
 
 
-def _usable_directory(store_dir: Path | None) -> Path:
+def usable_directory(store_dir: Path | None) -> Path:
+    """Make the directory if it is not there; None makes a temporary one."""
     if store_dir is None:
         return Path(tempfile.mkdtemp(prefix="keylane-server-"))
     directory = Path(store_dir).absolute()

@@ -39,7 +39,13 @@ async def elastic(
     stream = unique("go")
     await jetstream.add_stream(StreamConfig(name=stream, subjects=[f"{stream}.*"]))
     try:
-        options = {"stream": stream, "group": "g", "max_members": 8, "filter": f"{stream}.*", "wildcards": "1"}
+        options = {
+            "stream": stream,
+            "group": "g",
+            "max_members": 8,
+            "filter": f"{stream}.*",
+            "wildcards": "1",
+        }
         await asyncio.to_thread(pcgroups.ask, "elastic-create", **options)
         yield stream
         await asyncio.to_thread(pcgroups.ask, "delete", stream=stream, group="g")
@@ -62,7 +68,9 @@ def numbers_by_key(deliveries: list[Delivery]) -> dict[str, list[int]]:
 async def test_elastic_group_consumes_what_python_published(
     jetstream: JetStreamContext, pcgroups: PcgroupsPeer, elastic: str
 ) -> None:
-    assert await asyncio.to_thread(pcgroups.ask, "add-members", stream=elastic, group="g", members="a") == ["a"]
+    assert await asyncio.to_thread(pcgroups.ask, "add-members", stream=elastic, group="g", members="a") == [
+        "a"
+    ]
     with pcgroups.member("a", stream=elastic, group="g", max_ack_pending=1) as member:
         await publish(jetstream, elastic)
         deliveries = await asyncio.to_thread(member.take, MESSAGES, timeout_s=60)
@@ -74,7 +82,9 @@ async def test_elastic_group_consumes_what_python_published(
     assert [delivery.sequence for delivery in deliveries] == list(range(1, MESSAGES + 1))
 
 
-async def test_membership_and_mapping_are_stored_as_go_reads_them(pcgroups: PcgroupsPeer, elastic: str) -> None:
+async def test_membership_and_mapping_are_stored_as_go_reads_them(
+    pcgroups: PcgroupsPeer, elastic: str
+) -> None:
     def walk() -> None:
         group = {"stream": elastic, "group": "g"}
         pcgroups.ask("add-members", **group, members="a,b,c")
@@ -92,7 +102,9 @@ async def test_membership_and_mapping_are_stored_as_go_reads_them(pcgroups: Pcgr
     await asyncio.to_thread(walk)
 
 
-async def test_step_down_moves_the_pin(jetstream: JetStreamContext, pcgroups: PcgroupsPeer, elastic: str) -> None:
+async def test_step_down_moves_the_pin(
+    jetstream: JetStreamContext, pcgroups: PcgroupsPeer, elastic: str
+) -> None:
     group = {"stream": elastic, "group": "g"}
     await asyncio.to_thread(pcgroups.ask, "add-members", **group, members="a")
     with pcgroups.member("a", **group) as member:
@@ -108,7 +120,9 @@ async def test_static_group_consumes_its_partitions(
     jetstream: JetStreamContext, pcgroups: PcgroupsPeer, unique: Callable[..., str]
 ) -> None:
     stream = unique("go")
-    transform = SubjectTransform(src=f"{stream}.*", dest=f"{{{{partition(4,1)}}}}.{stream}.{{{{wildcard(1)}}}}")
+    transform = SubjectTransform(
+        src=f"{stream}.*", dest=f"{{{{partition(4,1)}}}}.{stream}.{{{{wildcard(1)}}}}"
+    )
     config = StreamConfig(name=stream, subjects=[f"{stream}.*"], subject_transform=transform)
     await jetstream.add_stream(config)
     try:
@@ -147,5 +161,5 @@ def test_filters_follow_members_and_mapping(pcgroups: PcgroupsPeer) -> None:
 
 
 def test_peer_tells_which_library_it_was_built_with(pcgroups: PcgroupsPeer) -> None:
-    """What Go does is evidence for this version alone; CONTRIBUTING.md says how it differs from later ones."""
+    """What Go does is evidence for this version alone: CONTRIBUTING.md says how later ones differ."""
     assert pcgroups.ask("version")[LIBRARY] == "v0.1.0"

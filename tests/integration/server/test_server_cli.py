@@ -8,23 +8,45 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from keylane import __version__
+from keylane.cli.main import main
 from keylane.server import NatsServer
 
 DEADLINE_S = 20.0
 KEYLANE = [sys.executable, "-c", "from keylane.cli.main import main; main()"]
 
 
-def keylane(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*KEYLANE, *arguments], capture_output=True, text=True, timeout=DEADLINE_S, check=False
-    )
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def keylane(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """Run the command in this process, for what ends at once. Its signal handlers are put back."""
+
+    def run(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["keylane", *arguments])
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            with pytest.raises(SystemExit) as ended:
+                main()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        assert isinstance(ended.value.code, int)
+        return Done(ended.value.code, *capsys.readouterr())
+
+    return run
 
 
 @contextmanager
@@ -72,7 +94,7 @@ def test_a_signal_stops_it_cleanly(tmp_path: Path, number: signal.Signals) -> No
             socket.create_connection(address, timeout=DEADLINE_S)
 
 
-def test_options_reach_the_server(tmp_path: Path) -> None:
+def test_options_reach_the_server(tmp_path: Path, keylane: Callable[..., Done]) -> None:
     with NatsServer.start() as spare:
         port = spare.port
     store_dir = tmp_path / "mine"
@@ -116,7 +138,9 @@ def test_it_fails_when_its_server_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sync", ["soon", "0s"])
-def test_a_bad_value_is_one_line_and_exit_code_1(tmp_path: Path, sync: str) -> None:
+def test_a_bad_value_is_one_line_and_exit_code_1(
+    tmp_path: Path, sync: str, keylane: Callable[..., Done]
+) -> None:
     done = keylane("server", "run", "--sync", sync, "--store-dir", str(tmp_path / "s"))
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch(rf"keylane: sync '{sync}' is neither .+\n", done.stderr)
@@ -128,14 +152,14 @@ def test_a_bad_value_is_one_line_and_exit_code_1(tmp_path: Path, sync: str) -> N
     [["--port", "0"], ["--port", "65536"], ["--port", "x"], ["--cluster", "1"], ["--nonsense"]],
     ids=" ".join,
 )
-def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
+def test_wrong_usage_is_exit_code_2(arguments: list[str], keylane: Callable[..., Done]) -> None:
     done = keylane("server", "run", *arguments)
     assert done.returncode == 2
     assert "Usage: " in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_help_says_what_each_sync_can_lose() -> None:
+def test_help_says_what_each_sync_can_lose(keylane: Callable[..., Done]) -> None:
     done = keylane("server", "run", "--help")
     said = " ".join(done.stdout.split())
     assert done.returncode == 0
@@ -144,7 +168,16 @@ def test_help_says_what_each_sync_can_lose() -> None:
     assert "a killed server process loses no acknowledged message" in said
 
 
-def test_version_and_no_arguments() -> None:
+def test_version_and_no_arguments(keylane: Callable[..., Done]) -> None:
     assert keylane("--version").stdout == f"keylane {__version__}\n"
     assert "server" in keylane("--help").stdout
-    assert "Usage: " in keylane().stdout + keylane().stderr
+    bare = keylane()
+    assert "Usage: " in bare.stdout + bare.stderr
+
+
+def test_help_loads_no_heavy_module() -> None:
+    script = (
+        "import sys, keylane.cli.main; print([name for name in ('nats', 'asyncio') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import socket
@@ -72,7 +71,7 @@ async def test_sigkill_keeps_every_acknowledged_message(tmp_path: Path, unique: 
     stream = unique("S")
     with NatsServer.start(store_dir=tmp_path) as server:
         connection = await client(server, allow_reconnect=False)
-        jetstream = connection.jetstream(timeout=2)
+        jetstream = connection.jetstream(timeout=0.5)
         await jetstream.add_stream(name=stream, subjects=[stream])
         acknowledged: dict[int, bytes] = {}
         enough = asyncio.Event()
@@ -259,10 +258,10 @@ def test_readiness_has_a_deadline(tmp_path: Path) -> None:
     """A stopped process accepts nothing and never exits: only the deadline can end the wait."""
     server = NatsServer.start(store_dir=tmp_path)
     os.kill(server.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, server.pid, os.WSTOPPED)  # until every thread of it stands still
     try:
         with pytest.raises(ServerStartFailed, match=r"not up within 0\.2 s"):
             server.wait_up(0.2)
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(server.pid, signal.SIGCONT)
+        os.kill(server.pid, signal.SIGCONT)
         server.stop()

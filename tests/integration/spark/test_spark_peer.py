@@ -1,4 +1,4 @@
-"""Spark starts on the Java of this machine and on the one keylane brings along, with our Python in its workers."""
+"""Spark starts on this machine's Java and on the one keylane brings along, with our Python in its workers."""
 
 from __future__ import annotations
 

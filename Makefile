@@ -1,0 +1,49 @@
+# `make demo` and `make test` need python3 (3.11 or newer) and nothing prepared. All paths are relative: the
+# checkout may lie in a directory with spaces.
+
+ARGS ?=
+
+.PHONY: help demo test lint format bench lock clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo 'make demo     set up what keylane needs and run the demo on an embedded server'
+	@echo 'make test     set up everything and run the tests   (ARGS="tests/core -x" for some of them)'
+	@echo 'make lint     ruff and mypy'
+	@echo 'make format   let ruff format the code'
+	@echo 'make bench    run the benchmarks                    (ARGS="feed --json")'
+	@echo 'make lock     take the newest versions into constraints.txt'
+	@echo 'make clean    remove everything that make made'
+	@echo 'PYTHON=...    use this Python instead of the first one found that is 3.11 or newer'
+
+demo:
+	@sh scripts/setup demo
+	@.venv/bin/python -m keylane.cli.main demo $(ARGS)
+
+test:
+	@sh scripts/setup test
+	@.venv/bin/python -m pytest $(ARGS)
+
+lint:
+	@sh scripts/setup dev
+	@.venv/bin/python -m ruff check .
+	@.venv/bin/python -m ruff format --check .
+	@.venv/bin/python -m mypy
+
+format:
+	@sh scripts/setup dev
+	@.venv/bin/python -m ruff format .
+	@.venv/bin/python -m ruff check --fix .
+
+bench:
+	@sh scripts/setup test
+	@.venv/bin/python -m bench $(ARGS)
+
+lock:
+	@sh scripts/setup dev
+	@.venv/bin/python scripts/lock.py
+	@sh scripts/setup dev
+
+clean:
+	@rm -rf .venv .peers .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	@find . -type d -name __pycache__ -prune -exec rm -rf {} +

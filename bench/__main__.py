@@ -1,0 +1,32 @@
+"""`python -m bench ROW [--json] [--rounds N] [--scale F]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from bench import feed
+
+ROWS = {"feed": feed.run}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("row", choices=sorted(ROWS))
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    parser.add_argument("--rounds", type=int, default=3, help="runs per contestant; the median counts")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the messages, for a quick look")
+    options = parser.parse_args()
+    if options.rounds < 1 or options.scale <= 0:
+        parser.error("--rounds and --scale must be positive")
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    figures, text = ROWS[options.row](options.rounds, options.scale, say)
+    print(json.dumps(figures) if options.json else text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""One program per contestant: it connects, does the job once, and prints one line of JSON."""

