@@ -29,6 +29,7 @@ lint:
 	@.venv/bin/python -m ruff check .
 	@.venv/bin/python -m ruff format --check .
 	@.venv/bin/python -m mypy
+	@.venv/bin/python scripts/lock.py --check
 
 format:
 	@sh scripts/setup dev

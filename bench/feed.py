@@ -15,6 +15,8 @@ from tests.peers.presence import PeerMissing
 
 OURS = "keylane feed"
 GO = "Go Consume"
+ITERATE = "keylane feed, async for"
+UVLOOP = "keylane feed, uvloop"
 NATS_PY = "nats-py fetch"
 PAYLOAD = bytes(128)
 KEYS = 640
@@ -81,6 +83,8 @@ def _contestants(url: str, setting: Setting, say: Say) -> list[Contestant]:
 
     contestants = [
         python_contestant(OURS, "keylane_feed", lambda number: arguments(OURS, number)),
+        python_contestant(ITERATE, "keylane_iterate", lambda number: arguments(ITERATE, number)),
+        python_contestant(UVLOOP, "keylane_feed", lambda number: [*arguments(UVLOOP, number), "--uvloop"]),
         python_contestant(NATS_PY, "natspy_fetch", lambda number: arguments(NATS_PY, number)),
     ]
     try:
@@ -114,4 +118,4 @@ async def _prepare(url: str, setting: Setting, names: list[str], rounds: int) ->
 
 
 def _consumer(name: str, number: int) -> str:
-    return f"{name.replace(' ', '-')}-{number}"
+    return f"{name.replace(' ', '-').replace(',', '')}-{number}"

@@ -1,26 +1,34 @@
-"""keylane's feed, message by message, each acked."""
+"""keylane's feed with a callback, as the Go client's `Consume` has one; each message acked."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 
 import keylane
 from bench.contestants.measured import Watch, contestant
-from keylane.jetstream.feed import open_feed
+from keylane.jetstream.feed import FeedOptions, open_feed
+from keylane.jetstream.message import Message
 
 
 async def consume(options: argparse.Namespace, watch: Watch) -> int:
     seen = 0
+    done = asyncio.Event()
+
+    def handle(batch: list[Message]) -> None:
+        nonlocal seen
+        watch.first()
+        for message in batch:
+            message.ack()
+        seen += len(batch)
+        if seen >= options.count:
+            done.set()
+
     async with (
         await keylane.connect(options.url) as connection,
-        await open_feed(connection, options.stream, options.consumer) as feed,
+        await open_feed(connection, options.stream, options.consumer, FeedOptions(on_messages=handle)),
     ):
-        async for message in feed:
-            watch.first()
-            message.ack()
-            seen += 1
-            if seen == options.count:
-                break
+        await done.wait()
         await connection.flush()
     return seen
 

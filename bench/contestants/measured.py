@@ -8,6 +8,8 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 
+import uvloop
+
 
 class Watch:
     """Runs from the first message on, as the Go contestant's does."""
@@ -38,6 +40,7 @@ def contestant(job: Callable[[argparse.Namespace, Watch], Awaitable[int]]) -> No
     parser.add_argument("--stream", required=True)
     parser.add_argument("--consumer", required=True)
     parser.add_argument("--count", type=int, required=True)
+    parser.add_argument("--uvloop", action="store_true")
     options = parser.parse_args()
 
     async def run() -> str:
@@ -45,4 +48,7 @@ def contestant(job: Callable[[argparse.Namespace, Watch], Awaitable[int]]) -> No
         count = await job(options, watch)
         return watch.line(count)
 
-    print(asyncio.run(run()))
+    if options.uvloop:
+        print(uvloop.run(run()))
+    else:
+        print(asyncio.run(run()))

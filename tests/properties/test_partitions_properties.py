@@ -133,7 +133,26 @@ def test_a_renamed_subject_keeps_key_and_partition(
     assert parsed.partition(stored) == spread.partition(subject)
 
 
-@given(st.text(max_size=10), st.one_of(st.text(max_size=20), st.text("{}Pp artition(1,2).*>$", max_size=30)))
+PIECES = [
+    "{{Partition(",
+    "{{ partition (",
+    "{{Wildcard(",
+    "{{Left(",
+    ")}}.",
+    ") }}",
+    "1",
+    "2",
+    "0",
+    "-",
+    ",",
+    " ",
+]
+DESTINATIONS = st.lists(st.sampled_from([*PIECES, ".", "$", "*", ">", "a", "{{", "}}"]), max_size=14).map(
+    "".join
+)
+
+
+@given(st.sampled_from(["a.*", "a.*.*", "a.>", "a", "", ">"]), st.one_of(st.text(max_size=20), DESTINATIONS))
 def test_parsing_any_text_answers_or_refuses(source: str, destination: str) -> None:
     try:
         parsed = parse_transform(source, destination)

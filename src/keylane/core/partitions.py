@@ -309,7 +309,8 @@ def _check_literal(token: str, subject_filter: str) -> None:
     if _read_token(token)[0] != "literal" or (token.startswith("{{") and token.endswith("}}")):
         raise InvalidInput(
             f"filter {shown(subject_filter)} has the token {shown(token)}: "
-            "in a transform the server would take it for an instruction; partition by a filter with '*' in its place"
+            "in a transform the server would take it for an instruction; "
+            "partition by a filter with '*' in its place"
         )
 
 

@@ -136,10 +136,14 @@ class PullWindow:
         self.asked += room
         return Pull(self.generation, room)
 
-    def ask_one(self) -> Pull:
-        """A pull of one message, whatever is buffered: proof of life for a pinned reader."""
-        self.asked += 1
-        return Pull(self.generation, 1)
+    def ask_for(self, batch: int) -> Pull:
+        """A pull of exactly this size, for a reader that asks on demand."""
+        self.asked += batch
+        return Pull(self.generation, batch)
+
+    def sign_of_life(self) -> Pull:
+        """A pull that is to bring nothing; only its refusal counts."""
+        return Pull(self.generation, 0)
 
     def delivered(self, messages: int, largest: int) -> None:
         """The server sent this many of what was asked for; the largest had this many bytes."""
@@ -161,8 +165,8 @@ class PullWindow:
         if meaning in (Meaning.INTERRUPTED, Meaning.UNAVAILABLE, Meaning.PIN_LOST):
             self.void()
             return meaning
-        left = pull.batch if status.pending_messages is None else status.pending_messages
+        left = pull.batch if status.pending_messages is None else min(pull.batch, status.pending_messages)
         self.asked = max(0, self.asked - left)
-        if meaning is Meaning.OUT_OF_BYTES and left == pull.batch:
+        if meaning is Meaning.OUT_OF_BYTES and left == pull.batch > 0:
             return Meaning.TOO_LARGE
         return meaning

@@ -137,6 +137,7 @@ class Connection:
         self._hooks = HookList()
         self._refusals = 0
         self._last_logged = ""
+        self._drain_late = False
         self._end_reason: str | None = None
         self._ended = asyncio.Event()
         self._giving_up: asyncio.Task[None] | None = None
@@ -224,6 +225,9 @@ class Connection:
         if self.is_closed:
             return
         self._end_reason = self._end_reason or "closed by the program"
+        self._client.push()
+        if unsent := self._client.unsent_bytes_when_down:
+            _log.warning("%s is closed while it is down: %d bytes were not sent", self.server, unsent)
         closing = asyncio.ensure_future(self._client.close())
         done, _ = await asyncio.wait({closing}, timeout=timeout_s)
         if not done:
@@ -242,20 +246,19 @@ class Connection:
         check_seconds(timeout_s, "timeout_s")
         if self.is_closed:
             return
-        self._client.options["drain_timeout"] = timeout_s
         self._end_reason = self._end_reason or "drained and closed by the program"
+        self._client.push()
+        self._client.options["drain_timeout"] = timeout_s
         draining = asyncio.ensure_future(self._client.drain())
-        done, _ = await asyncio.wait({draining}, timeout=timeout_s)
-        if not done:
-            draining.cancel()
-            await self.close()
+        done, _ = await asyncio.wait({draining}, timeout=timeout_s + CLOSE_TIMEOUT_S)
+        trouble = draining.exception() if done else None
+        await self.close()
+        if trouble is not None:
+            raise Disconnected(
+                f"{self.server} could not be drained; it is closed now: {trouble}"
+            ) from trouble
+        if self._drain_late or not done:
             raise RequestTimeout(f"draining {self.server} took longer than {timeout_s:g} s; it is closed now")
-        try:
-            draining.result()
-        except nats.errors.Error as error:
-            await self.close()
-            raise Disconnected(f"{self.server} could not be drained, and is closed now: {error}") from error
-        self.saw_close()
 
     async def wait_closed(self) -> str:
         """Wait until the connection is closed, by whomever, and return the reason."""
@@ -276,6 +279,9 @@ class Connection:
         """nats-py's error callback: log lines without repeats, hooks, and an end to hopeless logins."""
         if isinstance(error, nats.errors.StaleConnectionError):
             return  # the loss of the link says it
+        if isinstance(error, nats.errors.DrainTimeoutError):
+            self._drain_late = True
+            return
         told = self._understood(error)
         level = logging.DEBUG if str(told) == self._last_logged else logging.WARNING
         self._last_logged = str(told)

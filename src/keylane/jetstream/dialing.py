@@ -153,7 +153,10 @@ async def _discard(client: LoginClient, watch: Watch) -> None:
     watch.discarded = True
     client.abort()
     # A transport that was cut in the midst of a handshake may never report its end, hence the deadline.
-    await asyncio.wait({asyncio.ensure_future(client.close())}, timeout=_DISCARD_S)
+    closing = asyncio.ensure_future(client.close())
+    done, _ = await asyncio.wait({closing}, timeout=_DISCARD_S)
+    if not done:
+        closing.cancel()
 
 
 def _options(

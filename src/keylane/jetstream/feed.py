@@ -14,8 +14,8 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -35,6 +35,7 @@ from keylane.errors import (
 from keylane.jetstream import consumers
 from keylane.jetstream.headers import parse_headers, status_of
 from keylane.jetstream.message import Message
+from keylane.jetstream.pinning import Pinning, PinOptions, settle_acks
 
 if TYPE_CHECKING:
     from keylane.jetstream.connection import Connection
@@ -43,6 +44,8 @@ _log = logging.getLogger("keylane.feed")
 
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
+_SHORTEST_WITH_HEARTBEAT_S = 0.2
+_SIGN_OF_LIFE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,11 @@ class FeedOptions:
     expires_s: float = 30.0
     heartbeat_s: float = 5.0
     on_notice: Callable[[Notice], None] | None = None
+    pull_fields: Mapping[str, Any] = field(default_factory=dict)
+    """Sent with every pull: the terms of a priority group."""
+    pin: PinOptions | None = None
+    on_demand: bool = False
+    """Ask only when `fetch` is called."""
     on_messages: Callable[[list[Message]], None] | None = None
     """Given every batch inside the socket's read callback, instead of iteration: the shortest way from the
     server to code that never waits. What bounds it is the consumer's `max_ack_pending`."""
@@ -114,6 +122,20 @@ class Feed:
         self._taken = 0
         self._refill_every = max(1, options.max_messages // 8)
         self._reader: asyncio.Future[None] | None = None
+        self._last_handed: Message | None = None
+        self._pinning: Pinning | None = None
+        if options.pin is not None:
+            self._pinning = Pinning(
+                connection,
+                stream,
+                consumer,
+                options.pin,
+                hand_out=self._hand_over,
+                forget=self._forget,
+                void_pulls=self._window.void,
+                sign_of_life=self._send_sign_of_life,
+                fail=self._finish,
+            )
 
         self._pulling = False
         self._last_heard = self._loop.time()
@@ -127,6 +149,15 @@ class Feed:
         state = "ended" if self._finished else "pulling" if self._pulling else "paused"
         return f"<Feed {self.stream}/{self.consumer} {state} buffered={len(self._buffer)} {self._window!r}>"
 
+    @property
+    def is_pinned(self) -> bool:
+        """Whether this reader is the pinned one, as far as it knows. Never true without a pin policy."""
+        return self._pinning is not None and self._pinning.holds
+
+    @property
+    def pin_id(self) -> str | None:
+        return self._pinning.pin_id if self._pinning is not None else None
+
     # ---- life ---------------------------------------------------------------------------------------
 
     async def start(self) -> Self:
@@ -134,6 +165,8 @@ class Feed:
         self._client.listen(self._link_changed)
         self._keeper = asyncio.create_task(self._keep(), name=f"feed {self.stream}/{self.consumer}")
         self._pulling = True
+        if self._pinning is not None:
+            self._pinning.start()
         self._refill()
         return self
 
@@ -160,14 +193,33 @@ class Feed:
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
+        if self._pinning is not None:
+            await self._pinning.stop()
         self._finish(None)
 
     async def close(self) -> None:
-        """Drain, and give what was not read back to the server: it is redelivered at once."""
+        """Drain, and give what was not read back to the server: it is redelivered at once.
+
+        A pinned reader hands over at once: it clears its pin after its pulls are closed and its acks are in.
+        """
         await self.drain()
-        while self._buffer:
-            self._take().nak()
+        if self._pinning is None:
+            while self._buffer:
+                self._take().nak()
+            self._client.push()
+            return
+        self._forget()
         self._client.push()
+        if self._pinning.holds and self._client.is_connected:
+            await self._hand_over_pin(self._pinning.group)
+
+    async def _hand_over_pin(self, group: str) -> None:
+        if self._last_handed is not None:
+            await settle_acks(self._connection, self._last_handed)
+        try:
+            await consumers.unpin(self._connection, self.stream, self.consumer, group)
+        except NotFound:
+            self._notify(Meaning.DELETED, "the consumer was gone when its pin was to be handed over")
 
     async def __aenter__(self) -> Self:
         return self
@@ -183,7 +235,7 @@ class Feed:
         return self
 
     async def __anext__(self) -> Message:
-        while not self._buffer:
+        while not self._ready():
             if self._taken:
                 self._refill()
             if self._finished:
@@ -196,7 +248,7 @@ class Feed:
     async def batches(self, size: int = 1000) -> AsyncIterator[list[Message]]:
         """Lists of up to `size` messages: all that is there, never waiting for a list to fill."""
         while True:
-            while not self._buffer:
+            while not self._ready():
                 if self._finished:
                     if self._error is not None:
                         raise self._error
@@ -222,6 +274,45 @@ class Feed:
                 return await anext(self)
         except TimeoutError:
             return None
+
+    async def fetch(self, batch: int, timeout_s: float) -> list[Message]:
+        """Up to `batch` messages: as soon as they are there, or what there is when the time is up."""
+        if not self._options.on_demand:
+            raise InvalidInput("fetch needs a feed that was opened with on_demand: others ask by themselves")
+        if batch < 1:
+            raise InvalidInput(f"a batch of {batch}: fetch at least 1 message")
+        if timeout_s <= 0:
+            raise InvalidInput(f"timeout_s is {timeout_s}: a fetch needs some time")
+        messages: list[Message] = []
+        deadline = self._loop.time() + timeout_s
+        while True:
+            while len(messages) < batch and self._ready():
+                messages.append(self._take())
+            left_s = deadline - self._loop.time()
+            if len(messages) == batch or left_s <= 0:
+                return messages
+            if self._finished:
+                if messages:
+                    return messages
+                raise self._error or FeedEnded(f"the feed on {self.stream}/{self.consumer} is closed")
+            if self._window.asked == 0 and self._trouble is None and self._client.is_connected:
+                self._send(self._window.ask_for(batch - len(messages)), left_s)
+            try:
+                async with asyncio.timeout(left_s):
+                    await self._wait_for_messages()
+            except TimeoutError:
+                continue
+
+    def _ready(self) -> bool:
+        """A message may be handed out now."""
+        if self._pinning is not None:
+            self._pinning.check_for_standstill()
+            return bool(self._buffer) and self._pinning.good
+        return bool(self._buffer)
+
+    def _forget(self) -> None:
+        self._buffer.clear()
+        self._buffered_bytes = 0
 
     def _take(self) -> Message:
         message = self._buffer.popleft()
@@ -264,24 +355,28 @@ class Feed:
         arrived = self._arrived
         if arrived:
             self._arrived = []
-            weights = [len(message.data) + len(message.raw_headers) for message in arrived]
-            self._window.delivered(len(arrived), max(weights))
+            self._window.delivered(len(arrived), max([len(one.data) + len(one.raw_headers) for one in arrived]))
             self._failures = 0
-            self._hand_over(arrived, sum(weights))
+            if self._pinning is not None:
+                self._pinning.arrived(arrived)
+            else:
+                self._hand_over(arrived)
         if self._statuses:
             statuses, self._statuses = self._statuses, []
             for subject, headers in statuses:
                 self._answered(subject, headers)
         self._refill()
 
-    def _hand_over(self, arrived: list[Message], size: int) -> None:
+    def _hand_over(self, messages: list[Message]) -> None:
+        if messages:
+            self._last_handed = messages[-1]
         if self._options.on_messages is None:
-            self._buffered_bytes += size
-            self._buffer.extend(arrived)
+            self._buffered_bytes += sum([len(one.data) + len(one.raw_headers) for one in messages])
+            self._buffer.extend(messages)
             self._wake_reader()
             return
         try:
-            self._options.on_messages(arrived)
+            self._options.on_messages(messages)
         except Exception as error:
             _log.exception("feed %s/%s: on_messages failed", self.stream, self.consumer)
             failed = FeedEnded(f"feed on {self.stream}/{self.consumer}: on_messages raised {error!r}")
@@ -297,6 +392,8 @@ class Feed:
         match self._window.answered(Pull.from_token(token), status):
             case None | Meaning.ALIVE | Meaning.ENDED | Meaning.OUT_OF_BYTES:
                 pass
+            case Meaning.PIN_LOST if self._pinning is not None:
+                self._pinning.refused()
             case Meaning.DELETED:
                 self._finish(
                     ConsumerGone(f"consumer {self.consumer!r} of stream {self.stream!r} was deleted")
@@ -337,18 +434,36 @@ class Feed:
     def _refill(self) -> None:
         if not self._pulling or self._trouble is not None or not self._client.is_connected:
             return
+        if self._options.on_demand:
+            self._wake_reader()
+            return
         self._taken = 0
         pull = self._window.ask(len(self._buffer), self._buffered_bytes)
         if pull is not None:
-            self._send(pull)
+            self._send(pull, self._options.expires_s)
 
-    def _send(self, pull: Pull) -> None:
+    def _send(self, pull: Pull, expires_s: float) -> None:
         request: dict[str, Any] = {
             "batch": pull.batch,
-            "expires": round(self._options.expires_s * 1e9),
-            "idle_heartbeat": round(self._options.heartbeat_s * 1e9),
+            "expires": round(expires_s * 1e9),
             "max_bytes": self._window.max_bytes,
         }
+        if expires_s >= _SHORTEST_WITH_HEARTBEAT_S:
+            request["idle_heartbeat"] = round(min(self._options.heartbeat_s, expires_s / 2) * 1e9)
+        self._post_pull(pull, request)
+
+    def _send_sign_of_life(self) -> None:
+        """A pull that can bring nothing, as no message has one byte: it only restarts the pin's timeout."""
+        if self._pulling and self._client.is_connected:
+            request = {"batch": 1, "max_bytes": 1, "expires": round(_SIGN_OF_LIFE_S * 1e9)}
+            self._post_pull(self._window.sign_of_life(), request)
+
+    def _post_pull(self, pull: Pull, request: dict[str, Any]) -> None:
+        request.update(self._options.pull_fields)
+        if self._pinning is not None:
+            if self._pinning.pin_id is not None:
+                request["id"] = self._pinning.pin_id
+            self._pinning.asked()
         payload = json.dumps(request, separators=(",", ":")).encode()
         reply = f"{self._inbox}.{pull.token}".encode()
         self._client.post(b"PUB %b %b %d\r\n%b\r\n" % (self._request, reply, len(payload), payload))

@@ -77,6 +77,11 @@ class LoginClient(Client):
         """Whether a socket is open."""
         return self._transport is not None and not self._transport.at_eof()
 
+    @property
+    def unsent_bytes_when_down(self) -> int:
+        """What waits for a link that is not there."""
+        return 0 if self.is_connected else self._pending_data_size + sum(map(len, self.outbox))
+
     def add_servers(self, servers: Iterable[ServerUrl]) -> None:
         """Make these servers known for reconnects, beside those that the cluster named."""
         known = {each.uri.netloc for each in self._server_pool}
@@ -104,7 +109,12 @@ class LoginClient(Client):
         await super()._process_info(info, initial_connection)
 
     async def _process_connect_init(self) -> None:
-        await super()._process_connect_init()
+        try:
+            await super()._process_connect_init()
+        except ConnectionError as error:
+            if said := await self._last_words():
+                raise nats.errors.Error(f"nats: {said}") from error
+            raise
         if self._status == Client.CONNECTED:
             return
         # nats-py goes on when the answer to its PING is neither PONG nor -ERR: the end of the link, or an
@@ -116,6 +126,26 @@ class LoginClient(Client):
                     task.cancel()
             raise LoginRefused(self._closed_in_login())
         self._status = Client.CONNECTED
+
+    async def _last_words(self) -> str:
+        """What the server said before it ended the link, where our writing failed before our reading."""
+        assert self._transport is not None
+        while not self._transport.at_eof():
+            line = await self._transport.readline()
+            if line.startswith(b"-ERR"):
+                return line[4:].decode(errors="replace").strip()
+        return ""
+
+    async def _close(self, status: int, do_cbs: bool = True) -> None:
+        try:
+            await super()._close(status, do_cbs)
+        except OSError as error:
+            # The link died under what was still to be sent. nats-py stops half way then, so let it go through
+            # once more, without that.
+            await self._error_cb(error)
+            self._pending, self._pending_data_size = [], 0
+            self._status = Client.DISCONNECTED
+            await super()._close(status, do_cbs)
 
     async def _attempt_reconnect(self) -> None:
         """nats-py's reconnect, one at a time, and never ended by an error that nats-py does not expect."""

@@ -94,6 +94,12 @@ class Message:
             return self._delivery
 
     @property
+    def is_first_of_consumer(self) -> bool:
+        """The consumer's own count starts with this delivery: it is new, or it was reset."""
+        words = self.reply.split(b".")
+        return words[6 if len(words) < 11 else 8] == b"1"
+
+    @property
     def sequence(self) -> int:
         """The message's sequence in the stream."""
         return self.delivery.sequence

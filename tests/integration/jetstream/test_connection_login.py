@@ -250,28 +250,59 @@ async def test_creds_of_a_strange_account(realm: Realm, tmp_path: Path) -> None:
         await keylane.connect(realm.server.url, creds_file=path)
 
 
-async def test_expired_creds_end_the_connection_with_the_reason(realm: Realm, tmp_path: Path) -> None:
-    path = realm.write_creds(tmp_path / "user.creds", lives_s=2)
-    reasons: list[str] = []
-    connection = await keylane.connect(realm.server.url, creds_file=path, on_close=reasons.append)
-    async with connection:
-        reason = await connection.wait_closed()
-        assert "refused the login on a reconnect" in reason
-        assert connection.closed_reason == reason
-        assert reasons == [reason]
-        with pytest.raises(Disconnected, match="refused the login"):
-            await connection.api.request("INFO")
-
-
-async def test_renewed_creds_are_used_on_the_reconnect(realm: Realm, tmp_path: Path) -> None:
-    path = realm.write_creds(tmp_path / "user.creds", lives_s=2)
+async def test_expired_creds_end_the_connection_and_renewed_ones_do_not(
+    realm: Realm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("keylane.jetstream.dialing.RECONNECT_WAIT_S", (0.05, 0.1))
+    expiring = realm.write_creds(tmp_path / "expiring.creds", lives_s=2)
+    renewed = realm.write_creds(tmp_path / "renewed.creds", lives_s=2)
     lost: list[str] = []
+    closed: list[str] = []
     back = asyncio.Event()
-    async with await keylane.connect(
-        realm.server.url, creds_file=path, on_disconnect=lost.append, on_reconnect=lambda _: back.set()
-    ) as connection:
-        realm.write_creds(path)
-        async with asyncio.timeout(10):
-            await back.wait()
+    async with (
+        asyncio.timeout(10),
+        await keylane.connect(realm.server.url, creds_file=expiring, on_close=closed.append) as doomed,
+        await keylane.connect(
+            realm.server.url,
+            creds_file=renewed,
+            on_disconnect=lost.append,
+            on_reconnect=lambda _: back.set(),
+        ) as lucky,
+    ):
+        realm.write_creds(renewed)
+        reason = await doomed.wait_closed()
+        assert "refused the login on a reconnect" in reason
+        assert doomed.closed_reason == reason
+        assert closed == [reason]
+        with pytest.raises(Disconnected, match="refused the login"):
+            await doomed.api.request("INFO")
+        await back.wait()
         assert lost == ["user authentication expired"]
+        assert await lucky.api.request("INFO")
+
+
+async def test_creds_that_became_unreadable_are_told_and_tried_again(
+    realm: Realm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("keylane.jetstream.dialing.RECONNECT_WAIT_S", (0.05, 0.1))
+    path = realm.write_creds(tmp_path / "user.creds")
+    told, back = asyncio.Event(), asyncio.Event()
+    errors: list[Exception] = []
+
+    def note(error: Exception) -> None:
+        errors.append(error)
+        told.set()
+
+    async with (
+        asyncio.timeout(10),
+        await keylane.connect(
+            realm.server.url, creds_file=path, on_error=note, on_reconnect=lambda _: back.set()
+        ) as connection,
+    ):
+        path.write_text("half a file")
+        await connection.nats.force_reconnect()
+        await told.wait()
+        assert "not a creds file" in str(errors[0])
+        realm.write_creds(path)
+        await back.wait()
         assert await connection.api.request("INFO")

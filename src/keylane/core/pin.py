@@ -1,0 +1,181 @@
+"""Whether this reader is the pinned one, as a table of transitions.
+
+Theory of operation. With the policy `pinned_client` the server chooses one client and sends it all messages, each
+with a pin id; the others wait as standby. The choice is not a lock: the server may move on (timeout, admin) while
+the old client still works, and it does not wait for messages in flight. So a reader that becomes pinned may be given
+message 8 first while 2 to 7 are still unacknowledged elsewhere. To take over in order it resets the consumer and
+drops what it was given before. A reset starts the consumer's own count again, so a delivery with consumer sequence 1
+is the first one after a reset, whatever else is still on its way; the reset keeps the pin and the open pulls.
+
+`step` says what to do with each event; `jetstream/pinning.py` does it. Nothing here knows a clock or a socket.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+
+class Phase(Enum):
+    """Where a reader stands."""
+
+    STANDBY = auto()
+    """Not pinned: pulls carry no pin id."""
+    RESETTING = auto()
+    """Pinned, reset asked for: what arrives is from before it."""
+    REWOUND = auto()
+    """Pinned, deliveries start anew, but the reset is not confirmed: it could still start them once more."""
+    AWAITING = auto()
+    """Pinned, reset confirmed, and its first delivery is not here yet."""
+    PINNED = auto()
+    """Pinned, deliveries are good."""
+    DOUBTING = auto()
+    """Pinned as far as we know, but this process stood still for long: ask the server before going on."""
+
+
+class Event(Enum):
+    """What can happen to a reader."""
+
+    FIRST = auto()
+    """A delivery under another pin id, and the consumer delivered nothing before it (or no reset is wanted)."""
+    LATER = auto()
+    """A delivery under another pin id, after deliveries to somebody else."""
+    SAME = auto()
+    """A delivery under our pin id."""
+    RESTARTED = auto()
+    """A delivery under our pin id with consumer sequence 1: the consumer was reset."""
+    RESET_DONE = auto()
+    RESET_FAILED = auto()
+    REFUSED = auto()
+    """The server refused our pin id (423)."""
+    STALLED = auto()
+    """This process did not run for longer than the pin may last."""
+    CONFIRMED = auto()
+    """The server says that we are pinned."""
+    DENIED = auto()
+    """The server says that we are not."""
+
+
+class Action(Enum):
+    """What the reader's owner does, in this order."""
+
+    TELL_UNPINNED = auto()
+    FORGET = auto()
+    """Drop everything that no handler has seen yet: it will be delivered again, to whoever is pinned."""
+    ADOPT = auto()
+    """Keep the delivery's pin id and send it with every pull."""
+    DISCARD_ID = auto()
+    """Pull without an id from now on."""
+    TELL_PINNED = auto()
+    RELEASE = auto()
+    """Hand out what was held."""
+    DELIVER = auto()
+    HOLD = auto()
+    DROP = auto()
+    RESET = auto()
+    VERIFY = auto()
+
+
+_A, _E, _P = Action, Event, Phase
+_TO_STANDBY = (_A.TELL_UNPINNED, _A.FORGET, _A.DISCARD_ID)
+_QUIETLY_TO_STANDBY = (_A.FORGET, _A.DISCARD_ID)
+
+# fmt: off
+TRANSITIONS: dict[tuple[Phase, Event], tuple[Phase, tuple[Action, ...]]] = {
+    (_P.STANDBY,   _E.FIRST):        (_P.PINNED,    (_A.ADOPT, _A.TELL_PINNED, _A.DELIVER)),
+    (_P.STANDBY,   _E.LATER):        (_P.RESETTING, (_A.ADOPT, _A.DROP, _A.RESET)),
+    (_P.STANDBY,   _E.REFUSED):      (_P.STANDBY,   (_A.DISCARD_ID,)),
+    (_P.STANDBY,   _E.STALLED):      (_P.STANDBY,   ()),
+
+    (_P.RESETTING, _E.FIRST):        (_P.RESETTING, (_A.FORGET, _A.ADOPT, _A.DROP, _A.RESET)),
+    (_P.RESETTING, _E.LATER):        (_P.RESETTING, (_A.FORGET, _A.ADOPT, _A.DROP, _A.RESET)),
+    (_P.RESETTING, _E.SAME):         (_P.RESETTING, (_A.DROP,)),
+    (_P.RESETTING, _E.RESTARTED):    (_P.REWOUND,   (_A.FORGET, _A.HOLD)),
+    (_P.RESETTING, _E.RESET_DONE):   (_P.AWAITING,  (_A.TELL_PINNED,)),
+    (_P.RESETTING, _E.RESET_FAILED): (_P.RESETTING, (_A.RESET,)),
+    (_P.RESETTING, _E.REFUSED):      (_P.STANDBY,   _QUIETLY_TO_STANDBY),
+    (_P.RESETTING, _E.STALLED):      (_P.STANDBY,   _QUIETLY_TO_STANDBY),
+
+    (_P.REWOUND,   _E.FIRST):        (_P.RESETTING, (_A.FORGET, _A.ADOPT, _A.DROP, _A.RESET)),
+    (_P.REWOUND,   _E.LATER):        (_P.RESETTING, (_A.FORGET, _A.ADOPT, _A.DROP, _A.RESET)),
+    (_P.REWOUND,   _E.SAME):         (_P.REWOUND,   (_A.HOLD,)),
+    (_P.REWOUND,   _E.RESTARTED):    (_P.REWOUND,   (_A.FORGET, _A.HOLD)),
+    (_P.REWOUND,   _E.RESET_DONE):   (_P.PINNED,    (_A.TELL_PINNED, _A.RELEASE)),
+    (_P.REWOUND,   _E.RESET_FAILED): (_P.RESETTING, (_A.FORGET, _A.RESET)),
+    (_P.REWOUND,   _E.REFUSED):      (_P.STANDBY,   _QUIETLY_TO_STANDBY),
+    (_P.REWOUND,   _E.STALLED):      (_P.STANDBY,   _QUIETLY_TO_STANDBY),
+
+    (_P.AWAITING,  _E.FIRST):        (_P.RESETTING, (_A.TELL_UNPINNED, _A.FORGET, _A.ADOPT, _A.DROP, _A.RESET)),
+    (_P.AWAITING,  _E.LATER):        (_P.RESETTING, (_A.TELL_UNPINNED, _A.FORGET, _A.ADOPT, _A.DROP, _A.RESET)),
+    (_P.AWAITING,  _E.SAME):         (_P.AWAITING,  (_A.DROP,)),
+    (_P.AWAITING,  _E.RESTARTED):    (_P.PINNED,    (_A.DELIVER,)),
+    (_P.AWAITING,  _E.REFUSED):      (_P.STANDBY,   _TO_STANDBY),
+    (_P.AWAITING,  _E.STALLED):      (_P.STANDBY,   _TO_STANDBY),
+
+    (_P.PINNED,    _E.FIRST):        (_P.PINNED,    (_A.TELL_UNPINNED, _A.FORGET, _A.ADOPT, _A.TELL_PINNED, _A.DELIVER)),
+    (_P.PINNED,    _E.LATER):        (_P.RESETTING, (_A.TELL_UNPINNED, _A.FORGET, _A.ADOPT, _A.DROP, _A.RESET)),
+    (_P.PINNED,    _E.SAME):         (_P.PINNED,    (_A.DELIVER,)),
+    (_P.PINNED,    _E.RESTARTED):    (_P.PINNED,    (_A.FORGET, _A.DELIVER)),
+    (_P.PINNED,    _E.REFUSED):      (_P.STANDBY,   _TO_STANDBY),
+    (_P.PINNED,    _E.STALLED):      (_P.DOUBTING,  (_A.VERIFY,)),
+
+    (_P.DOUBTING,  _E.FIRST):        (_P.RESETTING, (_A.TELL_UNPINNED, _A.FORGET, _A.ADOPT, _A.DROP, _A.RESET)),
+    (_P.DOUBTING,  _E.LATER):        (_P.RESETTING, (_A.TELL_UNPINNED, _A.FORGET, _A.ADOPT, _A.DROP, _A.RESET)),
+    (_P.DOUBTING,  _E.SAME):         (_P.DOUBTING,  (_A.HOLD,)),
+    (_P.DOUBTING,  _E.RESTARTED):    (_P.DOUBTING,  (_A.FORGET, _A.HOLD)),
+    (_P.DOUBTING,  _E.REFUSED):      (_P.STANDBY,   _TO_STANDBY),
+    (_P.DOUBTING,  _E.STALLED):      (_P.DOUBTING,  (_A.VERIFY,)),
+    (_P.DOUBTING,  _E.CONFIRMED):    (_P.PINNED,    (_A.RELEASE,)),
+    (_P.DOUBTING,  _E.DENIED):       (_P.STANDBY,   _TO_STANDBY),
+}
+# fmt: on
+
+_LATE_ANSWERS = frozenset((_E.RESET_DONE, _E.RESET_FAILED, _E.CONFIRMED, _E.DENIED))
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """What of a delivery matters here."""
+
+    pin_id: str
+    consumer_sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A reader's view of its pin."""
+
+    phase: Phase = Phase.STANDBY
+    pin_id: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<Pin {self.phase.name.lower()} {self.pin_id or ''}>".replace(" >", ">")
+
+    @property
+    def holds(self) -> bool:
+        """The server chose us, as far as we know, and our deliveries are in order."""
+        return self.phase in (Phase.PINNED, Phase.AWAITING, Phase.DOUBTING)
+
+
+def event_of(pin: Pin, delivered: Delivered, *, reset_on_takeover: bool) -> Event:
+    """What a delivery means to a reader in this state."""
+    restarted = delivered.consumer_sequence == 1
+    if pin.pin_id == delivered.pin_id:
+        return Event.RESTARTED if restarted else Event.SAME
+    return Event.FIRST if restarted or not reset_on_takeover else Event.LATER
+
+
+def step(pin: Pin, event: Event, delivered: Delivered | None = None) -> tuple[Pin, tuple[Action, ...]]:
+    """The next state, and what to do."""
+    if (pin.phase, event) not in TRANSITIONS:
+        # An answer to a question that the reader has no use for any more.
+        assert event in _LATE_ANSWERS, f"{event} cannot happen in {pin.phase}"
+        return pin, ()
+    phase, actions = TRANSITIONS[pin.phase, event]
+    pin_id = pin.pin_id
+    if Action.ADOPT in actions:
+        assert delivered is not None
+        pin_id = delivered.pin_id
+    elif Action.DISCARD_ID in actions:
+        pin_id = None
+    return Pin(phase, pin_id), actions

@@ -1,0 +1,268 @@
+"""Performs what `core/pin.py` decides, for one feed.
+
+Sorts every delivery (hand out, hold, drop), resets the consumer on a takeover, asks the server after a standstill
+of this process, and sends a sign of life while the feed has no room for messages. It never nacks what it drops: by
+then another reader may be at work on the same message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from keylane.core.pin import Action, Delivered, Event, Phase, Pin, event_of, step
+from keylane.errors import ConsumerGone, KeylaneError, NotFound, RequestTimeout
+from keylane.jetstream import consumers
+from keylane.jetstream.headers import parse_headers
+from keylane.jetstream.message import Message
+
+if TYPE_CHECKING:
+    from keylane.jetstream.connection import Connection
+
+_log = logging.getLogger("keylane.pin")
+
+PIN_HEADER = "Nats-Pin-Id"
+_RETRY_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinOptions:
+    """How a feed takes part in a `pinned_client` group."""
+
+    group: str
+    timeout_s: float
+    """The consumer's priority_timeout."""
+    reset_on_takeover: bool
+    on_pinned: Callable[[str], None] | None = None
+    """Told the pin id before the first message under it is handed out."""
+    on_unpinned: Callable[[str], None] | None = None
+    """Told the pin id when it is known to be lost. A handler may be at work at that moment."""
+
+
+class Pinning:
+    """The pin of one feed."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        stream: str,
+        consumer: str,
+        options: PinOptions,
+        *,
+        hand_out: Callable[[list[Message]], None],
+        forget: Callable[[], None],
+        void_pulls: Callable[[], None],
+        sign_of_life: Callable[[], None],
+        fail: Callable[[KeylaneError], None],
+    ) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._consumer = consumer
+        self._options = options
+        self._hand_out = hand_out
+        self._forget = forget
+        self._void_pulls = void_pulls
+        self._sign_of_life = sign_of_life
+        self._fail = fail
+        self._loop = asyncio.get_running_loop()
+        self._pin = Pin()
+        self._marker = b""
+        self._held: list[Message] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._attempt = 0
+        self._ran_at = self._loop.time()
+        self._asked_at = self._ran_at
+        self._beat: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return repr(self._pin)
+
+    @property
+    def group(self) -> str:
+        return self._options.group
+
+    @property
+    def pin_id(self) -> str | None:
+        return self._pin.pin_id
+
+    @property
+    def holds(self) -> bool:
+        return self._pin.holds
+
+    @property
+    def good(self) -> bool:
+        """Messages may be handed to handlers now."""
+        return self._pin.phase is Phase.PINNED
+
+    def start(self) -> None:
+        self._tick()
+
+    async def stop(self) -> None:
+        if self._beat is not None:
+            self._beat.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # ---- what happens -------------------------------------------------------------------------------
+
+    def arrived(self, messages: list[Message]) -> None:
+        """Sort a batch; what may be handed out is handed out in one go."""
+        self.check_for_standstill()
+        good: list[Message] = []
+        marker = self._marker
+        for message in messages:
+            if self.good and marker in message.raw_headers and not message.is_first_of_consumer:
+                good.append(message)
+                continue
+            delivered = Delivered(
+                parse_headers(message.raw_headers).get(PIN_HEADER, ""), message.delivery.consumer_sequence
+            )
+            event = event_of(self._pin, delivered, reset_on_takeover=self._options.reset_on_takeover)
+            if event is Event.RESTARTED:
+                good.clear()
+            self._perform(event, delivered, message, good)
+            marker = self._marker
+        if good:
+            self._hand_out(good)
+
+    def refused(self) -> None:
+        """The server answered 423 to one of our pulls."""
+        self._perform(Event.REFUSED)
+
+    def asked(self) -> None:
+        """A pull was sent: the server starts the pin's timeout anew."""
+        self._asked_at = self._loop.time()
+
+    def check_for_standstill(self) -> None:
+        """Did this process run at all lately? A stopped process, or a blocked event loop, may have lost its pin."""
+        now = self._loop.time()
+        if now - self._ran_at > self._options.timeout_s and self._pin.phase is not Phase.STANDBY:
+            self._ran_at = now
+            _log.warning("%s/%s: this process stood still; checking the pin", self._stream, self._consumer)
+            self._perform(Event.STALLED)
+
+    # ---- what is done -------------------------------------------------------------------------------
+
+    def _perform(
+        self,
+        event: Event,
+        delivered: Delivered | None = None,
+        message: Message | None = None,
+        good: list[Message] | None = None,
+    ) -> None:
+        before = self._pin
+        self._pin, actions = step(before, event, delivered)
+        if self._pin.phase is not before.phase:
+            _log.info("%s/%s: %s, %r -> %r", self._stream, self._consumer, event.name, before, self._pin)
+        for action in actions:
+            match action:
+                case Action.TELL_UNPINNED:
+                    self._tell(self._options.on_unpinned, before.pin_id)
+                case Action.FORGET:
+                    self._held.clear()
+                    if good is not None:
+                        good.clear()
+                    self._forget()
+                case Action.ADOPT:
+                    self._marker = f"{PIN_HEADER}: {self._pin.pin_id}\r\n".encode()
+                case Action.DISCARD_ID:
+                    self._void_pulls()
+                case Action.TELL_PINNED:
+                    self._tell(self._options.on_pinned, self._pin.pin_id)
+                case Action.RELEASE:
+                    held, self._held = self._held, []
+                    self._hand_out(held)
+                case Action.DELIVER:
+                    assert message is not None
+                    assert good is not None
+                    good.append(message)
+                case Action.HOLD:
+                    assert message is not None
+                    self._held.append(message)
+                case Action.DROP:
+                    pass
+                case Action.RESET:
+                    self._attempt += 1
+                    self._spawn(self._reset(self._attempt))
+                case Action.VERIFY:
+                    self._attempt += 1
+                    self._spawn(self._verify(self._attempt))
+
+    def _tell(self, hook: Callable[[str], None] | None, pin_id: str | None) -> None:
+        if hook is not None:
+            hook(pin_id or "")
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _reset(self, attempt: int) -> None:
+        event = Event.RESET_DONE
+        try:
+            await consumers.reset(self._connection, self._stream, self._consumer)
+        except NotFound as error:
+            self._fail(_gone(self._stream, self._consumer, error))
+            return
+        except KeylaneError as error:
+            _log.warning(
+                "%s/%s: reset on takeover failed, trying again: %s", self._stream, self._consumer, error
+            )
+            await asyncio.sleep(_RETRY_S)
+            event = Event.RESET_FAILED
+        if attempt == self._attempt:
+            self._perform(event)
+
+    async def _verify(self, attempt: int) -> None:
+        event: Event | None = None
+        while event is None and attempt == self._attempt:
+            try:
+                info = await consumers.info(self._connection, self._stream, self._consumer)
+            except NotFound as error:
+                self._fail(_gone(self._stream, self._consumer, error))
+                return
+            except KeylaneError as error:
+                _log.warning(
+                    "%s/%s: cannot check the pin, trying again: %s", self._stream, self._consumer, error
+                )
+                await asyncio.sleep(_RETRY_S)
+                continue
+            ours = any(
+                state.group == self._options.group and state.pinned_client_id == self._pin.pin_id
+                for state in info.priority_groups
+            )
+            event = Event.CONFIRMED if ours else Event.DENIED
+        if event is not None and attempt == self._attempt:
+            self._perform(event)
+
+    def _tick(self) -> None:
+        self.check_for_standstill()
+        now = self._loop.time()
+        self._ran_at = now
+        if self._pin.pin_id is not None and now - self._asked_at > self._options.timeout_s / 3:
+            self._sign_of_life()
+        self._beat = self._loop.call_later(self._options.timeout_s / 6, self._tick)
+
+
+async def settle_acks(connection: Connection, last: Message, timeout_s: float = 2.0) -> None:
+    """Wait until the server has processed every ack that was sent before this call.
+
+    An in-progress sign is answered after the acks before it, and changes nothing on a message that is done.
+    """
+    client = connection.nats
+    client.push()
+    try:
+        async with asyncio.timeout(timeout_s):
+            await client.request(last.reply.decode(), b"+WPI", timeout=timeout_s)
+    except TimeoutError as error:
+        raise RequestTimeout(f"the server did not confirm the last acks within {timeout_s} s") from error
+
+
+def _gone(stream: str, consumer: str, error: NotFound) -> ConsumerGone:
+    gone = ConsumerGone(f"consumer {consumer!r} of stream {stream!r} does not exist any more")
+    gone.__cause__ = error
+    return gone

@@ -1,0 +1,26 @@
+"""Pull consumer priority groups (ADR-42): overflow, pinned client and prioritized.
+
+`rules` has what is checked before a call, `consumers` creates and inspects, `reading` reads, `advisories` listens.
+"""
+
+from __future__ import annotations
+
+from keylane.jetstream.consumers import ConsumerConfig, PriorityGroupState
+from keylane.priority.advisories import Pinned, Unpinned, advisories
+from keylane.priority.consumers import create, group_state, unpin, update
+from keylane.priority.reading import consume, fetch, open_fetcher
+
+__all__ = [
+    "ConsumerConfig",
+    "Pinned",
+    "PriorityGroupState",
+    "Unpinned",
+    "advisories",
+    "consume",
+    "create",
+    "fetch",
+    "group_state",
+    "open_fetcher",
+    "unpin",
+    "update",
+]

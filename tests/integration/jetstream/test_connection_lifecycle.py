@@ -1,0 +1,345 @@
+"""From the first login to the end: loss, return, hooks, refusals, closing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+import keylane
+from keylane.errors import (
+    AuthenticationFailed,
+    Disconnected,
+    InvalidInput,
+    RequestTimeout,
+    ServerTooOld,
+    ServerUnreachable,
+)
+from keylane.jetstream.hooks import Hooks
+from keylane.server import NatsCluster, NatsServer
+
+
+class Diary:
+    """Hooks that write down what they are told."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[str, object]] = []
+        self.hooks = Hooks(
+            on_disconnect=lambda reason: self.note("lost", reason),
+            on_reconnect=lambda server: self.note("back", server),
+            on_error=lambda error: self.note("error", error),
+            on_close=lambda reason: self.note("closed", reason),
+        )
+        self._grown = asyncio.Event()
+
+    def note(self, what: str, about: object) -> None:
+        self.entries.append((what, about))
+        self._grown.set()
+
+    def all(self, what: str | type[Exception]) -> list[object]:
+        if isinstance(what, str):
+            return [about for kind, about in self.entries if kind == what]
+        return [about for _, about in self.entries if isinstance(about, what)]
+
+    async def until(self, what: str | type[Exception], times: int = 1) -> None:
+        async with asyncio.timeout(10):
+            while len(self.all(what)) < times:
+                self._grown.clear()
+                await self._grown.wait()
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keylane.jetstream.dialing.RECONNECT_WAIT_S", (0.05, 0.1))
+
+
+# ---- loss and return --------------------------------------------------------------------------------------
+
+
+async def test_a_restart_is_survived_and_told() -> None:
+    diary = Diary()
+    with NatsServer.start() as server:
+        async with await keylane.connect(server.url) as connection:
+            connection.observe(diary.hooks)
+            await connection.api.request("STREAM.CREATE.S", {"name": "S", "subjects": ["s"]})
+            await asyncio.to_thread(server.restart)
+            await diary.until("back")
+            assert connection.is_connected
+            assert (await connection.api.request("STREAM.INFO.S"))["config"]["name"] == "S"
+        assert diary.all("lost") == ["unexpected EOF"]
+        assert diary.all("back") == [server.url]
+        assert all(isinstance(error, ServerUnreachable) for error in diary.all("error"))
+        assert diary.all("closed") == ["closed by the program"]
+
+
+async def test_a_long_outage_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    diary = Diary()
+    with NatsServer.start() as server:
+        async with await keylane.connect(server.url) as connection:
+            connection.observe(diary.hooks)
+            with caplog.at_level(logging.INFO, "keylane"):
+                server.kill()
+                await diary.until("error", 3)
+            assert f"{server.url} reconnecting" in repr(connection)
+            loud = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+            assert len(loud) == 2
+            assert loud[0].startswith(f"lost {server.url}")
+            assert "Connect call failed" in loud[1]
+
+
+async def test_a_request_under_way_ends_when_the_link_does() -> None:
+    diary = Diary()
+    with NatsServer.start() as server:
+        async with await keylane.connect(server.url) as connection:
+            connection.observe(diary.hooks)
+            signal_server(server.pid, signal.SIGSTOP)
+            asked = asyncio.ensure_future(connection.api.request("INFO", timeout_s=30))
+            await asyncio.sleep(0)  # the request is on its way
+            server.kill()
+            with pytest.raises(Disconnected, match=r"no answer on \$JS\.API\.INFO: the connection was lost"):
+                await asked
+            await diary.until("lost")
+            with pytest.raises(RequestTimeout, match=r"within 0\.2 s; the connection is down"):
+                await connection.api.request("INFO", timeout_s=0.2)
+
+
+async def test_another_node_of_the_cluster_takes_over(nats_cluster: NatsCluster) -> None:
+    diary = Diary()
+    async with await keylane.connect(nats_cluster.urls[0]) as connection:
+        connection.observe(diary.hooks)
+        first = connection.server
+        known = {uri.geturl() for uri in connection.nats.servers}
+        assert known >= set(nats_cluster.urls)
+        await connection.nats.force_reconnect()
+        await diary.until("back")
+        assert await connection.api.request("INFO")
+        assert first in known
+        assert diary.all("lost") == ["a reconnect was asked for"]
+
+
+async def test_a_server_that_became_too_old_is_told_and_tried_again() -> None:
+    """A node that was downgraded must not end the connection for good: another may be fine."""
+    diary = Diary()
+    with NatsServer.start() as server:
+        async with await keylane.connect(server.url) as connection:
+            connection.observe(diary.hooks)
+            server.kill()
+            await diary.until("lost")
+
+            async def old(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                writer.write(b'INFO {"server_id":"X","version":"2.9.0","max_payload":1024}\r\n')
+                await reader.read()
+                writer.close()
+
+            fake = await asyncio.start_server(old, "127.0.0.1", server.port, reuse_address=True)
+            async with fake:
+                await diary.until(ServerTooOld)
+            await asyncio.to_thread(server.restart)
+            await diary.until("back")
+            assert await connection.api.request("INFO")
+
+
+async def test_refused_credentials_end_a_lost_connection() -> None:
+    diary = Diary()
+    with NatsServer.start(extra_config="authorization { user: a, password: old }") as server:
+        connection = await keylane.connect(server.url, user="a", password="old")  # noqa: S106
+        async with connection:
+            connection.observe(diary.hooks)
+            config = server.store_dir / "server.conf"
+            config.write_text(config.read_text().replace("password: old", "password: new"))
+            signal_server(server.pid, signal.SIGHUP)
+            async with asyncio.timeout(10):
+                reason = await connection.wait_closed()
+            assert "refused the login on a reconnect (Authorization Violation)" in reason
+            assert diary.all("closed") == [reason]
+            assert any(isinstance(error, AuthenticationFailed) for error in diary.all("error"))
+            assert connection.is_closed
+            assert reason in repr(connection)
+            started = time.monotonic()
+            with pytest.raises(Disconnected, match="Authorization Violation"):
+                await connection.api.request("INFO")
+            with pytest.raises(Disconnected, match="Authorization Violation"):
+                await connection.flush()
+            assert time.monotonic() - started < 1
+
+
+@pytest.mark.filterwarnings("ignore:parameter 'timeout' of type 'float':DeprecationWarning")  # nats-py's
+async def test_a_websocket_and_its_return() -> None:
+    pytest.importorskip("aiohttp", reason="websocket connections need aiohttp")
+    diary = Diary()
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        port = reserved.getsockname()[1]
+    with NatsServer.start(
+        extra_config=f'websocket {{ host: "127.0.0.1", port: {port}, no_tls: true }}'
+    ) as server:
+        async with await keylane.connect(f"ws://127.0.0.1:{port}") as connection:
+            connection.observe(diary.hooks)
+            assert await connection.api.request("INFO")
+            await asyncio.to_thread(server.restart)
+            await diary.until("back")
+            assert await connection.api.request("INFO")
+
+
+# ---- hooks ----------------------------------------------------------------------------------------------
+
+
+async def test_a_hook_that_fails_harms_nothing(
+    nats_server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    diary = Diary()
+
+    def broken(server: str) -> None:
+        raise RuntimeError(f"cannot bear {server}")
+
+    async with await keylane.connect(nats_server.url, on_reconnect=broken) as connection:
+        connection.observe(diary.hooks)
+        await connection.nats.force_reconnect()
+        await diary.until("back")
+        assert await connection.api.request("INFO")
+    assert "cannot bear" in caplog.text
+
+
+async def test_hooks_can_be_taken_away(nats_server: NatsServer) -> None:
+    kept, dropped = Diary(), Diary()
+    async with await keylane.connect(nats_server.url) as connection:
+        connection.observe(kept.hooks)
+        connection.observe(dropped.hooks)()
+    assert kept.all("closed") == ["closed by the program"]
+    assert dropped.entries == []
+
+
+# ---- the end ----------------------------------------------------------------------------------------------
+
+
+async def test_close_can_be_repeated_and_gives_the_reason(nats_server: NatsServer) -> None:
+    connection = await keylane.connect(nats_server.url)
+    assert connection.closed_reason is None
+    await connection.close()
+    await connection.close()
+    await connection.drain()
+    assert await connection.wait_closed() == "closed by the program"
+    with pytest.raises(Disconnected, match="was not asked: the connection is closed"):
+        await connection.api.request("INFO")
+
+
+async def test_close_ends_requests_that_wait(nats_server: NatsServer) -> None:
+    connection = await keylane.connect(nats_server.url)
+    await connection.nats.subscribe("$JS.API.NOBODY.HOME")
+    asked = asyncio.ensure_future(connection.api.request("NOBODY.HOME", timeout_s=30))
+    await connection.nats.flush()
+    await connection.close()
+    with pytest.raises(Disconnected, match="the connection is closed"):
+        await asked
+
+
+async def test_close_while_reconnecting_is_quick() -> None:
+    diary = Diary()
+    with NatsServer.start() as server:
+        connection = await keylane.connect(server.url)
+        connection.observe(diary.hooks)
+        server.kill()
+        await diary.until("error")
+        started = time.monotonic()
+        await connection.close()
+        assert time.monotonic() - started < 1.5
+        assert connection.closed_reason == "closed by the program"
+
+
+async def test_close_has_a_deadline() -> None:
+    with NatsServer.start() as server:
+        connection = await keylane.connect(server.url)
+        signal_server(server.pid, signal.SIGSTOP)
+        try:
+            chunk = bytes(512 * 1024)
+            connection.nats.post(b"PUB x %d\r\n%b\r\n" % (len(chunk), chunk) * 32)
+            connection.nats.push()
+            started = time.monotonic()
+            await connection.close(timeout_s=0.3)
+            assert time.monotonic() - started < 2
+        finally:
+            signal_server(server.pid, signal.SIGCONT)
+        assert connection.is_closed
+
+
+async def test_drain_lets_messages_be_handled(nats_server: NatsServer) -> None:
+    handled: list[bytes] = []
+
+    async def slowly(message: object) -> None:
+        await asyncio.sleep(0.01)
+        handled.append(message.data)  # type: ignore[attr-defined]
+
+    connection = await keylane.connect(nats_server.url)
+    await connection.nats.subscribe("drained", cb=slowly)
+    for number in range(10):
+        await connection.nats.publish("drained", b"%d" % number)
+    await connection.nats.flush()
+    await connection.drain()
+    assert handled == [b"%d" % number for number in range(10)]
+    assert connection.closed_reason == "drained and closed by the program"
+
+
+async def test_drain_has_a_deadline(nats_server: NatsServer) -> None:
+    async def stuck(message: object) -> None:
+        await asyncio.sleep(60)
+
+    connection = await keylane.connect(nats_server.url)
+    await connection.nats.subscribe("stuck", cb=stuck)
+    await connection.nats.publish("stuck", b"")
+    await connection.nats.flush()
+    with pytest.raises(RequestTimeout, match=r"took longer than 0\.2 s"):
+        await connection.drain(timeout_s=0.2)
+    assert connection.is_closed
+
+
+async def test_deadlines_are_checked(nats_server: NatsServer) -> None:
+    async with await keylane.connect(nats_server.url) as connection:
+        for wait in (connection.close, connection.drain, connection.flush):
+            with pytest.raises(InvalidInput, match="timeout_s"):
+                await wait(timeout_s=0)
+        await connection.flush()
+
+
+# ---- facts ------------------------------------------------------------------------------------------------
+
+
+async def test_facts_about_the_server(nats_server: NatsServer) -> None:
+    async with await keylane.connect(nats_server.url, name="facts") as connection:
+        assert connection.server_version == nats_server.version
+        assert connection.supports("consumer_reset")
+        connection.require("consumer_reset")
+        assert nats_server.url in repr(connection)
+        names = [each.get("name") for each in nats_server.monitor("connz")["connections"]]
+        assert "facts" in names
+
+
+async def test_a_missing_feature_is_named(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with await keylane.connect(nats_server.url) as connection:
+        monkeypatch.setitem(connection.nats._server_info, "version", "2.11.3")
+        assert not connection.supports("consumer_reset")
+        with pytest.raises(ServerTooOld, match=r"consumer reset needs nats-server 2\.14\.0 .* runs 2\.11\.3"):
+            connection.require("consumer_reset")
+
+
+def test_the_package_alone_does_not_load_the_client() -> None:
+    script = (
+        "import sys, keylane; assert 'nats' not in sys.modules; "
+        "assert 'connect' in dir(keylane); keylane.connect; assert 'nats' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=30)
+
+
+def test_an_unknown_name_in_the_package() -> None:
+    with pytest.raises(AttributeError, match="teleport"):
+        keylane.teleport  # type: ignore[attr-defined]  # noqa: B018
+
+
+def signal_server(pid: int, number: signal.Signals) -> None:
+    os.kill(pid, number)
