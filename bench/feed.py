@@ -93,7 +93,9 @@ def _contestants(url: str, setting: Setting, say: Say) -> list[Contestant]:
         say(f"left out: {GO} ({missing})")
     else:
         contestants.append(
-            Contestant(GO, lambda number: [str(peer), "consume", *arguments(GO, number), "--pull-max", "1000"])
+            Contestant(
+                GO, lambda number: [str(peer), "consume", *arguments(GO, number), "--pull-max", "1000"]
+            )
         )
     return contestants
 
@@ -102,7 +104,10 @@ async def _prepare(url: str, setting: Setting, names: list[str], rounds: int) ->
     """The stream, filled, and a consumer for every run."""
     async with await keylane.connect(url) as connection:
         await streams.create(
-            connection, streams.StreamConfig(name="BENCH", subjects=["bench.>"], storage=setting.storage)
+            connection,
+            streams.StreamConfig(
+                name="BENCH", subjects=["bench.>"], storage=streams.StorageType(setting.storage)
+            ),
         )
         messages = (Outgoing(f"bench.{number % KEYS}", PAYLOAD) for number in range(setting.count))
         results = await publish_many(connection, messages)
@@ -112,7 +117,9 @@ async def _prepare(url: str, setting: Setting, names: list[str], rounds: int) ->
         for name in names:
             for number in range(rounds):
                 config = consumers.ConsumerConfig(
-                    durable_name=_consumer(name, number), max_ack_pending=setting.max_ack_pending, ack_wait_s=30
+                    durable_name=_consumer(name, number),
+                    max_ack_pending=setting.max_ack_pending,
+                    ack_wait_s=30,
                 )
                 await consumers.create(connection, "BENCH", config)
 

@@ -40,7 +40,7 @@ class _Parser:
         self._client = client
 
     def reset(self) -> None:
-        self._client.scanner.reset()
+        self._client.forget_input()
 
     async def parse(self, data: bytes = b"") -> None:
         self._client.scanner.scan(data)
@@ -61,7 +61,7 @@ class Client(nats.aio.client.Client):
         self._scan_error: BaseException | None = None
         self._ended = False
 
-    async def connect(self, *args: Any, **options: Any) -> None:
+    async def connect(self, servers: str | list[str], **options: Any) -> None:  # type: ignore[override]  # passed on
         """As nats-py's `connect`; link listeners hear of losses and recoveries before the callbacks do."""
         disconnected = options.pop("disconnected_cb", None)
         reconnected = options.pop("reconnected_cb", None)
@@ -76,7 +76,7 @@ class Client(nats.aio.client.Client):
             if reconnected is not None:
                 await reconnected()
 
-        await super().connect(*args, disconnected_cb=lost, reconnected_cb=back, **options)
+        await super().connect(servers, disconnected_cb=lost, reconnected_cb=back, **options)
 
     # ---- routes -------------------------------------------------------------------------------------
 
@@ -124,7 +124,7 @@ class Client(nats.aio.client.Client):
         if self.push_handle is not None:
             self.push_handle.cancel()
             self.push_handle = None
-        if not self.outbox or not self.is_connected or self._transport is None:
+        if not (self.outbox or self._pending) or not self.is_connected or self._transport is None:
             return
         commands = [*self._pending, *self.outbox]
         self._pending = []
@@ -142,7 +142,7 @@ class Client(nats.aio.client.Client):
     async def writable(self) -> None:
         """Wait until the socket has taken what was written: back-pressure for publishers."""
         if self._transport is not None and self.is_connected:
-            await self._transport.drain()
+            await self._transport.drain()  # type: ignore[no-untyped-call]  # nats-py's base class
 
     # ---- in -----------------------------------------------------------------------------------------
 
@@ -151,7 +151,18 @@ class Client(nats.aio.client.Client):
             self._transport = DirectTransport()
         await super()._connect_to_server(s)
 
+    def forget_input(self) -> None:
+        """Called when the link is given up: what it still sends is not read any more.
+
+        The scanner forgets where it stood, so the rest of a payload would be taken for protocol.
+        """
+        if isinstance(self._transport, DirectTransport):
+            self._transport.detach()
+        self.scanner.reset()
+
     def _sink(self, data: bytes) -> None:
+        if self._scan_error is not None:
+            return
         if not data:
             self._ended = True
             self._wake.set()

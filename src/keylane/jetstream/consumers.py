@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from keylane.core.names import check_consumer_name, check_stream_name
-from keylane.core.subjects import check_filter, overlaps
+from keylane.core.subjects import check_filter, nested_filters
 from keylane.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -65,33 +65,32 @@ class ConsumerConfig:
     priority_policy: PriorityPolicy | None = None
     priority_timeout_s: float | None = None
 
-    def __post_init__(self) -> None:
+    def check(self) -> ConsumerConfig:
+        """Refuse what the server would refuse, or misread. Not done for what the server itself reports."""
         for name in (self.name, self.durable_name):
             if name is not None:
                 check_consumer_name(name)
         if self.name and self.durable_name and self.name != self.durable_name:
             raise InvalidInput(
-                f"a durable consumer has one name: got name {self.name!r} and durable_name {self.durable_name!r}"
+                f"a durable consumer has one name: got name {self.name!r} "
+                f"and durable_name {self.durable_name!r}"
             )
         if self.filter_subject is not None and self.filter_subjects is not None:
             raise InvalidInput("give filter_subject or filter_subjects, not both")
-        self._check_filters(self.filter_subjects or ())
+        for one in self.filter_subjects or ():
+            check_filter(one)
+        nested = nested_filters(self.filter_subjects or ())
+        if nested is not None:
+            raise InvalidInput(
+                f"every subject of filter {nested[0]!r} also matches {nested[1]!r}: drop one of the two"
+            )
         if self.filter_subject is not None:
             check_filter(self.filter_subject)
         for spec in fields(self):
             value = getattr(self, spec.name)
             if spec.name.endswith("_s") and isinstance(value, (int, float)) and value < 0:
                 raise InvalidInput(f"{spec.name} is {value}: a duration cannot be negative")
-
-    @staticmethod
-    def _check_filters(filters: tuple[str, ...]) -> None:
-        for index, one in enumerate(filters):
-            check_filter(one)
-            for other in filters[:index] if len(filters) <= 100 else ():
-                if overlaps(one, other):
-                    raise InvalidInput(
-                        f"filters {other!r} and {one!r} overlap: a message may match one filter of a consumer only"
-                    )
+        return self
 
     @property
     def effective_name(self) -> str | None:
@@ -192,6 +191,7 @@ async def create(
     `action="update"` only if it exists (else 10149); without an action the server does either.
     """
     check_stream_name(stream)
+    config.check()
     if config.effective_name is None:
         config = replace(config, name=secrets.token_hex(8))
     request: dict[str, Any] = {"stream_name": stream, "config": config.to_wire()}

@@ -355,7 +355,9 @@ class Feed:
         arrived = self._arrived
         if arrived:
             self._arrived = []
-            self._window.delivered(len(arrived), max([len(one.data) + len(one.raw_headers) for one in arrived]))
+            self._window.delivered(
+                len(arrived), max([len(one.data) + len(one.raw_headers) for one in arrived])
+            )
             self._failures = 0
             if self._pinning is not None:
                 self._pinning.arrived(arrived)

@@ -137,15 +137,19 @@ class LoginClient(Client):
         return ""
 
     async def _close(self, status: int, do_cbs: bool = True) -> None:
+        # nats-py stops half way when it cannot send what is still to be sent.
+        if not self.is_connected:
+            self._drop_unsent()
         try:
             await super()._close(status, do_cbs)
         except OSError as error:
-            # The link died under what was still to be sent. nats-py stops half way then, so let it go through
-            # once more, without that.
             await self._error_cb(error)
-            self._pending, self._pending_data_size = [], 0
+            self._drop_unsent()
             self._status = Client.DISCONNECTED
             await super()._close(status, do_cbs)
+
+    def _drop_unsent(self) -> None:
+        self._pending, self._pending_data_size = [], 0
 
     async def _attempt_reconnect(self) -> None:
         """nats-py's reconnect, one at a time, and never ended by an error that nats-py does not expect."""

@@ -74,7 +74,8 @@ class Message:
 
     @property
     def subject(self) -> str:
-        return self.raw_subject.decode()
+        """Bytes that are not UTF-8 are kept as surrogates, so that they hash as on the server."""
+        return self.raw_subject.decode("utf-8", "surrogateescape")
 
     @property
     def headers(self) -> dict[str, str]:

@@ -14,11 +14,11 @@ from nats.errors import ProtocolError
 
 _CRLF = b"\r\n"
 _M = 0x4D  # "M" of MSG
-_H = 0x48  # "H" of HMSG
+_MESSAGE = b"MH"  # MSG and HMSG
 MAX_CONTROL_LINE = 64 * 1024
 
 
-class BrokenProtocol(ProtocolError):
+class BrokenProtocol(ProtocolError):  # noqa: N818 - reads as the fact it states
     """The server sent what is not NATS protocol: the link cannot be used any more."""
 
     def __str__(self) -> str:
@@ -108,7 +108,7 @@ class Scanner:
                 break
             first = data[position]
             start = end_of_line + 2
-            if first == _M or first == _H:
+            if first in _MESSAGE:
                 words = data[position:end_of_line].split(b" ")
                 try:
                     end = start + int(words[-1])

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from nats.js.api import StreamConfig, StreamInfo
+from nats.js.api import RetentionPolicy as RetentionPolicy
+from nats.js.api import StorageType as StorageType
+from nats.js.api import StreamConfig as StreamConfig
+from nats.js.api import StreamInfo
 
 from keylane.core.names import check_stream_name
 from keylane.core.subjects import check_filter
@@ -54,7 +57,7 @@ async def update(connection: Connection, config: StreamConfig) -> StreamInfo:
 
 
 async def info(connection: Connection, stream: str) -> StreamInfo:
-    return StreamInfo.from_response(await _info(connection, stream))
+    return _stream_info(await _info(connection, stream))
 
 
 async def state(connection: Connection, stream: str) -> StreamState:
@@ -68,7 +71,7 @@ async def names(connection: Connection) -> list[str]:
 async def list_all(connection: Connection) -> AsyncIterator[StreamInfo]:
     """Every stream of the account, page by page."""
     async for wire in connection.api.paged("STREAM.LIST", "streams"):
-        yield StreamInfo.from_response(wire)
+        yield _stream_info(wire)
 
 
 async def delete(connection: Connection, stream: str) -> None:
@@ -112,4 +115,9 @@ async def _apply(connection: Connection, verb: str, config: StreamConfig) -> Str
     for subject in config.subjects or ():
         check_filter(subject)
     wire = {key: value for key, value in config.as_dict().items() if value is not None}
-    return StreamInfo.from_response(await connection.api.request(f"STREAM.{verb}.{config.name}", wire))
+    return _stream_info(await connection.api.request(f"STREAM.{verb}.{config.name}", wire))
+
+
+def _stream_info(wire: dict[str, Any]) -> StreamInfo:
+    read: StreamInfo = StreamInfo.from_response(wire)
+    return read

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 from urllib.parse import ParseResult
 
 from nats.aio.transport import Transport
@@ -97,6 +97,10 @@ class _Wire(asyncio.BufferedProtocol):
                 waiter.set_result(None)
 
 
+def _drop(data: bytes) -> None:
+    """The sink of a link that was given up."""
+
+
 class DirectTransport(Transport):
     """TCP and TLS for nats-py's client, without an asyncio stream in between."""
 
@@ -105,6 +109,8 @@ class DirectTransport(Transport):
 
     async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: float) -> None:
         loop = asyncio.get_running_loop()
+        assert uri.hostname is not None
+        assert uri.port is not None
         _, self._wire = await asyncio.wait_for(
             loop.create_connection(_Wire, uri.hostname, uri.port), connect_timeout
         )
@@ -136,6 +142,11 @@ class DirectTransport(Transport):
             sink(kept)
         if wire.ended:
             sink(b"")
+
+    def detach(self) -> None:
+        """From now on drop what arrives after the handshake."""
+        if self._wire is not None and self._wire.sink is not None:
+            self._wire.sink = _drop
 
     def write(self, payload: bytes) -> None:
         wire = self._connected()
@@ -175,6 +186,6 @@ class DirectTransport(Transport):
         """True from the start: nats-py replaces a false transport by one of its own."""
         return True
 
-    def _connected(self) -> Any:
+    def _connected(self) -> _Wire:
         assert self._wire is not None, "connect must be called first"
         return self._wire

@@ -88,7 +88,11 @@ async def test_one_good_server_is_enough_and_the_rest_is_remembered(
             assert known == {dead_url, nats_server.url}
 
 
-async def test_a_silent_peer_takes_its_share_of_the_deadline_only(nats_server: NatsServer) -> None:
+async def test_a_silent_peer_takes_its_share_of_the_deadline_only(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("random.sample", lambda population, k: list(population))
+
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await until_closed(reader)
 
@@ -118,6 +122,16 @@ async def test_a_peer_that_ends_the_link_in_the_login() -> None:
 
     async with peer(rude) as url:
         with pytest.raises(ServerUnreachable, match="middle of the login"):
+            await keylane.connect(url)
+
+
+async def test_a_peer_that_says_why_it_hangs_up() -> None:
+    async def full(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(greeting(version="2.15.1") + b"-ERR 'maximum connections exceeded'\r\n")
+        await writer.drain()
+
+    async with peer(full) as url:
+        with pytest.raises(ServerUnreachable, match=f"{url}: maximum connections exceeded"):
             await keylane.connect(url)
 
 

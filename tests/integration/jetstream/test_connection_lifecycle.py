@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
 
+import nats.errors
 import pytest
 
 import keylane
@@ -22,6 +25,7 @@ from keylane.errors import (
     ServerTooOld,
     ServerUnreachable,
 )
+from keylane.jetstream.connection import REFUSALS_PER_SERVER
 from keylane.jetstream.hooks import Hooks
 from keylane.server import NatsCluster, NatsServer
 
@@ -170,6 +174,59 @@ async def test_refused_credentials_end_a_lost_connection() -> None:
             assert time.monotonic() - started < 1
 
 
+async def test_refusals_count_only_in_a_row(nats_server: NatsServer) -> None:
+    refusal = nats.errors.Error("nats: 'Authorization Violation'")
+    async with await keylane.connect(nats_server.url) as connection:
+        for _ in range(REFUSALS_PER_SERVER + 1):
+            connection.saw_error(refusal)
+            connection.saw_return()
+        await connection.flush()
+        assert not connection.is_closed
+        for _ in range(REFUSALS_PER_SERVER):
+            connection.saw_error(refusal)
+        async with asyncio.timeout(5):
+            await connection.wait_closed()
+
+
+async def test_a_link_lost_in_the_midst_of_a_reconnect(nats_server: NatsServer) -> None:
+    """The second loss starts a second reconnect while the first still runs: they must not meet."""
+    complaints: list[str] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: complaints.append(str(context)))
+    links: list[asyncio.StreamWriter] = []
+    diary = Diary()
+
+    async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter, until: bytes) -> None:
+        while data := await source.read(65536):
+            target.write(data)
+            if until and until in data:
+                return
+        target.close()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        links.append(writer)
+        if len(links) == 2:
+            front.close()  # nothing listens for the reconnects that follow
+        from_server, to_server = await asyncio.open_connection("127.0.0.1", nats_server.port)
+        upward = asyncio.ensure_future(pump(reader, to_server, b""))
+        # The second link dies right after its login, before the reconnect is done with it.
+        await pump(from_server, writer, b"PONG" if len(links) == 2 else b"")
+        upward.cancel()
+        to_server.close()
+        writer.close()
+
+    async with await asyncio.start_server(relay, "127.0.0.1", 0) as front:
+        connection = await keylane.connect(f"nats://127.0.0.1:{front.sockets[0].getsockname()[1]}")
+        connection.observe(diary.hooks)
+        links[0].close()
+        await diary.until("lost", 2)
+        await diary.until("error")
+        await connection.close()
+    gc.collect()
+    assert complaints == []
+    assert connection.closed_reason == "closed by the program"
+
+
 @pytest.mark.filterwarnings("ignore:parameter 'timeout' of type 'float':DeprecationWarning")  # nats-py's
 async def test_a_websocket_and_its_return() -> None:
     pytest.importorskip("aiohttp", reason="websocket connections need aiohttp")
@@ -228,6 +285,28 @@ async def test_close_can_be_repeated_and_gives_the_reason(nats_server: NatsServe
     assert await connection.wait_closed() == "closed by the program"
     with pytest.raises(Disconnected, match="was not asked: the connection is closed"):
         await connection.api.request("INFO")
+
+
+async def test_close_sends_what_is_still_to_be_sent(nats_server: NatsServer) -> None:
+    async with await keylane.connect(nats_server.url) as other:
+        arrivals = await other.nats.subscribe("last.words")
+        await other.flush()
+        connection = await keylane.connect(nats_server.url)
+        connection.nats.post(b"PUB last.words 2\r\nhi\r\n")
+        await connection.close()
+        assert (await arrivals.next_msg(timeout=5)).data == b"hi"
+
+
+async def test_close_without_a_link_tells_what_was_not_sent(caplog: pytest.LogCaptureFixture) -> None:
+    diary = Diary()
+    with NatsServer.start() as server:
+        connection = await keylane.connect(server.url)
+        connection.observe(diary.hooks)
+        server.kill()
+        await diary.until("lost")
+        await connection.nats.publish("x", b"hello")
+        await connection.close()
+    assert re.search(r"is closed while it is down: 1\d bytes were not sent", caplog.text)
 
 
 async def test_close_ends_requests_that_wait(nats_server: NatsServer) -> None:

@@ -103,6 +103,14 @@ async def test_a_wrong_password_ends_at_once(server: NatsServer) -> None:
     assert "hunter2" not in str(refused.value)
 
 
+async def test_no_other_server_is_tried_with_refused_credentials(server: NatsServer) -> None:
+    before = server.monitor("varz")["total_connections"]
+    urls = [f"nats://127.0.0.1:{server.port}", f"nats://localhost:{server.port}"]
+    with pytest.raises(AuthenticationFailed):
+        await keylane.connect(urls, user="alice", password="hunter2")  # noqa: S106
+    assert server.monitor("varz")["total_connections"] == before + 1
+
+
 async def test_no_login_at_all(server: NatsServer) -> None:
     with pytest.raises(AuthenticationFailed, match="wants a login and none was given"):
         await keylane.connect(server.url)
