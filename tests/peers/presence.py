@@ -13,11 +13,11 @@ import pytest
 MUST_HAVE = "KEYLANE_REQUIRE_PEERS"
 
 
-class PeerMissing(Exception):  # noqa: N818 - reads as the fact it states
+class PeerMissing(Exception):
     """A tool that the machine's owner may lack; the message says what to install."""
 
 
-class PeerBroken(Exception):  # noqa: N818
+class PeerBroken(Exception):
     """The tool is there, and building, fetching or starting the peer failed."""
 
 

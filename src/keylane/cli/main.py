@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from keylane import __version__
-from keylane.cli import server
+from keylane.cli import demo, server
 from keylane.errors import KeylaneError
 
 app = typer.Typer(
@@ -23,7 +23,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(server.app, name="server")
-# `keylane demo` joins here.
+app.command()(demo.demo)
 
 
 def _print_version(wanted: bool) -> None:
@@ -49,3 +49,7 @@ def main() -> None:
     except KeylaneError as error:
         typer.echo(f"keylane: {' '.join(str(error).split())}", err=True)
         sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -225,7 +225,6 @@ class Connection:
         if self.is_closed:
             return
         self._end_reason = self._end_reason or "closed by the program"
-        self._client.push()
         if unsent := self._client.unsent_bytes_when_down:
             _log.warning("%s is closed while it is down: %d bytes were not sent", self.server, unsent)
         closing = asyncio.ensure_future(self._client.close())
@@ -247,7 +246,6 @@ class Connection:
         if self.is_closed:
             return
         self._end_reason = self._end_reason or "drained and closed by the program"
-        self._client.push()
         self._client.options["drain_timeout"] = timeout_s
         draining = asyncio.ensure_future(self._client.drain())
         done, _ = await asyncio.wait({draining}, timeout=timeout_s + CLOSE_TIMEOUT_S)

@@ -73,7 +73,7 @@ class Watch:
             self.listener.saw_close()
 
 
-class _LoginEnded(Exception):  # noqa: N818 - a signal through nats-py, which would retry its own kinds of error
+class _LoginEnded(Exception):
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error

@@ -18,7 +18,7 @@ _MESSAGE = b"MH"  # MSG and HMSG
 MAX_CONTROL_LINE = 64 * 1024
 
 
-class BrokenProtocol(ProtocolError):  # noqa: N818 - reads as the fact it states
+class BrokenProtocol(ProtocolError):
     """The server sent what is not NATS protocol: the link cannot be used any more."""
 
     def __str__(self) -> str:

@@ -27,6 +27,7 @@ from keylane.errors import (
 )
 from keylane.jetstream.connection import REFUSALS_PER_SERVER
 from keylane.jetstream.hooks import Hooks
+from keylane.jetstream.login import LoginClient
 from keylane.server import NatsCluster, NatsServer
 
 
@@ -196,22 +197,28 @@ async def test_a_link_lost_in_the_midst_of_a_reconnect(nats_server: NatsServer) 
     links: list[asyncio.StreamWriter] = []
     diary = Diary()
 
-    async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter, until: bytes) -> None:
+    async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
         while data := await source.read(65536):
             target.write(data)
-            if until and until in data:
-                return
-        target.close()
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         links.append(writer)
-        if len(links) == 2:
-            front.close()  # nothing listens for the reconnects that follow
         from_server, to_server = await asyncio.open_connection("127.0.0.1", nats_server.port)
-        upward = asyncio.ensure_future(pump(reader, to_server, b""))
-        # The second link dies right after its login, before the reconnect is done with it.
-        await pump(from_server, writer, b"PONG" if len(links) == 2 else b"")
-        upward.cancel()
+        if len(links) == 1:
+            await asyncio.wait(
+                {
+                    asyncio.ensure_future(pump(reader, to_server)),
+                    asyncio.ensure_future(pump(from_server, writer)),
+                },
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        else:
+            front.close()  # nothing listens for the reconnects that follow
+            writer.write(await from_server.readuntil(b"\r\n"))
+            to_server.write(await reader.readuntil(b"PING\r\n"))
+            writer.write(await from_server.readuntil(b"PONG\r\n"))
+            # The login is done. The next PING ends the reconnect; the link dies instead.
+            await reader.readuntil(b"PING\r\n")
         to_server.close()
         writer.close()
 
@@ -224,6 +231,7 @@ async def test_a_link_lost_in_the_midst_of_a_reconnect(nats_server: NatsServer) 
         await connection.close()
     gc.collect()
     assert complaints == []
+    assert {type(error) for error in diary.all("error")} == {ServerUnreachable}
     assert connection.closed_reason == "closed by the program"
 
 
@@ -307,6 +315,19 @@ async def test_close_without_a_link_tells_what_was_not_sent(caplog: pytest.LogCa
         await connection.nats.publish("x", b"hello")
         await connection.close()
     assert re.search(r"is closed while it is down: 1\d bytes were not sent", caplog.text)
+
+
+async def test_close_on_a_link_that_has_just_died(nats_server: NatsServer) -> None:
+    diary = Diary()
+    connection = await keylane.connect(nats_server.url)
+    connection.observe(diary.hooks)
+    await connection.nats.subscribe("x")
+    assert isinstance(connection.nats, LoginClient)
+    connection.nats.abort()
+    await connection.nats.publish("x", b"too late")
+    await connection.close()
+    assert diary.all("closed") == ["closed by the program"]
+    assert [str(error) for error in diary.all("error")] == ["the link failed (connection lost)"]
 
 
 async def test_close_ends_requests_that_wait(nats_server: NatsServer) -> None:

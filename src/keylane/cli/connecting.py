@@ -1,0 +1,123 @@
+"""The connection options that every command shares, and the connection made from them.
+
+Owns the option names (those of the `nats` tool) and their help. What a missing option falls back to, the
+environment or a context, is decided by `keylane.connect` alone. Prints nothing.
+
+    @app.command()
+    @takes_connection
+    def look(stream: str, *, link: ConnectionOptions) -> None:
+        ...
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+if TYPE_CHECKING:
+    from keylane import Connection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionOptions:
+    """Where to connect and as whom, as given on the command line. Each field is one option."""
+
+    server: Annotated[
+        str | None,
+        typer.Option(
+            "--server",
+            "-s",
+            metavar="URL",
+            help="Server URL, or several with commas. Else NATS_URL, else the context, else 127.0.0.1:4222.",
+        ),
+    ] = None
+    context: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Use this context of the `nats` tool.")
+    ] = None
+    creds: Annotated[Path | None, typer.Option(metavar="FILE", help="Log in with a creds file.")] = None
+    user: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Log in as this user; without a password it is a token."),
+    ] = None
+    password: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT", help="The user's password. Better in NATS_PASSWORD: other users see options."
+        ),
+    ] = None
+    nkey: Annotated[Path | None, typer.Option(metavar="FILE", help="Log in with an nkey seed file.")] = None
+    tlsca: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Trust this certificate authority.")
+    ] = None
+    tlscert: Annotated[Path | None, typer.Option(metavar="FILE", help="Client certificate.")] = None
+    tlskey: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key.")] = None
+    domain: Annotated[str | None, typer.Option(metavar="NAME", help="JetStream domain.")] = None
+    timeout: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="How long to wait for the server.")
+    ] = 5.0
+
+    def __repr__(self) -> str:
+        return f"<ConnectionOptions {self.server or self.context or 'default'}>"  # a URL can hold a password
+
+    async def connect(self, **hooks: Callable[[str], None]) -> Connection:
+        """Connect; `on_disconnect` and its like are handed on to `keylane.connect`."""
+        import keylane  # noqa: PLC0415 - help must not pay for it
+
+        # A command says in its own words what happens to the link; a log line would break into its screen.
+        logging.getLogger("keylane").addHandler(logging.NullHandler())
+        user, password, token = self.user, self.password, None
+        if user and password is None:
+            password = os.environ.get("NATS_PASSWORD")
+            if not password:
+                user, password, token = None, None, user
+        return await keylane.connect(
+            self.server,
+            context=self.context,
+            user=user,
+            password=password,
+            token=token,
+            creds_file=self.creds,
+            nkey_seed_file=self.nkey,
+            tls_ca=self.tlsca,
+            tls_cert=self.tlscert,
+            tls_key=self.tlskey,
+            domain=self.domain,
+            name="keylane cli",
+            connect_timeout_s=self.timeout,
+            request_timeout_s=self.timeout,
+            **hooks,  # type: ignore[arg-type]
+        )
+
+
+def takes_connection(command: Callable[..., None]) -> Callable[..., None]:
+    """Show the fields of the command's `link` parameter as its last options, and pass them as one value."""
+    hints = get_type_hints(command, include_extras=True)
+    own = [
+        parameter.replace(annotation=hints[name])
+        for name, parameter in inspect.signature(command).parameters.items()
+        if name != "link"
+    ]
+    link_hints = get_type_hints(ConnectionOptions, include_extras=True)
+    shared = [
+        inspect.Parameter(
+            spec.name, inspect.Parameter.KEYWORD_ONLY, default=spec.default, annotation=link_hints[spec.name]
+        )
+        for spec in fields(ConnectionOptions)
+    ]
+    names = [parameter.name for parameter in shared]
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        link = ConnectionOptions(**{name: values.pop(name) for name in names})
+        command(**values, link=link)
+
+    run.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
+    return run
