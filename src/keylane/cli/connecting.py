@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from keylane import Connection
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)  # a repr would show the password
 class ConnectionOptions:
     """Where to connect and as whom, as given on the command line. Each field is one option."""
 
@@ -54,18 +54,15 @@ class ConnectionOptions:
         ),
     ] = None
     nkey: Annotated[Path | None, typer.Option(metavar="FILE", help="Log in with an nkey seed file.")] = None
-    tlsca: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Trust this certificate authority.")
-    ] = None
+    tlsca: Annotated[Path | None, typer.Option(metavar="FILE", help="Trust this certificate authority.")] = (
+        None
+    )
     tlscert: Annotated[Path | None, typer.Option(metavar="FILE", help="Client certificate.")] = None
     tlskey: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key.")] = None
     domain: Annotated[str | None, typer.Option(metavar="NAME", help="JetStream domain.")] = None
     timeout: Annotated[
         float, typer.Option(min=0.1, metavar="SECONDS", help="How long to wait for the server.")
     ] = 5.0
-
-    def __repr__(self) -> str:
-        return f"<ConnectionOptions {self.server or self.context or 'default'}>"  # a URL can hold a password
 
     async def connect(self, **hooks: Callable[[str], None]) -> Connection:
         """Connect; `on_disconnect` and its like are handed on to `keylane.connect`."""

@@ -202,9 +202,7 @@ async def _end_readers(run: Run) -> None:
             await process.wait()
 
 
-async def _wait_for(
-    run: Run, condition: Callable[[Run], object], deadline_s: float, problem: str
-) -> None:
+async def _wait_for(run: Run, condition: Callable[[Run], object], deadline_s: float, problem: str) -> None:
     from keylane.errors import RequestTimeout
 
     try:

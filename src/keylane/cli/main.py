@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from keylane import __version__
-from keylane.cli import demo, server
+from keylane.cli import consumer, demo, server
 from keylane.errors import KeylaneError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(server.app, name="server")
+app.add_typer(consumer.app, name="consumer")
 app.command()(demo.demo)
 
 

@@ -110,7 +110,7 @@ def meaning_of(status: Status) -> Meaning:
 class PullWindow:
     """The credit of one reader. Mutable: it is stepped for every buffer that the socket gives."""
 
-    __slots__ = ("asked", "generation", "largest", "max_bytes", "max_messages")
+    __slots__ = ("_seen", "_seen_largest", "asked", "generation", "largest", "max_bytes", "max_messages")
 
     def __init__(self, max_messages: int, max_bytes: int) -> None:
         assert max_messages > 0
@@ -118,15 +118,26 @@ class PullWindow:
         self.max_messages = max_messages
         self.max_bytes = max_bytes
         self.largest = 1
+        self._seen = 0
+        self._seen_largest = 1
         self.generation = 0
         self.asked = 0
 
     def __repr__(self) -> str:
         return f"<PullWindow asked={self.asked}/{self.max_messages} generation={self.generation}>"
 
+    @property
+    def size(self) -> int:
+        """How many messages fit in all, if each is as large as the largest one known."""
+        return max(1, min(self.max_messages, self.max_bytes // self.largest))
+
     def ask(self, buffered: int, buffered_bytes: int) -> Pull | None:
         """The pull to send now, or None while enough is on its way or the buffer has no room."""
-        window = max(1, min(self.max_messages, self.max_bytes // self.largest))
+        if buffered == 0 and self._seen >= self.max_messages:
+            # One huge message must not shrink the window for ever. Nothing is buffered, so from here on
+            # `largest` again covers all that will be.
+            self.largest, self._seen_largest, self._seen = self._seen_largest, 1, 0
+        window = self.size
         fitting = max(0, self.max_bytes - buffered_bytes) // self.largest
         room = min(window - buffered, fitting) - self.asked
         if buffered == 0 and self.asked == 0:
@@ -149,6 +160,8 @@ class PullWindow:
         """The server sent this many of what was asked for; the largest had this many bytes."""
         self.asked = max(0, self.asked - messages)
         self.largest = max(self.largest, largest)
+        self._seen += messages
+        self._seen_largest = max(self._seen_largest, largest)
 
     def void(self) -> None:
         """Nothing that was asked for will come: the link, the leader or the pin changed."""

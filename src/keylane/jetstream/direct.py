@@ -17,7 +17,7 @@ from keylane.core.names import check_stream_name
 from keylane.core.subjects import check_filter
 from keylane.errors import ApiError, InvalidInput, NotFound, ReadIncomplete
 from keylane.jetstream.consumers import parse_time
-from keylane.jetstream.headers import parse_headers, status_of
+from keylane.jetstream.headers import header_items, status_of
 
 if TYPE_CHECKING:
     from keylane.jetstream.connection import Connection
@@ -58,7 +58,7 @@ class _Answer:
         if self.done.done():
             return
         code, text = status_of(headers)
-        fields = parse_headers(headers)
+        fields, stored = _split(headers)
         last = self.messages[-1].sequence if self.messages else 0
         if code == 204:
             self._end(fields, last)
@@ -80,7 +80,7 @@ class _Answer:
                     fields["Nats-Subject"],
                     int(fields["Nats-Sequence"]),
                     parse_time(fields["Nats-Time-Stamp"]),
-                    {name: value for name, value in fields.items() if name not in _OWN_HEADERS},
+                    stored,
                     data,
                 )
             )
@@ -171,6 +171,23 @@ async def read_all(
         for message in messages:
             yield message
         sequence = messages[-1].sequence + 1
+
+
+def _split(raw: bytes) -> tuple[dict[str, str], dict[str, str]]:
+    """The fields that the server adds, and the headers that are stored.
+
+    A stored message may carry the same names, for example when it was republished from another stream. The server
+    puts its own behind them.
+    """
+    items = list(header_items(raw))
+    fields: dict[str, str] = {}
+    while items and items[-1][0] in _OWN_HEADERS and items[-1][0] not in fields:
+        name, value = items.pop()
+        fields[name] = value
+    stored: dict[str, str] = {}
+    for name, value in items:
+        stored.setdefault(name, value)
+    return fields, stored
 
 
 async def _complete(answer: _Answer, stream: str, timeout_s: float) -> None:

@@ -15,16 +15,20 @@ import json
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from nats.aio.subscription import Subscription
+from nats.errors import Error as NatsError
 
 from keylane.core.pulls import Meaning, Pull, PullWindow, Status
 from keylane.errors import (
     ApiError,
+    ApiUnavailable,
     ConsumerGone,
+    Disconnected,
     FeedEnded,
     InvalidInput,
     KeylaneError,
@@ -34,8 +38,10 @@ from keylane.errors import (
 )
 from keylane.jetstream import consumers
 from keylane.jetstream.headers import parse_headers, status_of
+from keylane.jetstream.hooks import Hooks
 from keylane.jetstream.message import Message
 from keylane.jetstream.pinning import Pinning, PinOptions, settle_acks
+from keylane.jetstream.settings import check_seconds
 
 if TYPE_CHECKING:
     from keylane.jetstream.connection import Connection
@@ -46,6 +52,8 @@ _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
 _SHORTEST_WITH_HEARTBEAT_S = 0.2
 _SIGN_OF_LIFE_S = 1.0
+_LINGER_S = 1.0
+_QUIET_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +87,13 @@ class FeedOptions:
     server to code that never waits. What bounds it is the consumer's `max_ack_pending`."""
 
     def __post_init__(self) -> None:
-        if self.max_messages < 1:
-            raise InvalidInput(f"max_messages is {self.max_messages}: a feed must hold at least 1 message")
-        if self.max_bytes < 1:
-            raise InvalidInput(f"max_bytes is {self.max_bytes}: a feed must hold at least 1 byte")
-        if self.expires_s < 0.1:
+        for name in ("max_messages", "max_bytes"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InvalidInput(
+                    f"{name} is {value!r}: a feed must hold something; give a whole number, at least 1"
+                )
+        if check_seconds(self.expires_s, "expires_s") < 0.1:
             raise InvalidInput(f"expires_s is {self.expires_s}: a pull must live at least 0.1 s")
         if not 0 < self.heartbeat_s <= self.expires_s / 2:
             raise InvalidInput(
@@ -121,7 +131,7 @@ class Feed:
         self._buffered_bytes = 0
         self._taken = 0
         self._refill_every = max(1, options.max_messages // 8)
-        self._reader: asyncio.Future[None] | None = None
+        self._waiters: list[asyncio.Future[None]] = []
         self._last_handed: Message | None = None
         self._pinning: Pinning | None = None
         if options.pin is not None:
@@ -138,7 +148,10 @@ class Feed:
             )
 
         self._pulling = False
-        self._last_heard = self._loop.time()
+        self._linked = False
+        self._unobserve: Callable[[], None] | None = None
+        self._last_heard = self._last_moved = self._loop.time()
+        self._all_here = asyncio.Event()
         self._trouble: Meaning | None = None
         self._attention = asyncio.Event()
         self._failures = 0
@@ -163,6 +176,8 @@ class Feed:
     async def start(self) -> Self:
         self._subscription = await self._client.route(f"{self._inbox}.>", self)
         self._client.listen(self._link_changed)
+        self._unobserve = self._connection.observe(Hooks(on_close=self._connection_closed))
+        self._linked = True
         self._keeper = asyncio.create_task(self._keep(), name=f"feed {self.stream}/{self.consumer}")
         self._pulling = True
         if self._pinning is not None:
@@ -177,32 +192,64 @@ class Feed:
         if self._error is not None:
             raise self._error
 
-    async def drain(self) -> None:
-        """Ask for nothing more. Everything that was on its way is still delivered, then iteration ends."""
+    async def drain(self, linger_s: float = _LINGER_S) -> None:
+        """Ask for nothing more. Everything that was on its way is still delivered, then iteration ends.
+
+        The end of the subscription makes the server drop what it is just about to send; that would come back
+        after the consumer's ack wait only. So this first waits until all that was asked for is here, or the
+        server has fallen quiet, for `linger_s` at most. With `linger_s` above `expires_s` nothing can be
+        dropped: every pull has ended by then.
+        """
         self._pulling = False
         if self._subscription is None:
             return
         subscription, self._subscription = self._subscription, None
+        try:
+            await self._linger(linger_s)
+        finally:
+            await self._end(subscription)
+
+    async def _linger(self, linger_s: float) -> None:
+        now = self._loop.time()
+        deadline, quiet_since = now + linger_s, self._last_moved
+        if self._last_handed is not None and self._last_handed.delivery.pending:
+            quiet_since = now  # more is there: acks of the reader that leave only now let it come
+        while self._window.asked and self._client.is_connected:
+            quiet_since = max(quiet_since, self._last_moved)
+            left_s = min(quiet_since + _QUIET_S, deadline) - self._loop.time()
+            if left_s <= 0:
+                return
+            self._all_here.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._all_here.wait()
+
+    async def _end(self, subscription: Subscription) -> None:
         self._client.unlisten(self._link_changed)
-        if not self._client.is_closed:
-            await subscription.unsubscribe()
+        if self._unobserve is not None:
+            self._unobserve()
+        try:
             if self._client.is_connected:
+                await subscription.unsubscribe()
                 # Whatever the server sent before it read the UNSUB arrives before the answer to this.
                 await self._connection.flush()
-        await self._client.unroute(subscription)
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
-        if self._pinning is not None:
-            await self._pinning.stop()
-        self._finish(None)
+        except (KeylaneError, NatsError) as error:
+            self._notify(None, f"the end of the pulls was not confirmed: {error}")
+        finally:
+            await self._client.unroute(subscription)
+            if self._keeper is not None:
+                self._keeper.cancel()
+                await asyncio.gather(self._keeper, return_exceptions=True)
+            if self._pinning is not None:
+                await self._pinning.stop()
+            self._finish(None)
 
     async def close(self) -> None:
         """Drain, and give what was not read back to the server: it is redelivered at once.
 
         A pinned reader hands over at once: it clears its pin after its pulls are closed and its acks are in.
         """
-        await self.drain()
+        await self.drain(_LINGER_S if self._pinning is None else 0)
         if self._pinning is None:
             while self._buffer:
                 self._take().nak()
@@ -247,6 +294,8 @@ class Feed:
 
     async def batches(self, size: int = 1000) -> AsyncIterator[list[Message]]:
         """Lists of up to `size` messages: all that is there, never waiting for a list to fill."""
+        if size < 1:
+            raise InvalidInput(f"batches of {size}: give at least 1 message")
         while True:
             while not self._ready():
                 if self._finished:
@@ -268,12 +317,14 @@ class Feed:
             yield batch
 
     async def next(self, timeout_s: float) -> Message | None:
-        """The next message, or None if there is none within the time."""
+        """The next message, or None if there is none within the time. Raises `FeedEnded` after the end."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await anext(self)
         except TimeoutError:
             return None
+        except StopAsyncIteration:
+            raise FeedEnded(f"the feed on {self.stream}/{self.consumer} is closed") from None
 
     async def fetch(self, batch: int, timeout_s: float) -> list[Message]:
         """Up to `batch` messages: as soon as they are there, or what there is when the time is up."""
@@ -325,15 +376,17 @@ class Feed:
     async def _wait_for_messages(self) -> None:
         # The reader has handled all it was given: send its acks now instead of one turn later.
         self._client.push()
-        self._reader = self._loop.create_future()
+        waiter = self._loop.create_future()
+        self._waiters.append(waiter)
         try:
-            await self._reader
+            await waiter
         finally:
-            self._reader = None
+            self._waiters.remove(waiter)
 
     def _wake_reader(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     def _finish(self, error: KeylaneError | None) -> None:
         if not self._finished:
@@ -351,10 +404,19 @@ class Feed:
             self._statuses.append((subject, headers))
 
     def received(self) -> None:
+        try:
+            self._sort()
+        except Exception as error:
+            # It ends this feed, not the link that it shares with others.
+            _log.exception("feed %s/%s failed", self.stream, self.consumer)
+            self._fail(f"failed: {error!r}", error)
+
+    def _sort(self) -> None:
         self._last_heard = self._loop.time()
         arrived = self._arrived
         if arrived:
             self._arrived = []
+            self._last_moved = self._last_heard
             self._window.delivered(
                 len(arrived), max([len(one.data) + len(one.raw_headers) for one in arrived])
             )
@@ -367,12 +429,14 @@ class Feed:
             statuses, self._statuses = self._statuses, []
             for subject, headers in statuses:
                 self._answered(subject, headers)
+        if self._window.asked == 0:
+            self._all_here.set()
         self._refill()
 
     def _hand_over(self, messages: list[Message]) -> None:
         if messages:
             self._last_handed = messages[-1]
-        if self._options.on_messages is None:
+        if self._options.on_messages is None or self._finished:
             self._buffered_bytes += sum([len(one.data) + len(one.raw_headers) for one in messages])
             self._buffer.extend(messages)
             self._wake_reader()
@@ -381,10 +445,13 @@ class Feed:
             self._options.on_messages(messages)
         except Exception as error:
             _log.exception("feed %s/%s: on_messages failed", self.stream, self.consumer)
-            failed = FeedEnded(f"feed on {self.stream}/{self.consumer}: on_messages raised {error!r}")
-            failed.__cause__ = error
-            self._finish(failed)
+            self._fail(f"on_messages raised {error!r}", error)
         self._client.push()
+
+    def _fail(self, what: str, cause: Exception) -> None:
+        failed = FeedEnded(f"feed on {self.stream}/{self.consumer}: {what}")
+        failed.__cause__ = cause
+        self._finish(failed)
 
     def _answered(self, subject: bytes, headers: bytes) -> None:
         code, text = status_of(headers)
@@ -428,13 +495,33 @@ class Feed:
             self._options.on_notice(Notice(meaning, text))
 
     def _link_changed(self, up: bool) -> None:
+        self._linked = up
         self._window.void()
         self._last_heard = self._loop.time()
+        self._all_here.set()
         if up:
             self._refill()
+        else:
+            # A pull that could not leave any more must not leave later: it is not counted.
+            outbox, beginning = self._client.outbox, b"PUB " + self._request + b" "
+            outbox[:] = [command for command in outbox if not command.startswith(beginning)]
+
+    def _connection_closed(self, reason: str) -> None:
+        # What waits in the buffer could not be acked any more.
+        self._forget()
+        self._all_here.set()
+        self._finish(
+            FeedEnded(
+                f"feed on {self.stream}/{self.consumer}: the connection is closed ({reason}); connect again "
+                "and open a new feed. What was not acked is delivered again after the consumer's ack wait"
+            )
+        )
 
     def _refill(self) -> None:
-        if not self._pulling or self._trouble is not None or not self._client.is_connected:
+        if not self._pulling or self._trouble is not None:
+            return
+        # Both: the status falls before we are told, and rises before the subscriptions are known to be there.
+        if not self._linked or not self._client.is_connected:
             return
         if self._options.on_demand:
             self._wake_reader()
@@ -442,6 +529,7 @@ class Feed:
         self._taken = 0
         pull = self._window.ask(len(self._buffer), self._buffered_bytes)
         if pull is not None:
+            self._refill_every = max(1, self._window.size // 8)
             self._send(pull, self._options.expires_s)
 
     def _send(self, pull: Pull, expires_s: float) -> None:
@@ -452,6 +540,9 @@ class Feed:
         }
         if expires_s >= _SHORTEST_WITH_HEARTBEAT_S:
             request["idle_heartbeat"] = round(min(self._options.heartbeat_s, expires_s / 2) * 1e9)
+        self._last_moved = self._loop.time()
+        if self._window.asked == pull.batch:
+            self._last_heard = self._last_moved  # until now there was nothing to hear
         self._post_pull(pull, request)
 
     def _send_sign_of_life(self) -> None:
@@ -477,21 +568,21 @@ class Feed:
         silence_s = 2 * self._options.heartbeat_s
         while not self._finished:
             try:
-                async with asyncio.timeout(self._options.heartbeat_s):
-                    await self._attention.wait()
-            except TimeoutError:
-                if not self._is_silent(silence_s):
-                    continue
-                self._window.void()
-                self._in_trouble(Meaning.UNAVAILABLE, f"no heartbeat for {silence_s} s")
-            self._attention.clear()
-            try:
+                try:
+                    async with asyncio.timeout(self._options.heartbeat_s):
+                        await self._attention.wait()
+                except TimeoutError:
+                    if not self._is_silent(silence_s):
+                        continue
+                    self._window.void()
+                    self._in_trouble(Meaning.UNAVAILABLE, f"no heartbeat for {silence_s} s")
+                self._attention.clear()
                 await self._recover()
             except KeylaneError as error:
                 self._finish(error)
             except Exception as error:
                 _log.exception("feed %s/%s failed", self.stream, self.consumer)
-                self._finish(FeedEnded(f"feed on {self.stream}/{self.consumer} failed: {error!r}"))
+                self._fail(f"failed: {error!r}", error)
 
     def _is_silent(self, silence_s: float) -> bool:
         waiting = self._window.asked > 0 and self._client.is_connected
@@ -508,7 +599,7 @@ class Feed:
                 raise ConsumerGone(
                     f"consumer {self.consumer!r} of stream {self.stream!r} does not exist any more"
                 ) from error
-            except (ApiError, TimeoutError) as error:
+            except (ApiError, ApiUnavailable, Disconnected, TimeoutError) as error:
                 self._in_trouble(Meaning.UNAVAILABLE, f"the JetStream API does not answer: {error}")
                 return
         self._trouble = None
@@ -523,10 +614,9 @@ class Feed:
                 f"consumer {self.consumer!r} of stream {self.stream!r} pushes to {config.deliver_subject!r}: "
                 "a feed needs a pull consumer"
             )
-        if config.max_batch:
-            self._window.max_messages = min(self._options.max_messages, config.max_batch)
-        if config.max_bytes:
-            self._window.max_bytes = min(self._options.max_bytes, config.max_bytes)
+        most, bytes_ = self._options.max_messages, self._options.max_bytes
+        self._window.max_messages = min(most, config.max_batch or most)
+        self._window.max_bytes = min(bytes_, config.max_bytes or bytes_)
         if config.max_expires_s and config.max_expires_s < self._options.expires_s:
             raise PullRefused(
                 f"consumer {self.consumer!r} allows pulls of at most {config.max_expires_s} s and the feed asks for "

@@ -30,7 +30,7 @@ def parse_headers(raw: bytes) -> dict[str, str]:
 
 def status_of(raw: bytes) -> tuple[int, str]:
     """Code and text of an inline status (`NATS/1.0 408 Request Timeout`); (0, "") if there is none."""
-    line = raw[: raw.find(b"\r\n")]
+    line = raw.partition(b"\r\n")[0]
     words = line[len(_VERSION) :].strip().split(b" ", 1)
     if not words[0].isdigit():
         return 0, ""
@@ -38,14 +38,22 @@ def status_of(raw: bytes) -> tuple[int, str]:
 
 
 def encode_headers(headers: Mapping[str, str]) -> bytes:
-    """The header block of a message to publish."""
+    """The header block of a message to publish. Whitespace around a value does not survive the way."""
     lines = [_VERSION]
     for name, value in headers.items():
-        if not _NAME.fullmatch(name):
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise InvalidInput(
                 f"header name {name!r} is not valid: use printable ASCII without spaces or colons"
             )
+        if not isinstance(value, str):
+            raise InvalidInput(f"value of header {name!r} is {type(value).__name__}, not text: give a str")
         if _LINE_BREAK.search(value):
             raise InvalidInput(f"value of header {name!r} holds a line break: remove or encode it")
-        lines.append(f"{name}: {value}".encode())
+        try:
+            lines.append(f"{name}: {value}".encode())
+        except UnicodeEncodeError as error:
+            raise InvalidInput(
+                f"value of header {name!r} holds {value[error.start]!a}, which stands for a byte that is not UTF-8: "
+                "decode the text with its own encoding"
+            ) from error
     return b"\r\n".join(lines) + b"\r\n\r\n"

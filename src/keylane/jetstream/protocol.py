@@ -13,8 +13,7 @@ from typing import NamedTuple, Protocol
 from nats.errors import ProtocolError
 
 _CRLF = b"\r\n"
-_M = 0x4D  # "M" of MSG
-_MESSAGE = b"MH"  # MSG and HMSG
+_WORDS_WITH_REPLY = {b"MSG": 5, b"HMSG": 6}
 MAX_CONTROL_LINE = 64 * 1024
 
 
@@ -94,43 +93,42 @@ class Scanner:
 
     def _walk(self, data: bytes, touched: dict[int, Route]) -> int:
         """Handle every complete operation in `data`; return how many bytes they took."""
-        routes = self.routes
         find = data.find
         size = len(data)
         position = 0
         self._need = 0
-        last: Route | None = None
+        sid = b""
+        route: Route | None = None
         while position < size:
             end_of_line = find(_CRLF, position)
             if end_of_line < 0:
                 if size - position > MAX_CONTROL_LINE:
                     raise BrokenProtocol("nats: control line too long")
                 break
-            first = data[position]
             start = end_of_line + 2
-            if first in _MESSAGE:
-                words = data[position:end_of_line].split(b" ")
-                try:
-                    end = start + int(words[-1])
-                    if end + 2 > size:
-                        self._need = end + 2 - position
-                        break
-                    body = start if first == _M else start + int(words[-2])
-                    has_reply = len(words) == (5 if first == _M else 6)
-                    subject, sid, reply = words[1], words[2], words[3] if has_reply else b""
-                except (ValueError, IndexError) as error:
-                    raise BrokenProtocol(f"nats: malformed message line {words!r}") from error
-                route = routes.get(sid)
-                if route is None:
-                    self.events.append(Unrouted(int(sid), subject, reply, data[start:body], data[body:end]))
-                else:
-                    route.receive(subject, reply, data[start:body], data[body:end])
-                    if route is not last:
-                        last = route
-                        touched[id(route)] = route
-                position = end + 2
-            else:
-                verb, _, argument = data[position:end_of_line].partition(b" ")
-                self.events.append(Control(verb.upper(), argument.strip()))
+            words = data[position:end_of_line].split(b" ")
+            kind = words[0]
+            if kind not in _WORDS_WITH_REPLY:
+                self.events.append(Control(kind.upper(), b" ".join(words[1:]).strip()))
                 position = start
+                continue
+            try:
+                end = start + int(words[-1])
+                body = start if kind == b"MSG" else start + int(words[-2])
+                subject, reply = words[1], words[3] if len(words) == _WORDS_WITH_REPLY[kind] else b""
+                if words[2] != sid:
+                    sid = words[2]
+                    route = self.routes.get(sid)
+                    if route is not None:
+                        touched[id(route)] = route
+            except (ValueError, IndexError) as error:
+                raise BrokenProtocol(f"nats: malformed message line {words!r}") from error
+            if end + 2 > size:
+                self._need = end + 2 - position
+                break
+            if route is not None:
+                route.receive(subject, reply, data[start:body], data[body:end])
+            else:
+                self.events.append(Unrouted(int(sid), subject, reply, data[start:body], data[body:end]))
+            position = end + 2
         return position

@@ -92,6 +92,9 @@ async def purge(
     if subject_filter is not None:
         request["filter"] = check_filter(subject_filter)
     if before_sequence is not None:
+        if before_sequence < 1:
+            # The server takes 0 for "not given" and would delete everything.
+            raise InvalidInput(f"purge before sequence {before_sequence}: sequences start at 1")
         request["seq"] = before_sequence
     answer = await connection.api.request(f"STREAM.PURGE.{stream}", request)
     return int(answer["purged"])

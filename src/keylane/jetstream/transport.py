@@ -16,8 +16,10 @@ from urllib.parse import ParseResult
 
 from nats.aio.transport import Transport
 
+from keylane.jetstream.protocol import BrokenProtocol
 
 _READ_SIZE = 256 * 1024
+_CLOSE_TIMEOUT_S = 2.0
 
 
 class _Wire(asyncio.BufferedProtocol):
@@ -29,7 +31,8 @@ class _Wire(asyncio.BufferedProtocol):
         self.sink: Callable[[bytes], None] | None = None
         self.kept = bytearray()
         self.ended = False
-        self.closed = asyncio.get_running_loop().create_future()
+        self.lost: Exception | None = None
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters: set[asyncio.Future[None]] = set()
         self._writable = asyncio.Event()
         self._writable.set()
@@ -52,6 +55,7 @@ class _Wire(asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = exc
         self._end()
         self._writable.set()
         if not self.closed.done():
@@ -65,7 +69,7 @@ class _Wire(asyncio.BufferedProtocol):
 
     async def drained(self) -> None:
         if self.ended:
-            raise ConnectionResetError("connection lost")
+            raise ConnectionResetError("connection lost") from self.lost
         await self._writable.wait()
 
     async def line(self) -> bytes:
@@ -120,6 +124,10 @@ class DirectTransport(Transport):
     ) -> None:
         wire = self._connected()
         assert wire.transport is not None
+        if wire.kept:
+            # Whoever sits between could have put these words there; after the handshake they would count as
+            # the server's.
+            raise BrokenProtocol("nats: the server sent plain text where TLS was to begin")
         secured = await asyncio.wait_for(
             asyncio.get_running_loop().start_tls(
                 wire.transport,
@@ -171,8 +179,10 @@ class DirectTransport(Transport):
         await self._connected().drained()
 
     async def wait_closed(self) -> None:
-        if self._wire is not None:
-            await self._wire.closed
+        if self._wire is None:
+            return
+        # A link that is cut in its TLS handshake never reports its end.
+        await asyncio.wait({self._wire.closed}, timeout=_CLOSE_TIMEOUT_S)
 
     def close(self) -> None:
         if self._wire is not None and self._wire.transport is not None:

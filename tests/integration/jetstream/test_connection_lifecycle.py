@@ -315,6 +315,7 @@ async def test_close_without_a_link_tells_what_was_not_sent(caplog: pytest.LogCa
         await connection.nats.publish("x", b"hello")
         await connection.close()
     assert re.search(r"is closed while it is down: 1\d bytes were not sent", caplog.text)
+    assert "connection lost" not in str(diary.all("error"))
 
 
 async def test_close_on_a_link_that_has_just_died(nats_server: NatsServer) -> None:
@@ -322,9 +323,10 @@ async def test_close_on_a_link_that_has_just_died(nats_server: NatsServer) -> No
     connection = await keylane.connect(nats_server.url)
     connection.observe(diary.hooks)
     await connection.nats.subscribe("x")
+    await connection.flush()
     assert isinstance(connection.nats, LoginClient)
     connection.nats.abort()
-    await connection.nats.publish("x", b"too late")
+    await connection.nats._send_command(b"PUB x 0\r\n\r\n")  # waits for a flush that comes with the close
     await connection.close()
     assert diary.all("closed") == ["closed by the program"]
     assert [str(error) for error in diary.all("error")] == ["the link failed (connection lost)"]

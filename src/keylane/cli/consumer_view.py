@@ -1,0 +1,174 @@
+"""How a consumer looks: as a JSON object, as a panel, as a row, as a line.
+
+Pure: takes what the server said and the time, gives text and rich renderables. Talks to nobody.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from rich import box
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from keylane.jetstream.consumers import ConsumerInfo, PriorityGroupState
+
+NOBODY = "nobody"
+
+
+def pin_of(info: ConsumerInfo) -> PriorityGroupState | None:
+    """The state of the pin, or None where the policy knows no pin."""
+    if info.config.priority_policy != "pinned_client" or not info.priority_groups:
+        return None
+    return info.priority_groups[0]
+
+
+def policy_of(info: ConsumerInfo) -> str | None:
+    policy = info.config.priority_policy
+    return None if policy == "none" else policy
+
+
+def as_object(info: ConsumerInfo) -> dict[str, Any]:
+    """For JSON; what a consumer does not have is null."""
+    pin = pin_of(info)
+    groups = info.config.priority_groups or ()
+    return {
+        "stream": info.stream,
+        "consumer": info.name,
+        "policy": policy_of(info),
+        "group": groups[0] if groups else None,
+        "priority_timeout_s": info.config.priority_timeout_s,
+        "pinned_id": pin.pinned_client_id if pin else None,
+        "pinned_since": as_utc(pin.pinned_since) if pin and pin.pinned_since else None,
+        "pending": info.num_pending,
+        "ack_pending": info.num_ack_pending,
+        "max_ack_pending": info.config.max_ack_pending,
+        "redelivered": info.num_redelivered,
+        "waiting_pulls": info.num_waiting,
+        "delivered": info.delivered_sequence,
+        "ack_floor": info.ack_floor,
+        "leader": info.leader,
+        "paused": info.paused,
+        "created": as_utc(info.created),
+    }
+
+
+def panel(info: ConsumerInfo, now: datetime) -> Panel:
+    """Everything that an operator asks first."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in _facts(info, now):
+        table.add_row(name, value)
+    title = Text(f"{info.stream} / {info.name}", style="bold")
+    return Panel(table, title=title, title_align="left", box=box.ROUNDED, expand=False, padding=(0, 1))
+
+
+def _facts(info: ConsumerInfo, now: datetime) -> list[tuple[str, Text | str]]:
+    config, pin = info.config, pin_of(info)
+    facts: list[tuple[str, Text | str]] = [("policy", policy_of(info) or "none (no priority group)")]
+    if config.priority_groups:
+        facts.append(("group", ", ".join(config.priority_groups)))
+    if pin is not None:
+        facts.append(("pinned", _pinned_id(pin)))
+        if pin.pinned_since is not None:
+            since = pin.pinned_since.astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+            facts.append(("since", f"{since} ({age(pin.pinned_since, now)} ago)"))
+        facts.append(("pin timeout", f"{config.priority_timeout_s:g} s without a pull"))
+    limit = config.max_ack_pending
+    filters = config.filter_subjects or ((config.filter_subject,) if config.filter_subject else ())
+    facts += [
+        ("pending", f"{info.num_pending:,}"),
+        ("ack pending", f"{info.num_ack_pending:,}" + (f" of {limit:,}" if limit and limit > 0 else "")),
+        ("redelivered", f"{info.num_redelivered:,}"),
+        ("waiting pulls", f"{info.num_waiting:,}"),
+        ("delivered", f"up to sequence {info.delivered_sequence:,}"),
+        ("ack floor", f"sequence {info.ack_floor:,}"),
+        ("filter", "\n".join(filters) or "none (the whole stream)"),
+        ("leader", info.leader or "none (a single server)"),
+        ("paused", Text("yes", style="yellow") if info.paused else "no"),
+    ]
+    return facts
+
+
+def board(infos: list[ConsumerInfo], now: datetime, *, width: int, rows: int, stale: bool) -> Table:
+    """One row for each consumer, as many as there is room for; a narrow screen leaves columns out."""
+    columns = [name for name, needed in _COLUMNS.items() if width >= needed]
+    table = Table(box=box.SIMPLE_HEAD, expand=True, padding=(0, 2, 0, 0), pad_edge=False)
+    table.row_styles = ["dim"] if stale else []
+    table.add_column("consumer", no_wrap=True, overflow="ellipsis", ratio=1, min_width=10)
+    for name in columns:
+        table.add_column(name, no_wrap=True, justify="left" if name in _WORDS else "right")
+    shown = infos if len(infos) <= rows else infos[: max(rows - 1, 1)]
+    for info in shown:
+        cells = _cells(info, now)
+        table.add_row(_label(info), *(cells[name] for name in columns))
+    if len(shown) < len(infos):
+        table.add_row(Text(f"and {len(infos) - len(shown):,} more", style="dim"))
+    return table
+
+
+# Each column of the board, and the width of the screen from which it is shown.
+_COLUMNS = {"policy": 96, "pinned": 0, "for": 68, "pending": 0, "ack pending": 56, "waiting": 76}
+_WORDS = ("policy", "pinned")
+
+
+def _label(info: ConsumerInfo) -> Text:
+    label = Text(info.name)
+    if info.paused:
+        label.append(" (paused)", style="yellow")
+    return label
+
+
+def _cells(info: ConsumerInfo, now: datetime) -> dict[str, Text | str]:
+    pin = pin_of(info)
+    return {
+        "policy": policy_of(info) or "-",
+        "pinned": _pinned_id(pin) if pin else "-",
+        "for": age(pin.pinned_since, now) if pin and pin.pinned_since else "-",
+        "pending": f"{info.num_pending:,}",
+        "ack pending": f"{info.num_ack_pending:,}",
+        "waiting": f"{info.num_waiting:,}",
+    }
+
+
+def line(info: ConsumerInfo, now: datetime) -> str:
+    """A consumer in one line, for logs."""
+    parts = []
+    pin = pin_of(info)
+    if pin is not None:
+        holder = pin.pinned_client_id or NOBODY
+        parts.append(f"pinned {holder}" + (f" for {age(pin.pinned_since, now)}" if pin.pinned_since else ""))
+    parts += [f"pending {info.num_pending}", f"ack pending {info.num_ack_pending}"]
+    if info.paused:
+        parts.append("paused")
+    return f"{info.name}: {', '.join(parts)}"
+
+
+def age(since: datetime, now: datetime) -> str:
+    """How long ago, in at most two units. A clock that lags behind the server's gives 0 s."""
+    seconds = max(0, int((now - since).total_seconds()))
+    minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86400
+    if days:
+        return f"{days} d {hours % 24} h"
+    if hours:
+        return f"{hours} h {minutes % 60} min"
+    if minutes:
+        return f"{minutes} min {seconds % 60} s"
+    return f"{seconds} s"
+
+
+def as_utc(time: datetime) -> str:
+    return time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def clock(time: datetime) -> str:
+    return time.astimezone().strftime("%H:%M:%S")
+
+
+def _pinned_id(pin: PriorityGroupState) -> Text:
+    if pin.pinned_client_id is None:
+        return Text(NOBODY, style="yellow")
+    return Text(pin.pinned_client_id, style="green")

@@ -1,0 +1,215 @@
+"""Ground for the tests of priority groups: streams that go away, clients on connections of their own, workers."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from nats.js.api import RetentionPolicy, StorageType, StreamConfig
+
+import keylane
+from keylane import Connection
+from keylane.errors import KeylaneError
+from keylane.jetstream import streams
+from keylane.jetstream.consumers import ConsumerConfig, PriorityPolicy
+from keylane.jetstream.feed import Feed
+from keylane.jetstream.publish import Outgoing, PublishAck, publish_many
+from keylane.priority import consume, create
+from keylane.server import NatsCluster, NatsServer
+from tests.integration.priority.evidence import Line
+from tests.integration.priority.workers import Worker
+
+GROUP = "jobs"
+WORKER = Path(__file__).with_name("worker.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """A stream with one consumer that has a priority group."""
+
+    connection: Connection
+    stream: str
+    consumer: str
+
+    async def publish(self, count: int) -> list[int]:
+        """Publish this many messages; returns their sequences."""
+        messages = [Outgoing(f"{self.stream}.x", b"%d" % number) for number in range(count)]
+        acks = await publish_many(self.connection, messages)
+        assert all(isinstance(ack, PublishAck) for ack in acks), acks
+        return [ack.sequence for ack in acks if isinstance(ack, PublishAck)]
+
+
+MakeGround = Callable[..., Awaitable[Ground]]
+OpenClient = Callable[[], Awaitable[Connection]]
+StartReader = Callable[..., Awaitable["Reader"]]
+StartWorker = Callable[..., Awaitable[Worker]]
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def open_client(stack: AsyncExitStack, nats_server: NatsServer) -> OpenClient:
+    """A connection of its own, as another process would have."""
+
+    async def one() -> Connection:
+        return await stack.enter_async_context(await keylane.connect(nats_server.url))
+
+    return one
+
+
+@pytest.fixture
+def open_cluster_client(stack: AsyncExitStack, nats_cluster: NatsCluster) -> OpenClient:
+    async def one() -> Connection:
+        return await stack.enter_async_context(await keylane.connect(nats_cluster.urls))
+
+    return one
+
+
+@pytest.fixture
+def ground(stack: AsyncExitStack, connection: Connection, unique: Callable[..., str]) -> MakeGround:
+    """A function that makes a stream and a consumer on the single server."""
+
+    async def make(policy: PriorityPolicy, **options: Any) -> Ground:
+        return await make_ground(stack, connection, unique("prio"), policy, **options)
+
+    return make
+
+
+@pytest.fixture
+async def cluster_ground(
+    stack: AsyncExitStack, open_cluster_client: OpenClient, unique: Callable[..., str]
+) -> MakeGround:
+    """A function that makes a stream with three replicas in files, and a consumer, in the cluster."""
+    connection = await open_cluster_client()
+
+    async def make(policy: PriorityPolicy, **options: Any) -> Ground:
+        return await make_ground(stack, connection, unique("prio"), policy, replicas=3, **options)
+
+    return make
+
+
+async def make_ground(
+    stack: AsyncExitStack,
+    connection: Connection,
+    stream: str,
+    policy: PriorityPolicy,
+    *,
+    retention: Literal["workqueue", "limits"] = "workqueue",
+    storage: Literal["file", "memory"] = "file",
+    replicas: int = 1,
+    **options: Any,
+) -> Ground:
+    config = StreamConfig(
+        name=stream,
+        subjects=[f"{stream}.>"],
+        retention=RetentionPolicy(retention),
+        storage=StorageType(storage),
+        num_replicas=replicas,
+    )
+    await streams.create(connection, config)
+
+    async def remove() -> None:
+        with suppress(KeylaneError):  # the server may be gone: that is what some tests do
+            await streams.delete(connection, stream)
+
+    stack.push_async_callback(remove)
+    consumer = ConsumerConfig(
+        durable_name="workers", priority_groups=(GROUP,), priority_policy=policy, **options
+    )
+    await create(connection, stream, consumer)
+    return Ground(connection, stream, "workers")
+
+
+@dataclass(slots=True)
+class Reader:
+    """A task that reads a feed, writes evidence and acks; others wait on what it writes."""
+
+    name: str
+    feed: Feed
+    handle_s: float = 0.0
+    acks: Callable[[int], bool] = lambda _: True
+    log: list[Line] = field(default_factory=list)
+    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _at_work: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _stopping: bool = False
+    _task: asyncio.Task[None] | None = None
+
+    def start(self) -> Reader:
+        self._task = asyncio.create_task(self._read(), name=f"reader {self.name}")
+        return self
+
+    @property
+    def sequences(self) -> list[int]:
+        return [line.sequence for line in self.log]
+
+    async def got(self, count: int = 1, *, timeout_s: float = 10.0) -> Line:
+        """Wait until this many handlers were started; returns the last of them."""
+        async with asyncio.timeout(timeout_s), self._changed:
+            await self._changed.wait_for(lambda: len(self.log) >= count)
+        return self.log[count - 1]
+
+    async def stop(self) -> None:
+        """Let the handler at work finish, then close the feed, as a well-behaved program does."""
+        self._stopping = True
+        async with self._at_work:
+            await self.feed.close()
+        if self._task is not None:
+            await self._task
+
+    async def abandon(self) -> None:
+        """Read no more and say nothing: the feed stays open."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _read(self) -> None:
+        async for message in self.feed:
+            async with self._at_work:
+                if self._stopping:
+                    return
+                self.log.append(Line(time.monotonic(), self.name, message.sequence))
+                async with self._changed:
+                    self._changed.notify_all()
+                if self.handle_s:
+                    await asyncio.sleep(self.handle_s)
+                if self.acks(message.sequence):
+                    message.ack()
+
+
+@pytest.fixture
+def read(stack: AsyncExitStack) -> StartReader:
+    """A function that reads a consumer through a connection until the test ends."""
+
+    async def start(connection: Connection, place: Ground, name: str, **options: Any) -> Reader:
+        own = {key: options.pop(key) for key in ("handle_s", "acks") if key in options}
+        feed = await consume(connection, place.stream, place.consumer, **options)
+        reader = Reader(name, feed, **own).start()
+        stack.push_async_callback(reader.abandon)
+        return reader
+
+    return start
+
+
+@pytest.fixture
+def start_worker(stack: AsyncExitStack) -> StartWorker:
+    """A function that starts a reader in a process of its own; it is killed at the end of the test."""
+
+    async def start(url: str | list[str], ground: Ground, name: str, **options: Any) -> Worker:
+        worker = await Worker.start(
+            [sys.executable, str(WORKER)], url, ground.stream, ground.consumer, name, options
+        )
+        stack.push_async_callback(worker.end)
+        return worker
+
+    return start

@@ -1,0 +1,252 @@
+"""One reader is pinned and the others wait: who receives, and how the pin moves while everybody lives."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from keylane.errors import InvalidInput
+from keylane.jetstream import consumers
+from keylane.priority import ConsumerConfig, consume, group_state, unpin, update
+from tests.integration.priority.conftest import GROUP, MakeGround, OpenClient, StartReader
+from tests.integration.priority.evidence import judge, receivers
+
+TIMEOUT_S = 1.5
+
+
+async def test_of_five_clients_one_receives(
+    ground: MakeGround, open_client: OpenClient, read: StartReader
+) -> None:
+    place = await ground("pinned_client", priority_timeout_s=TIMEOUT_S)
+    told: list[str] = []
+    readers = [
+        await read(await open_client(), place, f"reader-{number}", on_pinned=told.append)
+        for number in range(5)
+    ]
+    published: list[int] = []
+    for _ in range(3):
+        published += await place.publish(40)
+        async with asyncio.timeout(5):
+            while sum(len(one.log) for one in readers) < len(published):
+                await asyncio.sleep(0.01)  # which of the five is unknown: there is no one event to wait for
+    logs = {one.name: one.log for one in readers}
+    assert len(receivers(logs)) == 1, logs
+    assert judge(published, *logs.values()).exactly_once_in_order
+    pinned = [one for one in readers if one.feed.is_pinned]
+    state = await group_state(place.connection, place.stream, place.consumer)
+    assert [one.feed.pin_id for one in pinned] == told == [state.pinned_client_id]
+    assert state.pinned_since is not None
+    for one in readers:
+        await one.stop()
+
+
+async def test_an_admin_moves_the_pin_within_a_second(
+    ground: MakeGround, open_client: OpenClient, read: StartReader
+) -> None:
+    place = await ground("pinned_client", priority_timeout_s=30)
+    lost: list[str] = []
+    first = await read(await open_client(), place, "first", on_unpinned=lost.append)
+    published = await place.publish(1)
+    await first.got(1)
+    second = await read(await open_client(), place, "second")
+    pin_id = first.feed.pin_id
+    await unpin(place.connection, place.stream, place.consumer)
+    asked_at = time.monotonic()
+    published += await place.publish(1)
+    async with asyncio.timeout(5):
+        while not second.log:
+            await asyncio.sleep(0.005)
+    assert second.log[0].at - asked_at < 1
+    assert lost == [pin_id]
+    assert not first.feed.is_pinned
+    assert second.feed.is_pinned
+    assert judge(published, first.log, second.log).exactly_once_in_order
+    await first.stop()
+    await second.stop()
+
+
+async def test_the_old_one_can_be_pinned_again(
+    ground: MakeGround, open_client: OpenClient, read: StartReader
+) -> None:
+    """With nobody else waiting, an unpinned reader gets a new pin for its next message."""
+    place = await ground("pinned_client", priority_timeout_s=30)
+    pinned: list[str] = []
+    lost: list[str] = []
+    only = await read(await open_client(), place, "only", on_pinned=pinned.append, on_unpinned=lost.append)
+    published = await place.publish(3)
+    await only.got(3)
+    await unpin(place.connection, place.stream, place.consumer)
+    published += await place.publish(3)
+    await only.got(6, timeout_s=2)
+    assert len(set(pinned)) == 2
+    assert lost == pinned[:1]
+    assert judge(published, only.log).exactly_once_in_order
+    await only.stop()
+
+
+async def test_a_clean_stop_hands_over_at_once(
+    ground: MakeGround, open_client: OpenClient, read: StartReader
+) -> None:
+    place = await ground("pinned_client", priority_timeout_s=30, max_ack_pending=100, ack_wait_s=30)
+    first = await read(await open_client(), place, "first", max_messages=50, handle_s=0.01)
+    published = await place.publish(300)
+    await first.got(20)
+    second = await read(await open_client(), place, "second")
+    stopping_at = time.monotonic()
+    await first.stop()
+    took_over = await second.got(1, timeout_s=5)
+    assert took_over.at - stopping_at < 0.5
+    await second.got(300 - len(first.log))
+    assert judge(published, first.log, second.log).exactly_once_in_order
+    await second.stop()
+
+
+async def test_a_clean_stop_with_a_full_window_hands_over_at_once(
+    ground: MakeGround, open_client: OpenClient, read: StartReader
+) -> None:
+    """All that the consumer may deliver waits unread in one reader: nothing else could be delivered."""
+    place = await ground("pinned_client", priority_timeout_s=30, max_ack_pending=5, ack_wait_s=30)
+    feed = await consume(await open_client(), place.stream, place.consumer)
+    published = await place.publish(10)
+    message = await feed.next(5)
+    assert message is not None
+    second = await read(await open_client(), place, "second")
+    stopping_at = time.monotonic()
+    await feed.close()
+    took_over = await second.got(1, timeout_s=5)
+    assert took_over.at - stopping_at < 0.5
+    await second.got(10)
+    assert judge(published, second.log).exactly_once_in_order
+    await second.stop()
+
+
+async def test_a_stop_during_the_takeover_hands_over_at_once(
+    ground: MakeGround, open_client: OpenClient, read: StartReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that has the pin and waits for its reset must not keep it when it is closed."""
+    place = await ground("pinned_client", priority_timeout_s=30)
+    first = await read(await open_client(), place, "first")
+    published = await place.publish(1)
+    await first.got(1)
+    asked = asyncio.Event()
+
+    async def never(*_: object, **__: object) -> int:
+        asked.set()
+        await asyncio.Event().wait()
+        return 0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(consumers, "reset", never)
+        second = await read(await open_client(), place, "second")
+        await first.stop()
+        published += await place.publish(1)
+        await asyncio.wait_for(asked.wait(), 5)
+        third_connection = await open_client()
+        await second.stop()
+    third = await read(third_connection, place, "third")
+    await third.got(1, timeout_s=2)
+    assert judge(published, first.log, second.log, third.log).exactly_once_in_order
+    await third.stop()
+
+
+async def test_a_stop_does_not_take_the_pin_from_another(
+    ground: MakeGround, open_client: OpenClient, read: StartReader
+) -> None:
+    """The server clears whatever pin there is: a reader that lost its own must not ask it to."""
+    place = await ground("pinned_client", priority_timeout_s=30)
+    feed = await consume(await open_client(), place.stream, place.consumer)
+    await place.publish(1)
+    message = await feed.next(5)
+    assert message is not None
+    message.ack()
+    # The pin moves while `feed` has no way to hear of it.
+    await feed.drain()
+    assert feed.is_pinned
+    await unpin(place.connection, place.stream, place.consumer)
+    other = await read(await open_client(), place, "other")
+    await place.publish(1)
+    await other.got(1)
+    held = (await group_state(place.connection, place.stream, place.consumer)).pinned_client_id
+    await feed.close()
+    assert (await group_state(place.connection, place.stream, place.consumer)).pinned_client_id == held
+    await other.stop()
+
+
+async def test_a_reader_that_does_not_read_keeps_its_pin(
+    ground: MakeGround, open_client: OpenClient, read: StartReader
+) -> None:
+    """Its buffer is full, so it can ask for nothing; a sign of life keeps the pin over several timeouts."""
+    place = await ground("pinned_client", priority_timeout_s=1, max_ack_pending=100, ack_wait_s=30)
+    lost: list[str] = []
+    feed = await consume(
+        await open_client(), place.stream, place.consumer, max_messages=10, on_unpinned=lost.append
+    )
+    published = await place.publish(30)
+    first = await feed.next(5)
+    assert first is not None
+    other = await read(await open_client(), place, "other")
+    pin_id = feed.pin_id
+    await asyncio.sleep(4)  # nothing happens: that is what is tested
+    state = await group_state(place.connection, place.stream, place.consumer)
+    assert state.pinned_client_id == pin_id
+    assert not lost
+    assert not other.log
+    rest = [message for _ in range(29) if (message := await feed.next(5)) is not None]
+    assert [first.sequence, *(message.sequence for message in rest)] == published
+    assert {message.delivered_count for message in rest} == {1}
+    await feed.close()
+    await other.stop()
+
+
+async def test_a_blocked_event_loop_asks_before_it_goes_on(
+    ground: MakeGround, open_client: OpenClient, read: StartReader
+) -> None:
+    """The pin survived a pause shorter than two timeouts only if the server says so."""
+    place = await ground("pinned_client", priority_timeout_s=1, max_ack_pending=100, ack_wait_s=30)
+    lost: list[str] = []
+    feed = await consume(
+        await open_client(), place.stream, place.consumer, max_messages=10, on_unpinned=lost.append
+    )
+    published = await place.publish(30)
+    first = await feed.next(5)
+    assert first is not None
+    time.sleep(1.6)  # noqa: ASYNC251 - a handler that blocks the loop is what is tested
+    second = await feed.next(5)
+    # Nobody else waits: the server unpinned us, and pins us again. What was buffered came again, in order.
+    assert second is not None
+    assert second.sequence == first.sequence == published[0]
+    assert second.delivered_count > 1 or lost
+    assert lost
+    await feed.close()
+
+
+@pytest.mark.parametrize(("timeout_s", "expires_s"), [(1.0, 0.6), (2.0, 2.0), (0.5, 30.0)])
+async def test_a_pin_that_would_flap_is_refused(
+    ground: MakeGround, timeout_s: float, expires_s: float
+) -> None:
+    place = await ground("pinned_client", priority_timeout_s=timeout_s)
+    with pytest.raises(InvalidInput) as refused:
+        await consume(place.connection, place.stream, place.consumer, expires_s=expires_s)
+    for number in (timeout_s, expires_s, timeout_s / 2, 2 * expires_s):
+        assert f"{number:g}" in str(refused.value)
+
+
+async def test_the_timeout_can_be_updated_and_counts_at_once(
+    ground: MakeGround, open_client: OpenClient, read: StartReader
+) -> None:
+    place = await ground("pinned_client", priority_timeout_s=30)
+    info = await update(
+        place.connection,
+        place.stream,
+        ConsumerConfig(
+            durable_name="workers",
+            priority_groups=(GROUP,),
+            priority_policy="pinned_client",
+            priority_timeout_s=1,
+        ),
+    )
+    assert info.config.priority_timeout_s == 1
+    with pytest.raises(InvalidInput, match="0.5 or less"):
+        await consume(place.connection, place.stream, place.consumer, expires_s=0.9)
