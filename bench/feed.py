@@ -16,7 +16,7 @@ from tests.peers.presence import PeerMissing
 OURS = "keylane feed"
 GO = "Go Consume"
 ITERATE = "keylane feed, async for"
-UVLOOP = "keylane feed, uvloop"
+PLAIN = "keylane feed, plain asyncio"
 NATS_PY = "nats-py fetch"
 PAYLOAD = bytes(128)
 KEYS = 640
@@ -84,7 +84,9 @@ def _contestants(url: str, setting: Setting, say: Say) -> list[Contestant]:
     contestants = [
         python_contestant(OURS, "keylane_feed", lambda number: arguments(OURS, number)),
         python_contestant(ITERATE, "keylane_iterate", lambda number: arguments(ITERATE, number)),
-        python_contestant(UVLOOP, "keylane_feed", lambda number: [*arguments(UVLOOP, number), "--uvloop"]),
+        python_contestant(
+            PLAIN, "keylane_feed", lambda number: [*arguments(PLAIN, number), "--plain-asyncio"]
+        ),
         python_contestant(NATS_PY, "natspy_fetch", lambda number: arguments(NATS_PY, number)),
     ]
     try:

@@ -25,7 +25,7 @@ PYTHON = VENV / "bin" / "python"
 PINS = "constraints.txt"
 REQUIREMENTS = {
     "demo": ["--editable", "."],
-    "dev": ["--editable", ".[kafka,spark]", "--group", "dev"],
+    "dev": ["--editable", ".[fast,kafka,spark,websocket]", "--group", "dev"],
 }
 LARGE_BYTES = 30_000_000
 

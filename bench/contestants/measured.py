@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 
-import uvloop
+import keylane
 
 
 class Watch:
@@ -40,7 +40,7 @@ def contestant(job: Callable[[argparse.Namespace, Watch], Awaitable[int]]) -> No
     parser.add_argument("--stream", required=True)
     parser.add_argument("--consumer", required=True)
     parser.add_argument("--count", type=int, required=True)
-    parser.add_argument("--uvloop", action="store_true")
+    parser.add_argument("--plain-asyncio", action="store_true")
     options = parser.parse_args()
 
     async def run() -> str:
@@ -48,7 +48,4 @@ def contestant(job: Callable[[argparse.Namespace, Watch], Awaitable[int]]) -> No
         count = await job(options, watch)
         return watch.line(count)
 
-    if options.uvloop:
-        print(uvloop.run(run()))
-    else:
-        print(asyncio.run(run()))
+    print(asyncio.run(run()) if options.plain_asyncio else keylane.run(run()))

@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from keylane.jetstream.connection import Connection, connect
+    from keylane.loop import run
 
 __version__ = "0.1.0"
 
-__all__ = ["Connection", "__version__", "connect"]
+__all__ = ["Connection", "__version__", "connect", "run"]
 
 _HOMES = {
     "Connection": "keylane.jetstream.connection",
     "connect": "keylane.jetstream.connection",
+    "run": "keylane.loop",
 }
 
 

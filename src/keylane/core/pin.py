@@ -7,6 +7,11 @@ message 8 first while 2 to 7 are still unacknowledged elsewhere. To take over in
 drops what it was given before. A reset starts the consumer's own count again, so a delivery with consumer sequence 1
 is the first one after a reset, whatever else is still on its way; the reset keeps the pin and the open pulls.
 
+That count has no gaps, so a gap means that deliveries got lost with a link or a leader. The server would send them
+again after ack_wait only, behind everything newer: the reader resets the consumer in this case too. And a pin is
+given with a delivery only: when its last holder died with all that may be in flight, nothing can be delivered and
+nobody is pinned. A waiting reader then resets the consumer for whoever will be pinned.
+
 `step` says what to do with each event; `jetstream/pinning.py` does it. Nothing here knows a clock or a socket.
 """
 
@@ -44,16 +49,20 @@ class Event(Enum):
     """A delivery under our pin id."""
     RESTARTED = auto()
     """A delivery under our pin id with consumer sequence 1: the consumer was reset."""
+    SKIPPED = auto()
+    """A delivery under our pin id, but those before it did not arrive."""
     RESET_DONE = auto()
     RESET_FAILED = auto()
     REFUSED = auto()
     """The server refused our pin id (423)."""
     STALLED = auto()
-    """This process did not run for longer than the pin may last."""
+    """No pull of ours left for longer than the pin may last: this process stood still, or its link was down."""
     CONFIRMED = auto()
     """The server says that we are pinned."""
     DENIED = auto()
     """The server says that we are not."""
+    ORPHANED = auto()
+    """The server says that nobody is pinned and that all that may be in flight is in flight."""
 
 
 class Action(Enum):
@@ -86,11 +95,13 @@ TRANSITIONS: dict[tuple[Phase, Event], tuple[Phase, tuple[Action, ...]]] = {
     (_P.STANDBY,   _E.LATER):        (_P.RESETTING, (_A.ADOPT, _A.DROP, _A.RESET)),
     (_P.STANDBY,   _E.REFUSED):      (_P.STANDBY,   (_A.DISCARD_ID,)),
     (_P.STANDBY,   _E.STALLED):      (_P.STANDBY,   ()),
+    (_P.STANDBY,   _E.ORPHANED):     (_P.STANDBY,   (_A.RESET,)),
 
     (_P.RESETTING, _E.FIRST):        (_P.RESETTING, (_A.FORGET, _A.ADOPT, _A.DROP, _A.RESET)),
     (_P.RESETTING, _E.LATER):        (_P.RESETTING, (_A.FORGET, _A.ADOPT, _A.DROP, _A.RESET)),
     (_P.RESETTING, _E.SAME):         (_P.RESETTING, (_A.DROP,)),
     (_P.RESETTING, _E.RESTARTED):    (_P.REWOUND,   (_A.FORGET, _A.HOLD)),
+    (_P.RESETTING, _E.SKIPPED):      (_P.RESETTING, (_A.DROP, _A.RESET)),
     (_P.RESETTING, _E.RESET_DONE):   (_P.AWAITING,  (_A.TELL_PINNED,)),
     (_P.RESETTING, _E.RESET_FAILED): (_P.RESETTING, (_A.RESET,)),
     (_P.RESETTING, _E.REFUSED):      (_P.STANDBY,   _QUIETLY_TO_STANDBY),
@@ -100,6 +111,7 @@ TRANSITIONS: dict[tuple[Phase, Event], tuple[Phase, tuple[Action, ...]]] = {
     (_P.REWOUND,   _E.LATER):        (_P.RESETTING, (_A.FORGET, _A.ADOPT, _A.DROP, _A.RESET)),
     (_P.REWOUND,   _E.SAME):         (_P.REWOUND,   (_A.HOLD,)),
     (_P.REWOUND,   _E.RESTARTED):    (_P.REWOUND,   (_A.FORGET, _A.HOLD)),
+    (_P.REWOUND,   _E.SKIPPED):      (_P.RESETTING, (_A.FORGET, _A.DROP, _A.RESET)),
     (_P.REWOUND,   _E.RESET_DONE):   (_P.PINNED,    (_A.TELL_PINNED, _A.RELEASE)),
     (_P.REWOUND,   _E.RESET_FAILED): (_P.RESETTING, (_A.FORGET, _A.RESET)),
     (_P.REWOUND,   _E.REFUSED):      (_P.STANDBY,   _QUIETLY_TO_STANDBY),
@@ -109,6 +121,7 @@ TRANSITIONS: dict[tuple[Phase, Event], tuple[Phase, tuple[Action, ...]]] = {
     (_P.AWAITING,  _E.LATER):        (_P.RESETTING, (_A.TELL_UNPINNED, _A.FORGET, _A.ADOPT, _A.DROP, _A.RESET)),
     (_P.AWAITING,  _E.SAME):         (_P.AWAITING,  (_A.DROP,)),
     (_P.AWAITING,  _E.RESTARTED):    (_P.PINNED,    (_A.DELIVER,)),
+    (_P.AWAITING,  _E.SKIPPED):      (_P.RESETTING, (_A.TELL_UNPINNED, _A.DROP, _A.RESET)),
     (_P.AWAITING,  _E.REFUSED):      (_P.STANDBY,   _TO_STANDBY),
     (_P.AWAITING,  _E.STALLED):      (_P.STANDBY,   _TO_STANDBY),
 
@@ -116,6 +129,7 @@ TRANSITIONS: dict[tuple[Phase, Event], tuple[Phase, tuple[Action, ...]]] = {
     (_P.PINNED,    _E.LATER):        (_P.RESETTING, (_A.TELL_UNPINNED, _A.FORGET, _A.ADOPT, _A.DROP, _A.RESET)),
     (_P.PINNED,    _E.SAME):         (_P.PINNED,    (_A.DELIVER,)),
     (_P.PINNED,    _E.RESTARTED):    (_P.PINNED,    (_A.FORGET, _A.DELIVER)),
+    (_P.PINNED,    _E.SKIPPED):      (_P.RESETTING, (_A.TELL_UNPINNED, _A.FORGET, _A.DROP, _A.RESET)),
     (_P.PINNED,    _E.REFUSED):      (_P.STANDBY,   _TO_STANDBY),
     (_P.PINNED,    _E.STALLED):      (_P.DOUBTING,  (_A.VERIFY,)),
 
@@ -123,6 +137,7 @@ TRANSITIONS: dict[tuple[Phase, Event], tuple[Phase, tuple[Action, ...]]] = {
     (_P.DOUBTING,  _E.LATER):        (_P.RESETTING, (_A.TELL_UNPINNED, _A.FORGET, _A.ADOPT, _A.DROP, _A.RESET)),
     (_P.DOUBTING,  _E.SAME):         (_P.DOUBTING,  (_A.HOLD,)),
     (_P.DOUBTING,  _E.RESTARTED):    (_P.DOUBTING,  (_A.FORGET, _A.HOLD)),
+    (_P.DOUBTING,  _E.SKIPPED):      (_P.RESETTING, (_A.TELL_UNPINNED, _A.FORGET, _A.DROP, _A.RESET)),
     (_P.DOUBTING,  _E.REFUSED):      (_P.STANDBY,   _TO_STANDBY),
     (_P.DOUBTING,  _E.STALLED):      (_P.DOUBTING,  (_A.VERIFY,)),
     (_P.DOUBTING,  _E.CONFIRMED):    (_P.PINNED,    (_A.RELEASE,)),
@@ -130,7 +145,8 @@ TRANSITIONS: dict[tuple[Phase, Event], tuple[Phase, tuple[Action, ...]]] = {
 }
 # fmt: on
 
-_LATE_ANSWERS = frozenset((_E.RESET_DONE, _E.RESET_FAILED, _E.CONFIRMED, _E.DENIED))
+LATE_ANSWERS = frozenset((_E.RESET_DONE, _E.RESET_FAILED, _E.CONFIRMED, _E.DENIED, _E.ORPHANED))
+"""Answers may come when the reader has no use for them any more; then they mean nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +155,8 @@ class Delivered:
 
     pin_id: str
     consumer_sequence: int
+    follows: bool
+    """It comes right after the delivery that arrived before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,15 +179,16 @@ def event_of(pin: Pin, delivered: Delivered, *, reset_on_takeover: bool) -> Even
     """What a delivery means to a reader in this state."""
     restarted = delivered.consumer_sequence == 1
     if pin.pin_id == delivered.pin_id:
-        return Event.RESTARTED if restarted else Event.SAME
+        if restarted:
+            return Event.RESTARTED
+        return Event.SAME if delivered.follows or not reset_on_takeover else Event.SKIPPED
     return Event.FIRST if restarted or not reset_on_takeover else Event.LATER
 
 
 def step(pin: Pin, event: Event, delivered: Delivered | None = None) -> tuple[Pin, tuple[Action, ...]]:
     """The next state, and what to do."""
     if (pin.phase, event) not in TRANSITIONS:
-        # An answer to a question that the reader has no use for any more.
-        assert event in _LATE_ANSWERS, f"{event} cannot happen in {pin.phase}"
+        assert event in LATE_ANSWERS, f"{event} cannot happen in {pin.phase}"
         return pin, ()
     phase, actions = TRANSITIONS[pin.phase, event]
     pin_id = pin.pin_id

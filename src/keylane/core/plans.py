@@ -8,21 +8,345 @@ knows whether a member is alive, and never measures a load.
 - `sticky` has sizes just as even and moves the fewest partitions: 12 in the same case.
 - `weighted` counts load in place of partitions and moves only what brings the heaviest member under a cap.
 
-The last two depend on what was before, so they must be stored as member mappings; other languages then
-follow them as they are. A member that owns nothing is left out of the mappings: a consumer with an empty list
-of filters reads the whole stream, and that is what the Go library makes of an empty mapping.
+The last two depend on what was before, so they are stored as member mappings, which other languages follow
+as they are. A member that owns nothing is left out of the mappings: a consumer with an empty list of filters
+reads the whole stream, and that is what the reference makes of an empty mapping.
 
-All three take names in any order and count a name once. The same input gives the same plan, on any machine.
+All three take names in any order and count a name once; without members the plan is empty. The same input
+gives the same plan on any machine: names sort by code point, which is also the byte order of their UTF-8,
+and loads are added up exactly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from fractions import Fraction
 
-from keylane.core.loads import Spread, exact_loads, lightest_load, spread_evenly
 from keylane.core.names import check_member_name
 from keylane.core.partitions import check_partition_count
+from keylane.core.spread import lowest_top, spread_loads
 from keylane.core.subjects import shown
 from keylane.errors import InvalidInput
+
+# ---- plans ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A partition that changes hands. `source` is None if nobody had it, `target` if nobody gets it."""
+
+    partition: int
+    source: str | None
+    target: str | None
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class Plan:
+    """Which member owns which partitions: sorted, and no partition twice. Two plans are equal by value.
+
+    `shares` has every member with its partitions, also members that own nothing. Whether every partition
+    has an owner is for `check_plan` to say: while a group is being changed some may have none.
+
+    >>> Plan({"b": [4, 3], "a": [0, 2, 1], "c": []})
+    <Plan a=0-2 b=3,4 c=->
+    """
+
+    shares: tuple[tuple[str, tuple[int, ...]], ...]
+    _owners: dict[int, str] = field(compare=False)
+
+    def __init__(self, owned: Mapping[str, Iterable[int]]) -> None:
+        owners: dict[int, str] = {}
+        shares = []
+        for member in sorted(check_member_name(name) for name in owned):
+            partitions = list(owned[member])
+            for partition in partitions:
+                _check_whole(partition, f"partition {shown(partition)} of member {shown(member)}")
+                if partition in owners:
+                    raise _owned_twice(partition, owners[partition], member)
+                owners[partition] = member
+            shares.append((member, tuple(sorted(partitions))))
+        object.__setattr__(self, "shares", tuple(shares))
+        object.__setattr__(self, "_owners", owners)
+
+    def __repr__(self) -> str:
+        shares = (f" {member}={_ranges(partitions) or '-'}" for member, partitions in self.shares)
+        return f"<Plan{''.join(shares)}>"
+
+    @classmethod
+    def from_mappings(cls, mappings: Iterable[tuple[str, Iterable[int]]]) -> Plan:
+        """The plan that stored member mappings describe, given as pairs of member and partitions."""
+        owned: dict[str, Iterable[int]] = {}
+        for member, partitions in mappings:
+            if member in owned:
+                raise InvalidInput(
+                    f"member {shown(member)} has two mappings: list each member once, with all its partitions"
+                )
+            owned[member] = partitions
+        return cls(owned)
+
+    def mappings(self) -> list[tuple[str, list[int]]]:
+        """What is stored as member mappings: members that own something, with their partitions."""
+        return [(member, list(partitions)) for member, partitions in self.shares if partitions]
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """All members, by name."""
+        return tuple(member for member, _ in self.shares)
+
+    @property
+    def idle(self) -> tuple[str, ...]:
+        """Members that own nothing; `mappings` leaves them out."""
+        return tuple(member for member, partitions in self.shares if not partitions)
+
+    @property
+    def partitions(self) -> tuple[int, ...]:
+        """All partitions that have an owner."""
+        return tuple(sorted(self._owners))
+
+    def owner_of(self, partition: int) -> str | None:
+        """The member that owns a partition, or None."""
+        return self._owners.get(partition)
+
+    def partitions_of(self, member: str) -> tuple[int, ...]:
+        """What a member owns, ascending; nothing if the plan does not know it."""
+        return next((partitions for name, partitions in self.shares if name == member), ())
+
+    def moves_from(self, other: Plan) -> list[Move]:
+        """What changes hands on the way from the other plan to this one, by partition.
+
+        >>> Plan({"a": [0], "b": [1, 2]}).moves_from(Plan({"a": [0, 1]}))
+        [Move(partition=1, source='a', target='b'), Move(partition=2, source=None, target='b')]
+        """
+        return [
+            Move(partition, other.owner_of(partition), self.owner_of(partition))
+            for partition in sorted(self._owners.keys() | other._owners.keys())
+            if self.owner_of(partition) != other.owner_of(partition)
+        ]
+
+
+def check_plan(plan: Plan, partitions: int) -> Plan:
+    """Return a plan unchanged if it gives every partition from 0 to `partitions` - 1, and no other, an owner.
+
+    Raises `InvalidInput` if it does not. That no partition has two owners is already sure.
+    """
+    _check_range(plan, partitions)
+    if missing := [partition for partition in range(partitions) if plan.owner_of(partition) is None]:
+        raise InvalidInput(
+            f"partitions {_ranges(missing)} of {partitions} belong to no member: "
+            "their messages would wait for ever; give each partition to a member"
+        )
+    return plan
+
+
+# ---- by number of partitions ------------------------------------------------------------------------
+
+
+def balanced(members: Iterable[str], partitions: int) -> Plan:
+    """The plan that every member, in any language, computes for itself from the list of names.
+
+    Blocks in name order; what does not divide evenly goes one by one to the first members. With more members
+    than partitions, the last ones by name own nothing.
+
+    >>> balanced(["c", "a", "b"], 8)
+    <Plan a=0,1,6 b=2,3,7 c=4,5>
+    """
+    names = _distinct(members)
+    check_partition_count(partitions)
+    working = names[:partitions]
+    if not working:
+        return Plan({})
+    size, rest = divmod(partitions, len(working))
+    owned: dict[str, list[int]] = {name: [] for name in names}
+    for index, name in enumerate(working):
+        owned[name] += range(index * size, (index + 1) * size)
+        if index < rest:
+            owned[name].append(len(working) * size + index)
+    return Plan(owned)
+
+
+def sticky(current: Plan, members: Iterable[str], partitions: int) -> Plan:
+    """The plan with the fewest moves from the current one among those whose sizes differ by at most 1.
+
+    Of those it is one that changes the fewest members. A partition leaves a member that stays only if that
+    member has too many. With more members than partitions, those that own one keep it and the others own
+    nothing.
+
+    >>> sticky(Plan({"a": [0, 1, 2, 3, 4, 5]}), ["a", "b"], 6)
+    <Plan a=0-2 b=3-5>
+    """
+    names = _distinct(members)
+    check_partition_count(partitions)
+    _check_range(current, partitions)
+    if not names:
+        return Plan({})
+    size, rest = divmod(partitions, len(names))
+    had = dict(current.shares)
+
+    def claim_to_larger(name: str) -> tuple[bool, bool, bool, str]:
+        # Each member above `size` that may keep one more saves a move. The other keys spare members that
+        # would then not change at all: those with one above, and those with exactly `size`.
+        has = len(had.get(name, ()))
+        return has <= size, has != size + 1, has == size, name
+
+    larger = set(sorted(names, key=claim_to_larger)[:rest])
+    quota = {name: size + (name in larger) for name in names}
+    owned = {name: list(had.get(name, ())[: quota[name]]) for name in names}
+    kept = {partition for held in owned.values() for partition in held}
+    loose = [partition for partition in reversed(range(partitions)) if partition not in kept]
+    for name, held in owned.items():
+        while len(held) < quota[name]:
+            held.append(loose.pop())
+    return Plan(owned)
+
+
+# ---- by load ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedPlan:
+    """What `weighted` came to. Imbalance is the largest load of a member divided by the mean; 1.0 is even."""
+
+    plan: Plan
+    moves: tuple[Move, ...]
+    imbalance_before: float
+    """Of the current plan among the members it had."""
+    imbalance_after: float
+    max_imbalance: float
+    """The cap that was asked for."""
+    floor: float
+    """No plan can be below this, mostly because the hottest partition cannot be split."""
+    unmeasured: tuple[int, ...]
+    """Partitions without a load. They count as 0."""
+
+    @property
+    def is_within_cap(self) -> bool:
+        return self.imbalance_after <= self.max_imbalance
+
+
+def weighted(
+    current: Plan,
+    members: Iterable[str],
+    partitions: int,
+    loads: Mapping[int, float],
+    *,
+    max_imbalance: float = 1.15,
+) -> WeightedPlan:
+    """The current plan with few moves, so that no member carries more than `max_imbalance` times the mean.
+
+    `loads` is what each partition costs in any unit, such as messages per second; a missing partition counts
+    as 0. Partitions that have no member any more are placed first. Where the cap cannot be met the largest
+    load comes as near to it as was found: at most 4/3 of the best there is. It never rises, unless partitions
+    without a member have to go somewhere. No member is idle while another owns two partitions, because an
+    idle one could not be stored. With nothing measured the plan is the sticky one.
+
+    >>> current = Plan({"a": [0, 1, 2], "b": [3]})
+    >>> weighted(current, ["a", "b"], 4, {0: 50, 1: 30, 2: 20, 3: 10}).moves
+    (Move(partition=0, source='a', target='b'),)
+    """
+    names = _distinct(members)
+    check_partition_count(partitions)
+    _check_range(current, partitions)
+    weights = _exact_loads(loads, partitions)
+    if not _is_number(max_imbalance) or not 1 <= max_imbalance < math.inf:
+        raise InvalidInput(
+            f"max_imbalance {shown(max_imbalance)} is out of range: "
+            "the heaviest member carries at least the mean; give 1.0 or more, such as 1.15"
+        )
+    floor = 1.0
+    if not names or not any(weights):
+        plan = sticky(current, names, partitions)
+    else:
+        mean = Fraction(sum(weights), len(names))
+        floor = float(lowest_top(weights, len(names)) / mean)
+        plan = _spread_plan(current, names, weights, cap=math.floor(Fraction(max_imbalance) * mean))
+    return WeightedPlan(
+        plan=plan,
+        moves=tuple(plan.moves_from(current)),
+        imbalance_before=_imbalance(current, weights),
+        imbalance_after=_imbalance(plan, weights),
+        max_imbalance=max_imbalance,
+        floor=floor,
+        unmeasured=tuple(partition for partition in range(partitions) if partition not in loads),
+    )
+
+
+def _spread_plan(current: Plan, names: list[str], weights: list[int], cap: int) -> Plan:
+    numbers: dict[str | None, int] = {name: number for number, name in enumerate(names)}
+    homes = [numbers.get(current.owner_of(partition), -1) for partition in range(len(weights))]
+    owned: dict[str, list[int]] = {name: [] for name in names}
+    for partition, holder in enumerate(spread_loads(weights, homes, len(names), cap)):
+        owned[names[holder]].append(partition)
+    return Plan(owned)
+
+
+def _imbalance(plan: Plan, weights: list[int]) -> float:
+    sums = [sum(weights[partition] for partition in owned) for _, owned in plan.shares]
+    return max(sums) * len(sums) / sum(sums) if any(sums) else 1.0
+
+
+def _exact_loads(loads: Mapping[int, float], partitions: int) -> list[int]:
+    """Loads as whole numbers in one common unit: sums do not depend on the order of adding."""
+    for partition, load in loads.items():
+        _check_whole(partition, f"partition {shown(partition)} in the loads")
+        if not 0 <= partition < partitions:
+            raise InvalidInput(
+                f"partition {partition} in the loads is out of range: give 0 to {partitions - 1}"
+            )
+        if not _is_number(load) or not 0 <= load < math.inf:
+            raise InvalidInput(
+                f"load {shown(load)} of partition {partition} is not a load: give a finite number, 0 or more"
+            )
+    ratios = [loads.get(partition, 0).as_integer_ratio() for partition in range(partitions)]
+    unit = math.lcm(*(below for _, below in ratios))
+    return [above * (unit // below) for above, below in ratios]
+
+
+# ---- checks and texts -------------------------------------------------------------------------------
+
+
+def _distinct(members: Iterable[str]) -> list[str]:
+    if isinstance(members, str):
+        raise InvalidInput(f"members {shown(members)} is one text: give a list of names")
+    return sorted({check_member_name(name) for name in members})
+
+
+def _check_range(plan: Plan, partitions: int) -> None:
+    for partition in plan.partitions:
+        if not 0 <= partition < partitions:
+            raise InvalidInput(
+                f"partition {partition} of member {shown(plan.owner_of(partition))} is out of range: "
+                f"with {partitions} partitions give 0 to {partitions - 1}"
+            )
+
+
+def _check_whole(value: object, what: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidInput(f"{what} is not a whole number: partitions count from 0")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _owned_twice(partition: int, first: str, second: str) -> InvalidInput:
+    if first == second:
+        return InvalidInput(f"partition {partition} is listed twice for member {shown(first)}: list it once")
+    return InvalidInput(
+        f"partition {partition} belongs to member {shown(first)} and to member {shown(second)}: "
+        "two members would work on the same keys; give it to one of them"
+    )
+
+
+def _ranges(partitions: Iterable[int]) -> str:
+    """Ascending numbers in short: 0-2,5,7,8."""
+    runs: list[list[int]] = []
+    for partition in partitions:
+        if runs and partition == runs[-1][-1] + 1:
+            runs[-1].append(partition)
+        else:
+            runs.append([partition])
+    return ",".join(
+        f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(str(number) for number in run) for run in runs
+    )

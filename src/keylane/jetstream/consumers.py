@@ -6,11 +6,12 @@ while groups must be able to ask for exactly the configuration that members in o
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from keylane.core.names import check_consumer_name, check_stream_name
 from keylane.core.subjects import check_filter, nested_filters
@@ -22,8 +23,15 @@ if TYPE_CHECKING:
 AckPolicy = Literal["explicit", "all", "none"]
 DeliverPolicy = Literal["all", "last", "new", "by_start_sequence", "by_start_time", "last_per_subject"]
 PriorityPolicy = Literal["none", "overflow", "pinned_client", "prioritized"]
+ReplayPolicy = Literal["instant", "original"]
 Action = Literal["create", "update"]
 
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "ack_policy": get_args(AckPolicy),
+    "deliver_policy": get_args(DeliverPolicy),
+    "priority_policy": get_args(PriorityPolicy),
+    "replay_policy": get_args(ReplayPolicy),
+}
 _NANOSECONDS = 1_000_000_000
 _NEVER = datetime(1, 1, 1, tzinfo=UTC)
 
@@ -49,7 +57,7 @@ class ConsumerConfig:
     backoff_s: tuple[float, ...] | None = None
     filter_subject: str | None = None
     filter_subjects: tuple[str, ...] | None = None
-    replay_policy: Literal["instant", "original"] = "instant"
+    replay_policy: ReplayPolicy = "instant"
     max_waiting: int | None = None
     max_ack_pending: int | None = None
     headers_only: bool | None = None
@@ -86,11 +94,38 @@ class ConsumerConfig:
             )
         if self.filter_subject is not None:
             check_filter(self.filter_subject)
+        self._check_start()
         for spec in fields(self):
-            value = getattr(self, spec.name)
-            if spec.name.endswith("_s") and isinstance(value, (int, float)) and value < 0:
-                raise InvalidInput(f"{spec.name} is {value}: a duration cannot be negative")
+            self._check_value(spec.name, getattr(self, spec.name))
         return self
+
+    def _check_start(self) -> None:
+        by_sequence, by_time = self.opt_start_seq is not None, self.opt_start_time is not None
+        if by_sequence != (self.deliver_policy == "by_start_sequence"):
+            raise InvalidInput(
+                f"deliver_policy is {self.deliver_policy!r} and opt_start_seq {self.opt_start_seq!r}: "
+                "'by_start_sequence' and opt_start_seq go together"
+            )
+        if by_time != (self.deliver_policy == "by_start_time"):
+            raise InvalidInput(
+                f"deliver_policy is {self.deliver_policy!r} and opt_start_time {self.opt_start_time!r}: "
+                "'by_start_time' and opt_start_time go together"
+            )
+        if self.opt_start_time is not None and self.opt_start_time.tzinfo is None:
+            raise InvalidInput(f"opt_start_time is {self.opt_start_time}: give a time with a time zone")
+
+    @staticmethod
+    def _check_value(name: str, value: Any) -> None:
+        if value is None:
+            return
+        if name in _CHOICES and value not in _CHOICES[name]:
+            raise InvalidInput(f"{name} is {value!r}: use one of {', '.join(_CHOICES[name])}")
+        if name.endswith("_s"):
+            for one in value if isinstance(value, tuple) else (value,):
+                if not isinstance(one, (int, float)) or not 0 <= one < math.inf:
+                    raise InvalidInput(f"{name} is {one!r}: give seconds, 0 or more")
+        elif isinstance(value, int) and value < -1:
+            raise InvalidInput(f"{name} is {value}: give 0 or more, or -1 for no limit")
 
     @property
     def effective_name(self) -> str | None:

@@ -176,8 +176,8 @@ async def read_all(
 def _split(raw: bytes) -> tuple[dict[str, str], dict[str, str]]:
     """The fields that the server adds, and the headers that are stored.
 
-    A stored message may carry the same names, for example when it was republished from another stream. The server
-    puts its own behind them.
+    A stored message may carry the same names, for example when it was republished from another stream. The
+    server puts its own behind them.
     """
     items = list(header_items(raw))
     fields: dict[str, str] = {}
@@ -198,6 +198,7 @@ async def _complete(answer: _Answer, stream: str, timeout_s: float) -> None:
                 await answer.heard.wait()
         except TimeoutError:
             raise ReadIncomplete(
-                f"direct get on stream {stream!r}: silence for {timeout_s} s after {len(answer.messages)} messages"
+                f"direct get on stream {stream!r}: silence for {timeout_s} s "
+                f"after {len(answer.messages)} messages"
             ) from None
     answer.done.result()

@@ -142,7 +142,7 @@ class Feed:
                 options.pin,
                 hand_out=self._hand_over,
                 forget=self._forget,
-                void_pulls=self._window.void,
+                void_pulls=self._pull_anew,
                 sign_of_life=self._send_sign_of_life,
                 fail=self._finish,
             )
@@ -203,6 +203,8 @@ class Feed:
         self._pulling = False
         if self._subscription is None:
             return
+        if self._pinning is not None:
+            self._pinning.drain(unread=lambda: bool(self._buffer) or not self._finished)
         subscription, self._subscription = self._subscription, None
         try:
             await self._linger(linger_s)
@@ -240,8 +242,6 @@ class Feed:
             if self._keeper is not None:
                 self._keeper.cancel()
                 await asyncio.gather(self._keeper, return_exceptions=True)
-            if self._pinning is not None:
-                await self._pinning.stop()
             self._finish(None)
 
     async def close(self) -> None:
@@ -251,22 +251,24 @@ class Feed:
         """
         await self.drain(_LINGER_S if self._pinning is None else 0)
         if self._pinning is None:
-            while self._buffer:
-                self._take().nak()
-            self._client.push()
+            self._give_back()
             return
-        self._forget()
-        self._client.push()
-        if self._pinning.holds and self._client.is_connected:
-            await self._hand_over_pin(self._pinning.group)
-
-    async def _hand_over_pin(self, group: str) -> None:
-        if self._last_handed is not None:
-            await settle_acks(self._connection, self._last_handed)
+        await self._pinning.stop()
         try:
-            await consumers.unpin(self._connection, self.stream, self.consumer, group)
-        except NotFound:
-            self._notify(Meaning.DELETED, "the consumer was gone when its pin was to be handed over")
+            # The server would clear another reader's pin just as well, and a nak would disturb its work.
+            if self._client.is_connected and await self._pinning.is_ours():
+                self._give_back()
+                if self._last_handed is not None:
+                    await settle_acks(self._connection, self._last_handed)
+                await self._pinning.hand_over()
+        except KeylaneError as error:
+            self._notify(None, f"the pin may not be handed over: then it moves after its timeout ({error})")
+        self._forget()
+
+    def _give_back(self) -> None:
+        while self._buffer:
+            self._take().nak()
+        self._client.push()
 
     async def __aenter__(self) -> Self:
         return self
@@ -393,6 +395,8 @@ class Feed:
             self._finished = True
             self._pulling = False
             self._error = error
+            if error is not None and self._pinning is not None:
+                self._pinning.halt()
         self._wake_reader()
 
     # ---- the server's side --------------------------------------------------------------------------
@@ -420,6 +424,7 @@ class Feed:
             self._window.delivered(
                 len(arrived), max([len(one.data) + len(one.raw_headers) for one in arrived])
             )
+            self._refill_every = max(1, self._window.size // 8)
             self._failures = 0
             if self._pinning is not None:
                 self._pinning.arrived(arrived)
@@ -436,7 +441,7 @@ class Feed:
     def _hand_over(self, messages: list[Message]) -> None:
         if messages:
             self._last_handed = messages[-1]
-        if self._options.on_messages is None or self._finished:
+        if not messages or self._options.on_messages is None or self._finished:
             self._buffered_bytes += sum([len(one.data) + len(one.raw_headers) for one in messages])
             self._buffer.extend(messages)
             self._wake_reader()
@@ -494,9 +499,15 @@ class Feed:
         if self._options.on_notice is not None:
             self._options.on_notice(Notice(meaning, text))
 
+    def _pull_anew(self) -> None:
+        self._window.void()
+        self._loop.call_soon(self._refill)
+
     def _link_changed(self, up: bool) -> None:
         self._linked = up
         self._window.void()
+        if self._pinning is not None:
+            self._pinning.link_changed()
         self._last_heard = self._loop.time()
         self._all_here.set()
         if up:
@@ -527,19 +538,22 @@ class Feed:
             self._wake_reader()
             return
         self._taken = 0
+        if self._pinning is not None:
+            self._pinning.check_for_standstill()
         pull = self._window.ask(len(self._buffer), self._buffered_bytes)
         if pull is not None:
-            self._refill_every = max(1, self._window.size // 8)
             self._send(pull, self._options.expires_s)
 
     def _send(self, pull: Pull, expires_s: float) -> None:
+        expires_ns = round(expires_s * 1e9)
         request: dict[str, Any] = {
             "batch": pull.batch,
-            "expires": round(expires_s * 1e9),
+            "expires": expires_ns,
             "max_bytes": self._window.max_bytes,
         }
         if expires_s >= _SHORTEST_WITH_HEARTBEAT_S:
-            request["idle_heartbeat"] = round(min(self._options.heartbeat_s, expires_s / 2) * 1e9)
+            # Whole nanoseconds, rounded down: the server refuses a heartbeat of more than half the life.
+            request["idle_heartbeat"] = min(round(self._options.heartbeat_s * 1e9), expires_ns // 2)
         self._last_moved = self._loop.time()
         if self._window.asked == pull.batch:
             self._last_heard = self._last_moved  # until now there was nothing to hear
@@ -547,7 +561,10 @@ class Feed:
 
     def _send_sign_of_life(self) -> None:
         """A pull that can bring nothing, as no message has one byte: it only restarts the pin's timeout."""
-        if self._pulling and self._client.is_connected:
+        draining = self._subscription is None
+        if not self._pulling and not draining:
+            return
+        if self._client.is_connected and self._trouble is not Meaning.UNAVAILABLE:
             request = {"batch": 1, "max_bytes": 1, "expires": round(_SIGN_OF_LIFE_S * 1e9)}
             self._post_pull(self._window.sign_of_life(), request)
 

@@ -53,7 +53,7 @@ def encode_headers(headers: Mapping[str, str]) -> bytes:
             lines.append(f"{name}: {value}".encode())
         except UnicodeEncodeError as error:
             raise InvalidInput(
-                f"value of header {name!r} holds {value[error.start]!a}, which stands for a byte that is not UTF-8: "
-                "decode the text with its own encoding"
+                f"value of header {name!r} holds {value[error.start]!a}, which stands for a byte that is not "
+                "UTF-8: decode the text with its own encoding"
             ) from error
     return b"\r\n".join(lines) + b"\r\n\r\n"

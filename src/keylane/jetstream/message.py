@@ -5,7 +5,6 @@ Everything but the payload is decoded when first asked for: at full speed most o
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,6 +12,7 @@ from nats.errors import Error as NatsError
 
 from keylane.errors import AckFailed, AlreadySettled
 from keylane.jetstream.headers import header_items, parse_headers
+from keylane.jetstream.settings import check_seconds
 
 if TYPE_CHECKING:
     from keylane.jetstream.client import Client
@@ -37,7 +37,7 @@ class Delivery(NamedTuple):
 
 
 def parse_ack_subject(reply: bytes) -> Delivery:
-    """Both forms: `$JS.ACK.<stream>…` and, from servers with domains, `$JS.ACK.<domain>.<account>.<stream>…`."""
+    """Both forms: `$JS.ACK.<stream>…` and, with a domain, `$JS.ACK.<domain>.<account>.<stream>…`."""
     words = reply.decode().split(".")
     domain = ""
     if len(words) >= 11:
@@ -70,7 +70,8 @@ class Message:
         self.data = data
 
     def __repr__(self) -> str:
-        return f"<Message {self.subject} sequence={self.sequence} tries={self.delivered_count} {len(self.data)} B>"
+        tries = self.delivered_count
+        return f"<Message {self.subject} sequence={self.sequence} tries={tries} {len(self.data)} B>"
 
     @property
     def subject(self) -> str:
@@ -137,16 +138,16 @@ class Message:
 
     def nak(self, delay_s: float = 0) -> None:
         """Deliver it again, at once or after a delay."""
-        if delay_s > 0:
-            body = b"-NAK " + json.dumps({"delay": int(delay_s * 1e9)}).encode()
-            self._settle(b" %d\r\n%b\r\n" % (len(body), body))
-        else:
+        if delay_s == 0:
             self._settle(_NAK)
+            return
+        body = b'-NAK {"delay": %d}' % round(check_seconds(delay_s, "delay_s") * 1e9)
+        self._settle(b" %d\r\n%b\r\n" % (len(body), body))
 
     def term(self, reason: str = "") -> None:
         """Never deliver it again."""
         if reason:
-            body = b"+TERM " + reason.replace("\r", " ").replace("\n", " ").encode()
+            body = b"+TERM " + " ".join(reason.splitlines()).encode(errors="replace")
             self._settle(b" %d\r\n%b\r\n" % (len(body), body))
         else:
             self._settle(_TERM)
@@ -159,6 +160,7 @@ class Message:
 
     async def ack_confirmed(self, timeout_s: float = 5.0) -> None:
         """Ack and wait until the server says that it has the ack (a double ack)."""
+        check_seconds(timeout_s, "timeout_s")
         client, self._client = self._client, None
         if client is None:
             raise self._already_settled()

@@ -1,8 +1,8 @@
 """Performs what `core/pin.py` decides, for one feed.
 
 Sorts every delivery (hand out, hold, drop), resets the consumer on a takeover, asks the server after a standstill
-of this process, and sends a sign of life while the feed has no room for messages. It never nacks what it drops: by
-then another reader may be at work on the same message.
+of this process, sends a sign of life while the feed has no room for messages, and as standby looks after a consumer
+whose last reader died. It never nacks what it drops: by then another reader may be at work on the same message.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from nats.errors import Error as NatsError
+
 from keylane.core.pin import Action, Delivered, Event, Phase, Pin, event_of, step
-from keylane.errors import ConsumerGone, KeylaneError, NotFound, RequestTimeout
+from keylane.errors import AckFailed, ConsumerGone, FeedEnded, KeylaneError, NotFound
 from keylane.jetstream import consumers
 from keylane.jetstream.headers import parse_headers
 from keylane.jetstream.message import Message
@@ -39,7 +41,8 @@ class PinOptions:
     on_pinned: Callable[[str], None] | None = None
     """Told the pin id before the first message under it is handed out."""
     on_unpinned: Callable[[str], None] | None = None
-    """Told the pin id when it is known to be lost. A handler may be at work at that moment."""
+    """Told the pin id when it is known to be lost, or when deliveries under it were: then `on_pinned` follows with
+    the same id, and all that is not acked comes again. A handler may be at work at that moment."""
 
 
 class Pinning:
@@ -73,8 +76,10 @@ class Pinning:
         self._held: list[Message] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._attempt = 0
-        self._ran_at = self._loop.time()
-        self._asked_at = self._ran_at
+        self._next_sequence = 0
+        self._looking = False
+        self._draining: Callable[[], bool] | None = None
+        self._ran_at = self._asked_at = self._doubted_at = self._loop.time()
         self._beat: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
@@ -100,9 +105,17 @@ class Pinning:
     def start(self) -> None:
         self._tick()
 
-    async def stop(self) -> None:
+    def drain(self, unread: Callable[[], bool]) -> None:
+        """Nothing more will be asked for: keep the pin as long as there are unread messages."""
+        self._draining = unread
+
+    def halt(self) -> None:
+        """Do nothing more by itself: a pin that is there lapses after its timeout."""
         if self._beat is not None:
             self._beat.cancel()
+
+    async def stop(self) -> None:
+        self.halt()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -112,20 +125,24 @@ class Pinning:
     def arrived(self, messages: list[Message]) -> None:
         """Sort a batch; what may be handed out is handed out in one go."""
         self.check_for_standstill()
+        if self._pin.phase is Phase.STANDBY and self._stood_still():
+            return  # a pin that came before or during the standstill; with nobody using it, it lapses
         good: list[Message] = []
-        marker = self._marker
+        marker, expected = self._marker, self._next_sequence
         for message in messages:
-            if self.good and marker in message.raw_headers and not message.is_first_of_consumer:
+            words = message.reply.split(b".")
+            sequence = int(words[6 if len(words) < 11 else 8])
+            if sequence == expected and self.good and marker in message.raw_headers:
                 good.append(message)
+                expected += 1
                 continue
             delivered = Delivered(
-                parse_headers(message.raw_headers).get(PIN_HEADER, ""), message.delivery.consumer_sequence
+                parse_headers(message.raw_headers).get(PIN_HEADER, ""), sequence, sequence == expected
             )
             event = event_of(self._pin, delivered, reset_on_takeover=self._options.reset_on_takeover)
-            if event is Event.RESTARTED:
-                good.clear()
             self._perform(event, delivered, message, good)
-            marker = self._marker
+            marker, expected = self._marker, sequence + 1
+        self._next_sequence = expected
         if good:
             self._hand_out(good)
 
@@ -137,13 +154,25 @@ class Pinning:
         """A pull was sent: the server starts the pin's timeout anew."""
         self._asked_at = self._loop.time()
 
+    def link_changed(self) -> None:
+        """The link was lost or is back; deliveries may be lost."""
+        if not self.good:
+            # While waiting for deliveries to start anew their number alone cannot show that the start was missed.
+            self._next_sequence = 0
+
     def check_for_standstill(self) -> None:
-        """Did this process run at all lately? A stopped process, or a blocked event loop, may have lost its pin."""
+        """Did a pull leave lately? If not, this process was stopped or blocked, or its link was down."""
         now = self._loop.time()
-        if now - self._ran_at > self._options.timeout_s and self._pin.phase is not Phase.STANDBY:
-            self._ran_at = now
-            _log.warning("%s/%s: this process stood still; checking the pin", self._stream, self._consumer)
+        if (
+            self._pin.pin_id is not None
+            and now - max(self._asked_at, self._doubted_at) > self._options.timeout_s
+        ):
+            self._doubted_at = now
+            _log.warning("%s/%s: no pull for long; checking the pin", self._stream, self._consumer)
             self._perform(Event.STALLED)
+
+    def _stood_still(self) -> bool:
+        return self._loop.time() - self._ran_at > self._options.timeout_s
 
     # ---- what is done -------------------------------------------------------------------------------
 
@@ -168,6 +197,7 @@ class Pinning:
                         good.clear()
                     self._forget()
                 case Action.ADOPT:
+                    self._asked_at = self._loop.time()
                     self._marker = f"{PIN_HEADER}: {self._pin.pin_id}\r\n".encode()
                 case Action.DISCARD_ID:
                     self._void_pulls()
@@ -193,8 +223,15 @@ class Pinning:
                     self._spawn(self._verify(self._attempt))
 
     def _tell(self, hook: Callable[[str], None] | None, pin_id: str | None) -> None:
-        if hook is not None:
+        if hook is None:
+            return
+        try:
             hook(pin_id or "")
+        except Exception as error:
+            _log.exception("%s/%s: %r failed", self._stream, self._consumer, hook)
+            failed = FeedEnded(f"feed on {self._stream}/{self._consumer}: {hook!r} raised {error!r}")
+            failed.__cause__ = error
+            self._fail(failed)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -218,10 +255,9 @@ class Pinning:
             self._perform(event)
 
     async def _verify(self, attempt: int) -> None:
-        event: Event | None = None
-        while event is None and attempt == self._attempt:
+        while attempt == self._attempt:
             try:
-                info = await consumers.info(self._connection, self._stream, self._consumer)
+                ours = await self.is_ours()
             except NotFound as error:
                 self._fail(_gone(self._stream, self._consumer, error))
                 return
@@ -231,20 +267,53 @@ class Pinning:
                 )
                 await asyncio.sleep(_RETRY_S)
                 continue
-            ours = any(
-                state.group == self._options.group and state.pinned_client_id == self._pin.pin_id
-                for state in info.priority_groups
-            )
-            event = Event.CONFIRMED if ours else Event.DENIED
-        if event is not None and attempt == self._attempt:
-            self._perform(event)
+            if attempt == self._attempt:
+                self._perform(Event.CONFIRMED if ours else Event.DENIED)
+            return
+
+    async def is_ours(self) -> bool:
+        """Whether the server says that we are pinned."""
+        if self._pin.pin_id is None:
+            return False
+        info = await consumers.info(self._connection, self._stream, self._consumer)
+        return self._pinned_in(info) == self._pin.pin_id
+
+    async def hand_over(self) -> None:
+        """Let the server pin another reader now. Ask `is_ours` first: it clears whatever pin there is."""
+        await consumers.unpin(self._connection, self._stream, self._consumer, self._options.group)
+        self._pin = Pin()
+
+    def _pinned_in(self, info: consumers.ConsumerInfo) -> str | None:
+        states = {state.group: state.pinned_client_id for state in info.priority_groups}
+        return states.get(self._options.group)
+
+    async def _look_around(self) -> None:
+        """What nobody tells us: as standby that the pin's last holder died at work, draining that we lost it."""
+        try:
+            info = await consumers.info(self._connection, self._stream, self._consumer)
+        except KeylaneError as error:
+            _log.debug("%s/%s: cannot look at the pin: %s", self._stream, self._consumer, error)
+            return
+        finally:
+            self._looking = False
+        pinned, most = self._pinned_in(info), info.config.max_ack_pending or 0
+        if self._pin.phase is Phase.STANDBY:
+            if pinned is None and 0 < most <= info.num_ack_pending:
+                self._perform(Event.ORPHANED)
+        elif pinned != self._pin.pin_id:
+            self._perform(Event.REFUSED)
 
     def _tick(self) -> None:
         self.check_for_standstill()
-        now = self._loop.time()
-        self._ran_at = now
+        self._ran_at = now = self._loop.time()
+        if self._draining is not None and not self._draining():
+            return
         if self._pin.pin_id is not None and now - self._asked_at > self._options.timeout_s / 3:
             self._sign_of_life()
+        standby = self._pin.phase is Phase.STANDBY and self._options.reset_on_takeover
+        if (standby or self._draining is not None) and not self._looking:
+            self._looking = True
+            self._spawn(self._look_around())
         self._beat = self._loop.call_later(self._options.timeout_s / 6, self._tick)
 
 
@@ -258,8 +327,8 @@ async def settle_acks(connection: Connection, last: Message, timeout_s: float = 
     try:
         async with asyncio.timeout(timeout_s):
             await client.request(last.reply.decode(), b"+WPI", timeout=timeout_s)
-    except TimeoutError as error:
-        raise RequestTimeout(f"the server did not confirm the last acks within {timeout_s} s") from error
+    except (NatsError, TimeoutError) as error:
+        raise AckFailed(f"the server did not confirm the last acks within {timeout_s} s ({error})") from error
 
 
 def _gone(stream: str, consumer: str, error: NotFound) -> ConsumerGone:

@@ -22,11 +22,13 @@ from keylane.errors import InvalidInput, NotStored, OutcomeUnknown, PublishFaile
 from keylane.jetstream.headers import encode_headers, status_of
 
 if TYPE_CHECKING:
+    from keylane.jetstream.client import Client
     from keylane.jetstream.connection import Connection
 
 MAX_ATOMIC_BATCH = 1000
 _SWEEP_S = 0.25
 _PUSH_EVERY = 128  # so that the server works on the first messages while the later ones are made
+_UNKNOWN = "; the message may or may not be stored"
 _PLAIN_ACK = re.compile(rb'\{"stream":"([^"\\]+)", ?"seq":(\d+)\}')
 
 
@@ -116,21 +118,16 @@ class Publisher:
         self, subject: str, data: bytes = b"", headers: Mapping[str, str] | None = None
     ) -> asyncio.Future[PublishAck]:
         """Publish; the returned future has the ack, or raises a `PublishFailed`."""
-        target = _checked(subject)
-        if not self._client.is_connected:
-            raise NotStored(f"publish to {subject!r}: the connection to the server is down; nothing was sent")
-        head = encode_headers(headers) if headers else b""
+        target, head = _encoded(self._client, subject, data, headers)
         size = len(head) + len(data)
-        if size > self._client.max_payload:
-            raise InvalidInput(
-                f"publish to {subject!r}: {size} bytes are more than the server takes ({self._client.max_payload})"
-            )
         while len(self._in_flight) >= self._max_in_flight or (
             self._in_flight and self._bytes + size > self._max_bytes
         ):
             self._room.clear()
             self._client.push()
             await self._room.wait()
+        if not self._client.is_connected:
+            raise NotStored(f"publish to {subject!r}: the connection to the server is down; nothing was sent")
         future: asyncio.Future[PublishAck] = self._loop.create_future()
         self._count += 1
         token = b"%d" % self._count
@@ -168,7 +165,21 @@ class Publisher:
 
     def _link_changed(self, up: bool) -> None:
         if not up:
-            self._fail(list(self._in_flight), "the connection was lost before the answer")
+            self._fail(self._withdrawn(), NotStored, "the connection was lost before it was sent")
+            self._fail(list(self._in_flight), OutcomeUnknown, f"the connection was lost{_UNKNOWN}")
+
+    def _withdrawn(self) -> list[bytes]:
+        """Take back what has not left yet: it must not be stored after its failure was told."""
+        tokens: list[bytes] = []
+        kept: list[bytes] = []
+        for command in self._client.outbox:
+            reply = command.split(b" ", 3)[2]
+            if reply.startswith(self._reply_prefix):
+                tokens.append(reply.removeprefix(self._reply_prefix))
+            else:
+                kept.append(command)
+        self._client.outbox[:] = kept
+        return tokens
 
     def _expire(self) -> None:
         now = self._loop.time()
@@ -177,19 +188,15 @@ class Publisher:
             if entry.deadline > now:
                 break
             late.append(token)
-        self._fail(late, f"no answer within {self._timeout_s} s")
+        self._fail(late, OutcomeUnknown, f"no answer within {self._timeout_s} s{_UNKNOWN}")
         self._sweep = self._loop.call_later(_SWEEP_S, self._expire)
 
-    def _fail(self, tokens: list[bytes], why: str) -> None:
+    def _fail(self, tokens: list[bytes], kind: type[NotStored | OutcomeUnknown], why: str) -> None:
         for token in tokens:
             entry = self._in_flight.pop(token)
             self._bytes -= entry.size
             if not entry.future.done():
-                entry.future.set_exception(
-                    OutcomeUnknown(
-                        f"publish to {entry.subject!r}: {why}; the message may or may not be stored"
-                    )
-                )
+                entry.future.set_exception(kind(f"publish to {entry.subject!r}: {why}"))
         if tokens:
             self.received()
 
@@ -216,10 +223,16 @@ async def open_publisher(
 async def publish_many(
     connection: Connection, messages: Iterable[Outgoing], *, max_in_flight: int = 4000, timeout_s: float = 5.0
 ) -> list[PublishAck | PublishFailed]:
-    """Publish all, pipelined. One result per message, in their order; a failure of one does not stop the others."""
+    """Publish all, pipelined. One result per message, in their order; a failure of one stops no other.
+
+    All are checked before the first one is sent. Without an end in sight use `open_publisher`.
+    """
+    outgoing = list(messages)
+    for subject, data, headers in outgoing:
+        _encoded(connection.nats, subject, data, headers)
     pending: list[asyncio.Future[PublishAck] | PublishFailed] = []
     async with open_publisher(connection, max_in_flight=max_in_flight, timeout_s=timeout_s) as publisher:
-        for subject, data, headers in messages:
+        for subject, data, headers in outgoing:
             try:
                 pending.append(await publisher.send(subject, data, headers))
             except PublishFailed as failure:
@@ -230,29 +243,58 @@ async def publish_many(
 async def publish_atomic(
     connection: Connection, messages: Sequence[Outgoing], *, timeout_s: float = 5.0
 ) -> list[PublishAck]:
-    """Store all messages, next to each other and in order, or none. One stream with `allow_atomic`; 1000 at most."""
+    """Store all messages, next to each other and in order, or none.
+
+    All go to one stream, which must have `allow_atomic`; 1000 at most.
+    """
     connection.require("atomic_batch")
     if not 1 <= len(messages) <= MAX_ATOMIC_BATCH:
         raise InvalidInput(f"an atomic batch has 1 to {MAX_ATOMIC_BATCH} messages, not {len(messages)}")
+    client = connection.nats
     batch = secrets.token_hex(12)
-    *heads, last = [
-        Outgoing(
-            check_subject(subject),
-            data,
-            {**(headers or {}), "Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(number)},
-        )
-        for number, (subject, data, headers) in enumerate(messages, start=1)
+    parts = [
+        _in_batch(message, batch, number, last=number == len(messages))
+        for number, message in enumerate(messages, start=1)
     ]
+    encoded = [_encoded(client, *part) for part in parts]
     async with open_publisher(connection, timeout_s=timeout_s) as publisher:
-        # Only the commit is answered: it fails if any message before it was refused.
-        for subject, data, headers in heads:
-            connection.nats.post(publish_command(_checked(subject), b"", encode_headers(headers or {}), data))
-        pending = await publisher.send(
-            last.subject, last.data, {**(last.headers or {}), "Nats-Batch-Commit": "1"}
-        )
+        if client.is_connected:
+            # Only the commit is answered: it fails if any message before it was refused.
+            for part, (target, head) in zip(parts[:-1], encoded[:-1], strict=True):
+                client.post(publish_command(target, b"", head, part.data))
+        pending = await publisher.send(*parts[-1])
     commit = await pending
     first = commit.sequence - len(messages) + 1
     return [PublishAck(commit.stream, first + index) for index in range(len(messages))]
+
+
+def _in_batch(message: Outgoing, batch: str, number: int, *, last: bool) -> Outgoing:
+    subject, data, headers = message
+    headers = dict(headers or {})
+    for name in headers:
+        if name.lower().startswith("nats-batch-"):
+            raise InvalidInput(f"header {name!r} of message {number}: the batch sets it itself; leave it out")
+    headers |= {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(number)}
+    if last:
+        headers["Nats-Batch-Commit"] = "1"
+    return Outgoing(subject, data, headers)
+
+
+def _encoded(
+    client: Client, subject: str, data: bytes, headers: Mapping[str, str] | None
+) -> tuple[bytes, bytes]:
+    """Subject and header block as they are sent, or `InvalidInput`."""
+    target = _checked(subject)
+    if not isinstance(data, bytes):
+        raise InvalidInput(f"publish to {subject!r}: the data is {type(data).__name__}, not bytes; encode it")
+    head = encode_headers(headers) if headers else b""
+    size = len(head) + len(data)
+    if size > client.max_payload:
+        raise InvalidInput(
+            f"publish to {subject!r}: {size} bytes are more than the server takes ({client.max_payload}): "
+            "split the message or raise max_payload in the server"
+        )
+    return target, head
 
 
 def publish_command(subject: bytes, reply: bytes, headers: bytes, data: bytes) -> bytes:
@@ -279,7 +321,15 @@ def read_answer(subject: str, headers: bytes, data: bytes) -> PublishAck:
     plain = _PLAIN_ACK.fullmatch(data)
     if plain is not None:  # nearly always: json would take three times as long
         return PublishAck(plain[1].decode(), int(plain[2]))
-    answer = json.loads(data)
+    try:
+        answer = json.loads(data)
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        raise OutcomeUnknown(
+            f"publish to {subject!r}: what answered is not a stream ({data[:80]!r}){_UNKNOWN}. "
+            "Check who else replies on this subject"
+        )
     error = answer.get("error")
     if error:
         raise PublishRejected(

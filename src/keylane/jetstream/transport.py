@@ -18,7 +18,7 @@ from nats.aio.transport import Transport
 
 from keylane.jetstream.protocol import BrokenProtocol
 
-_READ_SIZE = 256 * 1024
+_READ_SIZE = 64 * 1024
 _CLOSE_TIMEOUT_S = 2.0
 
 

@@ -1,0 +1,253 @@
+"""Loads over members: bring what each member carries down to a cap, with few moves.
+
+Owns: the search behind `plans.weighted`. Knows loads and members only as numbers: never a name, never a rule
+of plans.
+
+A partition cannot be split. So a member may carry the cap, or a partition hotter than the cap and a little
+besides, but nobody more than the hottest partition needs. The task is hard in general (packing), so this is a
+search with a bound: the largest sum ends at or below the cap, or within 4/3 of the lowest there is. How few
+the moves are is measured, not proven: the tests hold it beside every plan there is for small cases.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections import Counter
+from dataclasses import dataclass
+
+
+def lowest_top(weights: list[int], members: int) -> int:
+    """A largest sum that no spread can go below.
+
+    It is no less than the mean. And of the heaviest k x members + 1 partitions, some member holds k + 1.
+    """
+    falling = sorted(weights, reverse=True)
+    crowded = [sum(falling[at - at // members : at + 1]) for at in range(0, len(falling), members)]
+    return max([-(-sum(weights) // members), *crowded])
+
+
+def spread_loads(weights: list[int], homes: list[int], members: int, cap: int) -> list[int]:
+    """The holder of each partition: no member overloaded, few partitions away from home.
+
+    `homes` are the holders before, -1 for nobody. The cap is no less than the mean, rounded down. Where it
+    cannot be met or no way was found, the sums are the lowest that were found. Without homeless partitions
+    the largest sum never rises. No member is idle while another holds two.
+
+    >>> spread_loads([5, 5, 1, 1], homes=[0, 0, 1, 1], members=2, cap=6)
+    [1, 0, 0, 1]
+    """
+    hot = [weight for weight in weights if weight > cap]
+    others = [weight for weight in weights if weight <= cap]
+    target = max(cap, lowest_top(others, members - len(hot)))
+    task = _Task(weights, homes, members, target, target - sum(weights) // members, max(weights))
+
+    attempts = [_from_homes(task, loosen=False)]
+    if attempts[0].overload:
+        attempts.append(_from_homes(task, loosen=True))
+    if all(attempt.overload for attempt in attempts):
+        attempts.append(_afresh(task))
+    goal = max(target, task.hottest)
+    best = min(attempts, key=lambda tried: (max(tried.top, goal), tried.overload, tried.away))
+    return best.holders
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    weights: list[int]
+    homes: list[int]
+    members: int
+    target: int
+    """What a member without a hot partition may carry: the cap, or what crowding makes of it."""
+    slack: int
+    """What a member with a partition above the target may carry besides."""
+    hottest: int
+
+
+class _Spread:
+    """Who holds what at some point of the search. `held` are pairs of load and partition, ascending."""
+
+    def __init__(self, task: _Task) -> None:
+        self.task = task
+        self.holders = [-1] * len(task.weights)
+        self.sums = [0] * task.members
+        self.held: list[list[tuple[int, int]]] = [[] for _ in range(task.members)]
+
+    @property
+    def top(self) -> int:
+        return max(self.sums)
+
+    @property
+    def away(self) -> int:
+        return sum(home != holder for home, holder in zip(self.task.homes, self.holders, strict=True))
+
+    @property
+    def overload(self) -> int:
+        """The largest sum of an overloaded member, 0 if there is none."""
+        return max((self.sums[member] for member in self.overloaded()), default=0)
+
+    def overloaded(self) -> list[int]:
+        """Members that carry too much, the heaviest first."""
+        found = [member for member, carried in enumerate(self.sums) if carried > self.limit(member)]
+        return sorted(found, key=lambda member: (-self.sums[member], member))
+
+    def limit(self, member: int, extra: int = 0) -> int:
+        """What a member may carry, given the heaviest it holds or the `extra` partition it would hold."""
+        heaviest = max(extra, self.held[member][-1][0]) if self.held[member] else extra
+        if heaviest <= self.task.target:
+            return self.task.target
+        return min(heaviest + self.task.slack, self.task.hottest)
+
+    def give(self, partition: int, member: int) -> None:
+        entry = (self.task.weights[partition], partition)
+        if (holder := self.holders[partition]) >= 0:
+            del self.held[holder][bisect_left(self.held[holder], entry)]
+            self.sums[holder] -= entry[0]
+        self.holders[partition] = member
+        if member >= 0:
+            insort(self.held[member], entry)
+            self.sums[member] += entry[0]
+
+
+# ---- attempts ---------------------------------------------------------------------------------------
+
+
+def _from_homes(task: _Task, *, loosen: bool) -> _Spread:
+    """Everything at home, then what is loose is placed, and moved on until nobody is overloaded."""
+    spread = _Spread(task)
+    for partition, home in enumerate(task.homes):
+        spread.give(partition, home)
+    if loosen:
+        _loosen(spread)
+    _place_loose(spread)
+    _seat_idle(spread)
+    _level(spread)
+    _send_home(spread)
+    return spread
+
+
+def _afresh(task: _Task) -> _Spread:
+    """Piles made as if there were no homes, then each given to the member it has most in common with.
+
+    Heaviest first, each to the lightest pile: that is within 4/3 of the lowest top there is.
+    """
+    piles = _Spread(task)
+    _place_loose(piles)
+    common = Counter(zip(piles.holders, task.homes, strict=True))
+    member_of: dict[int, int] = {}
+    without_pile = set(range(task.members))
+    for pile, home in sorted(common, key=lambda pair: (-common[pair], pair)):
+        if home in without_pile and pile not in member_of:
+            member_of[pile] = home
+            without_pile.remove(home)
+    nameless = [pile for pile in range(task.members) if pile not in member_of]
+    member_of.update(zip(nameless, sorted(without_pile), strict=True))
+
+    spread = _Spread(task)
+    for partition, pile in enumerate(piles.holders):
+        spread.give(partition, member_of[pile])
+    _send_home(spread)
+    return spread
+
+
+# ---- steps ------------------------------------------------------------------------------------------
+
+
+def _loosen(spread: _Spread) -> None:
+    """Take from overloaded members as few partitions as it needs, and of those the lightest."""
+    for member in spread.overloaded():
+        held = spread.held[member]
+        while (excess := spread.sums[member] - spread.limit(member)) > 0:
+            at = min(bisect_left(held, (excess, -1)), len(held) - 1)
+            spread.give(held[at][1], -1)
+
+
+def _place_loose(spread: _Spread) -> None:
+    """Give partitions without a holder away, the heaviest first, each to the lightest member."""
+    loose = [(-spread.task.weights[at], at) for at, holder in enumerate(spread.holders) if holder < 0]
+    lightest = [(spread.sums[member], len(held), member) for member, held in enumerate(spread.held)]
+    heapq.heapify(lightest)
+    for _, partition in sorted(loose):
+        member = lightest[0][2]
+        spread.give(partition, member)
+        heapq.heapreplace(lightest, (spread.sums[member], len(spread.held[member]), member))
+
+
+def _seat_idle(spread: _Spread) -> None:
+    """While a member is idle and another holds two, let it share the load of the heaviest such member."""
+    for idle in [member for member, held in enumerate(spread.held) if not held]:
+        crowded = [member for member, held in enumerate(spread.held) if len(held) > 1]
+        if not crowded:
+            return
+        giver = max(crowded, key=lambda member: (spread.sums[member], len(spread.held[member]), -member))
+        whole = spread.sums[giver]
+        _, shared = min(spread.held[giver], key=lambda entry: (max(entry[0], whole - entry[0]), entry))
+        spread.give(shared, idle)
+
+
+def _level(spread: _Spread) -> None:
+    """Move or swap between an overloaded member and another while that makes the heavier of the two lighter.
+
+    Searches for swaps cost the most and gain ever less where the target is out of reach: they are counted.
+    """
+    searches_left = 2 * spread.task.members
+    stuck: set[int] = set()
+    while givers := [member for member in spread.overloaded() if member not in stuck]:
+        giver = givers[0]
+        step: tuple[int, int, int | None] | None = _best_move(spread, giver)
+        if step is None:
+            if not searches_left:
+                return
+            searches_left -= 1
+            step = _best_exchange(spread, giver)
+        if step is None:
+            stuck.add(giver)
+            continue
+        stuck.clear()
+        taker, given, taken = step
+        spread.give(given, taker)
+        if taken is not None:
+            spread.give(taken, giver)
+
+
+def _best_move(spread: _Spread, giver: int) -> tuple[int, int, None] | None:
+    """The move to the lightest member that does not overload it and leaves both most alike."""
+    taker = min(range(len(spread.sums)), key=lambda member: (spread.sums[member], member))
+    carried = spread.sums[taker]
+    gap = spread.sums[giver] - carried
+    fitting = [
+        (abs(2 * weight - gap), partition)
+        for weight, partition in spread.held[giver]
+        if 0 < weight < gap and carried + weight <= spread.limit(taker, weight)
+    ]
+    return (taker, min(fitting)[1], None) if fitting else None
+
+
+def _best_exchange(spread: _Spread, giver: int) -> tuple[int, int, int | None] | None:
+    """The move or swap, with any member, that leaves the heavier of the two lightest."""
+    best: tuple[int, bool, int, int, int] | None = None
+    for taker, theirs in enumerate(spread.held):
+        gap = spread.sums[giver] - spread.sums[taker]
+        for weight, given in spread.held[giver]:
+            at = bisect_left(theirs, (weight - gap // 2, -1))
+            for lighter, taken in [(0, -1), *theirs[max(at - 1, 0) : at + 1]]:
+                shift = weight - lighter
+                if 0 < shift < gap:
+                    top = max(spread.sums[giver] - shift, spread.sums[taker] + shift)
+                    found = (top, taken >= 0, taker, given, taken)
+                    best = found if best is None else min(best, found)
+    if best is None:
+        return None
+    _, is_swap, taker, given, taken = best
+    return taker, given, taken if is_swap else None
+
+
+def _send_home(spread: _Spread) -> None:
+    """Undo the moves that turned out not to be needed, the lightest first."""
+    reached = spread.overload
+    for weight, partition in sorted(zip(spread.task.weights, range(len(spread.holders)), strict=True)):
+        home, holder = spread.task.homes[partition], spread.holders[partition]
+        if home in (-1, holder) or spread.sums[home] + weight > max(reached, spread.limit(home, weight)):
+            continue
+        if len(spread.held[holder]) > 1 or not spread.held[home]:
+            spread.give(partition, home)
