@@ -9,8 +9,8 @@ is the first one after a reset, whatever else is still on its way; the reset kee
 
 That count has no gaps, so a gap means that deliveries got lost with a link or a leader. The server would send them
 again after ack_wait only, behind everything newer: the reader resets the consumer in this case too. And a pin is
-given with a delivery only: when its last holder died with all that may be in flight, nothing can be delivered and
-nobody is pinned. A waiting reader then resets the consumer for whoever will be pinned.
+given with a delivery only: when its last holder died and there is nothing new to deliver, or no more may be in
+flight, nobody is pinned before ack_wait ends. A waiting reader then resets the consumer for whoever will be pinned.
 
 `step` says what to do with each event; `jetstream/pinning.py` does it. Nothing here knows a clock or a socket.
 """
@@ -62,7 +62,7 @@ class Event(Enum):
     DENIED = auto()
     """The server says that we are not."""
     ORPHANED = auto()
-    """The server says that nobody is pinned and that all that may be in flight is in flight."""
+    """The server says that nobody is pinned and that messages are in flight: their reader is gone."""
 
 
 class Action(Enum):

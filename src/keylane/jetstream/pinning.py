@@ -78,6 +78,7 @@ class Pinning:
         self._attempt = 0
         self._next_sequence = 0
         self._looking = False
+        self._orphans: int | None = None
         self._draining: Callable[[], bool] | None = None
         self._ran_at = self._asked_at = self._doubted_at = self._loop.time()
         self._beat: asyncio.TimerHandle | None = None
@@ -280,6 +281,9 @@ class Pinning:
 
     async def hand_over(self) -> None:
         """Let the server pin another reader now. Ask `is_ours` first: it clears whatever pin there is."""
+        if not self.good and self._options.reset_on_takeover:
+            # What was dropped or held would come again after ack_wait only, if nothing new is published.
+            await consumers.reset(self._connection, self._stream, self._consumer)
         await consumers.unpin(self._connection, self._stream, self._consumer, self._options.group)
         self._pin = Pin()
 
@@ -289,6 +293,7 @@ class Pinning:
 
     async def _look_around(self) -> None:
         """What nobody tells us: as standby that the pin's last holder died at work, draining that we lost it."""
+        asked_as = self._pin
         try:
             info = await consumers.info(self._connection, self._stream, self._consumer)
         except KeylaneError as error:
@@ -296,12 +301,20 @@ class Pinning:
             return
         finally:
             self._looking = False
-        pinned, most = self._pinned_in(info), info.config.max_ack_pending or 0
-        if self._pin.phase is Phase.STANDBY:
-            if pinned is None and 0 < most <= info.num_ack_pending:
-                self._perform(Event.ORPHANED)
-        elif pinned != self._pin.pin_id:
-            self._perform(Event.REFUSED)
+        if self._pin != asked_as:
+            return
+        pinned = self._pinned_in(info)
+        if self._pin.phase is not Phase.STANDBY:
+            if pinned != self._pin.pin_id:
+                self._perform(Event.REFUSED)
+            return
+        if pinned is not None or info.num_ack_pending == 0:
+            self._orphans = None
+        elif info.num_ack_pending == info.config.max_ack_pending or self._orphans == info.delivered_sequence:
+            self._orphans = None
+            self._perform(Event.ORPHANED)
+        else:
+            self._orphans = info.delivered_sequence  # a pin may be on its way: look once more
 
     def _tick(self) -> None:
         self.check_for_standstill()

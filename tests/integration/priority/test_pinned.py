@@ -143,9 +143,8 @@ async def test_a_stop_during_the_takeover_hands_over_at_once(
         await first.stop()
         published += await place.publish(1)
         await asyncio.wait_for(asked.wait(), 5)
-        third_connection = await open_client()
-        await second.stop()
-    third = await read(third_connection, place, "third")
+    await second.stop()
+    third = await read(await open_client(), place, "third")
     await third.got(1, timeout_s=2)
     assert judge(published, first.log, second.log, third.log).exactly_once_in_order
     await third.stop()

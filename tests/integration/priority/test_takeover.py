@@ -183,7 +183,10 @@ async def test_deliveries_lost_with_the_link_do_not_come_late(
 ) -> None:
     """The pin outlives a short break of the link; what was on its way does not, and later ones follow it."""
     place = await ground("pinned_client", priority_timeout_s=30, max_ack_pending=100, ack_wait_s=30)
-    connection = await stack.enter_async_context(await keylane.connect(proxy.url))
+    back = asyncio.Event()
+    connection = await stack.enter_async_context(
+        await keylane.connect(proxy.url, on_reconnect=lambda _: back.set())
+    )
     reader = await read(connection, place, "reader")
     published = await place.publish(5)
     await reader.got(5)
@@ -193,6 +196,7 @@ async def test_deliveries_lost_with_the_link_do_not_come_late(
     published += await place.publish(5)
     await asyncio.wait_for(proxy.lost.wait(), 5)
     proxy.cut()
+    await asyncio.wait_for(back.wait(), 5)
     published += await place.publish(5)
     await reader.got(15, timeout_s=10)
     assert reader.feed.pin_id == pin_id
@@ -226,9 +230,14 @@ async def test_the_first_delivery_after_the_reset_may_get_lost(
         return at
 
     monkeypatch.setattr(consumers, "reset", reset_and_lose)
-    connection = await stack.enter_async_context(await keylane.connect(proxy.url))
+    back = asyncio.Event()
+    connection = await stack.enter_async_context(
+        await keylane.connect(proxy.url, on_reconnect=lambda _: back.set())
+    )
     heir = await read(connection, place, "heir")
-    published += await place.publish(4)
+    published += await place.publish(1)
+    await asyncio.wait_for(back.wait(), 5)
+    published += await place.publish(3)
     await heir.got(9, timeout_s=10)
     assert resets == 2
     assert heir.sequences == [3, 5, 6, 7, 8, 9, 10, 11, 12]

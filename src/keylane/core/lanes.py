@@ -1,0 +1,222 @@
+"""Per-key order with many messages in flight: which message may start next.
+
+Every key has a lane. A lane runs one message at a time, in sequence order; lanes run side by side. A message that
+failed holds its lane until it succeeds or is given up. A delivery of a message that is already here is recognised
+and not run again: only its newest delivery is kept, because that is the one to acknowledge.
+
+`Lanes` decides and remembers; `groups/handling.py` runs handlers and acks. Time comes in as an argument. Mutable and
+stepped for every message: this is the hot path of a member.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
+from enum import Enum, auto
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Arrival(Enum):
+    """What a delivery is to the lanes."""
+
+    QUEUED = auto()
+    """New: it runs when its lane is free."""
+    HELD = auto()
+    """Here already, waiting or at work; this delivery takes the place of the earlier one."""
+    DONE = auto()
+    """Finished not long ago: acknowledge it again, do not run it."""
+
+
+class State(Enum):
+    WAITING = auto()
+    READY = auto()
+    RUNNING = auto()
+    RETRYING = auto()
+    """Failed; holds its lane until it may run again."""
+
+
+class Entry(Generic[T]):
+    """One message in its lane. `item` is its newest delivery."""
+
+    __slots__ = ("item", "key", "retry_at", "sequence", "state", "tries")
+
+    def __init__(self, sequence: int, key: Hashable, item: T) -> None:
+        self.sequence = sequence
+        self.key = key
+        self.item = item
+        self.state = State.WAITING
+        self.tries = 0
+        self.retry_at = 0.0
+
+    def __lt__(self, other: Entry[T]) -> bool:
+        return self.sequence < other.sequence
+
+    def __repr__(self) -> str:
+        return f"<Entry {self.sequence} of {self.key!r} {self.state.name.lower()} tries={self.tries}>"
+
+
+class Lanes(Generic[T]):
+    """The lanes of one member.
+
+    `max_tries`: how often a message runs before it is given up (None: for ever). `backoff(tries)`: seconds to wait
+    after that many failures. `remember`: how many finished messages are recognised when they come again.
+    """
+
+    __slots__ = ("_backoff", "_done", "_entries", "_lanes", "_max_tries", "_ready", "_remember", "_retries")
+
+    def __init__(self, *, max_tries: int | None, backoff: Callable[[int], float], remember: int) -> None:
+        self._max_tries = max_tries
+        self._backoff = backoff
+        self._remember = remember
+        self._entries: dict[int, Entry[T]] = {}
+        self._lanes: dict[Hashable, deque[Entry[T]]] = {}  # the head is the one that may run
+        self._ready: deque[Entry[T]] = deque()
+        self._retries: list[tuple[float, int]] = []
+        self._done: dict[int, None] = {}
+
+    def __repr__(self) -> str:
+        return f"<Lanes {len(self._entries)} messages in {len(self._lanes)} lanes, {len(self._ready)} ready>"
+
+    def __len__(self) -> int:
+        """Messages that are here: waiting, at work, or to be tried again."""
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Entry[T]]:
+        return iter(list(self._entries.values()))
+
+    @property
+    def ready(self) -> int:
+        """How many may start now."""
+        return len(self._ready)
+
+    def length(self, key: Hashable) -> int:
+        """How many messages are in the lane of a key."""
+        return len(self._lanes.get(key, ()))
+
+    def arrive(self, sequence: int, key: Hashable, item: T) -> Arrival:
+        held = self._entries.get(sequence)
+        if held is not None:
+            held.item = item
+            return Arrival.HELD
+        if sequence in self._done:
+            return Arrival.DONE
+        entry = Entry(sequence, key, item)
+        self._entries[sequence] = entry
+        lane = self._lanes.get(key)
+        if lane is None:
+            self._lanes[key] = deque((entry,))
+            entry.state = State.READY
+            self._ready.append(entry)
+        elif sequence > lane[-1].sequence:
+            lane.append(entry)
+        else:
+            self._insert(lane, entry)
+        return Arrival.QUEUED
+
+    def take(self) -> Entry[T] | None:
+        """The next message to run, or None. Lanes take turns in the order in which they became free."""
+        while self._ready:
+            entry = self._ready.popleft()
+            if entry.state is State.READY:
+                entry.state = State.RUNNING
+                return entry
+        return None
+
+    def finished(self, entry: Entry[T]) -> None:
+        """It succeeded, or it was given up: its lane goes on with the next."""
+        assert entry.state is State.RUNNING, entry
+        self._done[entry.sequence] = None
+        if len(self._done) > self._remember:
+            del self._done[next(iter(self._done))]
+        self._remove_head(entry)
+
+    def failed(self, entry: Entry[T], now: float) -> float | None:
+        """It failed. The time at which it may run again; None: it had all its tries, give it up and call `finished`."""
+        assert entry.state is State.RUNNING, entry
+        entry.tries += 1
+        if self._max_tries is not None and entry.tries >= self._max_tries:
+            return None
+        entry.state = State.RETRYING
+        entry.retry_at = now + self._backoff(entry.tries)
+        heapq.heappush(self._retries, (entry.retry_at, entry.sequence))
+        return entry.retry_at
+
+    def release(self, entry: Entry[T]) -> None:
+        """It did not run to its end and did not fail either: it is forgotten, and runs when it is delivered again."""
+        assert entry.state is State.RUNNING, entry
+        self._remove_head(entry)
+
+    def due(self, now: float) -> float | None:
+        """Make retries ready whose time has come; returns when the next one is due."""
+        while self._retries:
+            retry_at, sequence = self._retries[0]
+            entry = self._entries.get(sequence)
+            stale = entry is None or entry.state is not State.RETRYING or entry.retry_at != retry_at
+            if not stale and retry_at > now:
+                return retry_at
+            heapq.heappop(self._retries)
+            if not stale:
+                assert entry is not None
+                entry.state = State.READY
+                self._ready.append(entry)
+        return None
+
+    def forget(self, which: Callable[[T], bool] | None = None) -> list[T]:
+        """Drop what is not at work (all, or what `which` says): it will be delivered again, here or elsewhere."""
+        dropped = [
+            entry
+            for entry in self._entries.values()
+            if entry.state is not State.RUNNING and (which is None or which(entry.item))
+        ]
+        for entry in dropped:
+            del self._entries[entry.sequence]
+            lane = self._lanes[entry.key]
+            was_head = lane[0] is entry
+            lane.remove(entry)
+            entry.state = State.WAITING
+            if not lane:
+                del self._lanes[entry.key]
+            elif was_head:
+                self._wake(lane)
+        return [entry.item for entry in dropped]
+
+    def running(self, which: Callable[[T], bool] | None = None) -> int:
+        """How many are at work now."""
+        return sum(
+            1
+            for entry in self._entries.values()
+            if entry.state is State.RUNNING and (which is None or which(entry.item))
+        )
+
+    def _insert(self, lane: deque[Entry[T]], entry: Entry[T]) -> None:
+        """An older message than some that wait: it goes before them, but not before one that has started."""
+        head = lane[0]
+        if entry.sequence < head.sequence and head.state is State.READY:
+            head.state = State.WAITING
+            lane.appendleft(entry)
+            self._wake(lane)
+            return
+        rest = list(lane)
+        insort(rest, entry, lo=1)
+        lane.clear()
+        lane.extend(rest)
+
+    def _remove_head(self, entry: Entry[T]) -> None:
+        del self._entries[entry.sequence]
+        lane = self._lanes[entry.key]
+        assert lane[0] is entry, "only the head of a lane runs"
+        lane.popleft()
+        if lane:
+            self._wake(lane)
+        else:
+            del self._lanes[entry.key]
+
+    def _wake(self, lane: deque[Entry[T]]) -> None:
+        head = lane[0]
+        if head.state is State.WAITING:
+            head.state = State.READY
+            self._ready.append(head)
