@@ -99,6 +99,26 @@ class PullRefused(FeedEnded):
     """The server refuses this reader's pulls: asking again cannot help."""
 
 
+class PriorityGroupMissing(PullRefused):
+    """The consumer has a priority group and the pull named none: read it with `keylane.priority`."""
+
+
+class PriorityGroupInvalid(PullRefused):
+    """The consumer has no priority group of the name that the pull gave."""
+
+
+class NotAnOverflowConsumer(PullRefused):
+    """`min_pending` or `min_ack_pending` was sent to a consumer without the policy overflow."""
+
+
+class NotAPinnedConsumer(PullRefused):
+    """A pin id was sent to a consumer without the policy pinned_client: it was replaced by another one."""
+
+
+class PriorityOutOfRange(PullRefused):
+    """The priority of a pull is not 0 to 9."""
+
+
 class MessageTooLarge(FeedEnded):
     """The next message is larger than the feed's byte bound."""
 
@@ -117,6 +137,10 @@ class NotStored(PublishFailed):
 
 class OutcomeUnknown(PublishFailed):
     """The link or the server went away before the answer: the message may or may not be stored."""
+
+
+class RevisionConflict(KeylaneError):
+    """Somebody else wrote the key first; nothing was written."""
 
 
 class ReadIncomplete(KeylaneError):
@@ -147,3 +171,30 @@ class StoreInUse(ServerStartFailed):
 
 class ServerEnded(KeylaneError):
     """The embedded nats-server ended by itself."""
+
+
+# ---- groups -----------------------------------------------------------------------------------------
+
+
+class GroupError(KeylaneError):
+    """A consumer group cannot do what was asked."""
+
+
+class NoSuchGroup(GroupError):
+    """There is no group of this name on the stream."""
+
+
+class BrokenGroupRecord(GroupError):
+    """The stored configuration of a group cannot be read; nothing was changed or deleted."""
+
+
+class GroupConflict(GroupError):
+    """Something else stands where the group would: another configuration, or another group's stream."""
+
+
+class NotAMember(GroupError):
+    """The group's configuration does not list this member."""
+
+
+class GroupEnded(GroupError):
+    """The group was deleted or changed in a way that its members cannot follow."""

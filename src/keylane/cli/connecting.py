@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -50,7 +49,7 @@ class ConnectionOptions:
     password: Annotated[
         str | None,
         typer.Option(
-            metavar="TEXT", help="The user's password. Better in NATS_PASSWORD: other users see options."
+            metavar="TEXT", help="Its password. Others can see it here; NATS_USER and NATS_PASSWORD hide it."
         ),
     ] = None
     nkey: Annotated[Path | None, typer.Option(metavar="FILE", help="Log in with an nkey seed file.")] = None
@@ -70,17 +69,13 @@ class ConnectionOptions:
 
         # A command says in its own words what happens to the link; a log line would break into its screen.
         logging.getLogger("keylane").addHandler(logging.NullHandler())
-        user, password, token = self.user, self.password, None
-        if user and password is None:
-            password = os.environ.get("NATS_PASSWORD")
-            if not password:
-                user, password, token = None, None, user
+        is_token = self.user is not None and self.password is None  # as in the `nats` tool
         return await keylane.connect(
             self.server,
             context=self.context,
-            user=user,
-            password=password,
-            token=token,
+            user=None if is_token else self.user,
+            password=self.password,
+            token=self.user if is_token else None,
             creds_file=self.creds,
             nkey_seed_file=self.nkey,
             tls_ca=self.tlsca,

@@ -1,11 +1,11 @@
 """Per-key order with many messages in flight: which message may start next.
 
-Every key has a lane. A lane runs one message at a time, in sequence order; lanes run side by side. A message that
-failed holds its lane until it succeeds or is given up. A delivery of a message that is already here is recognised
-and not run again: only its newest delivery is kept, because that is the one to acknowledge.
+Every key has a lane. A lane runs one message at a time, in sequence order; lanes run side by side. A message
+that failed holds its lane until it succeeds or is given up. A delivery of a message that is already here is
+recognised and not run again: only its newest delivery is kept, because that is the one to acknowledge.
 
-`Lanes` decides and remembers; `groups/handling.py` runs handlers and acks. Time comes in as an argument. Mutable and
-stepped for every message: this is the hot path of a member.
+`Lanes` decides and remembers; `groups/handling.py` runs handlers and acks. Time comes in as an argument.
+Mutable and stepped for every message: this is the hot path of a member.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ class State(Enum):
     """Failed; holds its lane until it may run again."""
 
 
+WAITING, READY, RUNNING, RETRYING = State  # a global is found sooner than a member of an enum
+
+
 class Entry(Generic[T]):
     """One message in its lane. `item` is its newest delivery."""
 
@@ -48,7 +51,7 @@ class Entry(Generic[T]):
         self.sequence = sequence
         self.key = key
         self.item = item
-        self.state = State.WAITING
+        self.state = WAITING
         self.tries = 0
         self.retry_at = 0.0
 
@@ -62,11 +65,23 @@ class Entry(Generic[T]):
 class Lanes(Generic[T]):
     """The lanes of one member.
 
-    `max_tries`: how often a message runs before it is given up (None: for ever). `backoff(tries)`: seconds to wait
-    after that many failures. `remember`: how many finished messages are recognised when they come again.
+    `max_tries`: how often a message runs before it is given up (None: for ever). `backoff(tries)`: seconds to
+    wait after that many failures. `remember`: how many finished messages are recognised when they come again.
+
+    Nothing stale is kept: `_ready` has each lane whose head is READY, `_retries` each RETRYING message, once.
     """
 
-    __slots__ = ("_backoff", "_done", "_entries", "_lanes", "_max_tries", "_ready", "_remember", "_retries")
+    __slots__ = (
+        "_backoff",
+        "_done",
+        "_done_order",
+        "_entries",
+        "_lanes",
+        "_max_tries",
+        "_ready",
+        "_remember",
+        "_retries",
+    )
 
     def __init__(self, *, max_tries: int | None, backoff: Callable[[int], float], remember: int) -> None:
         self._max_tries = max_tries
@@ -74,9 +89,10 @@ class Lanes(Generic[T]):
         self._remember = remember
         self._entries: dict[int, Entry[T]] = {}
         self._lanes: dict[Hashable, deque[Entry[T]]] = {}  # the head is the one that may run
-        self._ready: deque[Entry[T]] = deque()
+        self._ready: deque[deque[Entry[T]]] = deque()
         self._retries: list[tuple[float, int]] = []
-        self._done: dict[int, None] = {}
+        self._done: set[int] = set()
+        self._done_order: deque[int] = deque()  # a dict's oldest key is slow to find once many were deleted
 
     def __repr__(self) -> str:
         return f"<Lanes {len(self._entries)} messages in {len(self._lanes)} lanes, {len(self._ready)} ready>"
@@ -108,9 +124,9 @@ class Lanes(Generic[T]):
         self._entries[sequence] = entry
         lane = self._lanes.get(key)
         if lane is None:
-            self._lanes[key] = deque((entry,))
-            entry.state = State.READY
-            self._ready.append(entry)
+            self._lanes[key] = lane = deque((entry,))
+            entry.state = READY
+            self._ready.append(lane)
         elif sequence > lane[-1].sequence:
             lane.append(entry)
         else:
@@ -119,69 +135,70 @@ class Lanes(Generic[T]):
 
     def take(self) -> Entry[T] | None:
         """The next message to run, or None. Lanes take turns in the order in which they became free."""
-        while self._ready:
-            entry = self._ready.popleft()
-            if entry.state is State.READY:
-                entry.state = State.RUNNING
-                return entry
-        return None
+        if not self._ready:
+            return None
+        entry = self._ready.popleft()[0]
+        entry.state = RUNNING
+        return entry
 
     def finished(self, entry: Entry[T]) -> None:
         """It succeeded, or it was given up: its lane goes on with the next."""
-        assert entry.state is State.RUNNING, entry
-        self._done[entry.sequence] = None
-        if len(self._done) > self._remember:
-            del self._done[next(iter(self._done))]
+        assert entry.state is RUNNING, entry
         self._remove_head(entry)
+        sequence = entry.sequence
+        self._done.add(sequence)
+        self._done_order.append(sequence)
+        if len(self._done_order) > self._remember:
+            self._done.remove(self._done_order.popleft())
 
     def failed(self, entry: Entry[T], now: float) -> float | None:
-        """It failed. The time at which it may run again; None: it had all its tries, give it up and call `finished`."""
-        assert entry.state is State.RUNNING, entry
+        """It failed. The time at which it may run again.
+
+        None: it had all its tries and holds its lane until you give it up and call `finished`.
+        """
+        assert entry.state is RUNNING, entry
         entry.tries += 1
         if self._max_tries is not None and entry.tries >= self._max_tries:
             return None
-        entry.state = State.RETRYING
         entry.retry_at = now + self._backoff(entry.tries)
+        entry.state = RETRYING
         heapq.heappush(self._retries, (entry.retry_at, entry.sequence))
         return entry.retry_at
 
     def release(self, entry: Entry[T]) -> None:
-        """It did not run to its end and did not fail either: it is forgotten, and runs when it is delivered again."""
-        assert entry.state is State.RUNNING, entry
+        """It neither ran to its end nor failed: it is forgotten, and runs when it is delivered again.
+
+        Its lane goes on with the next: to keep the order, first `forget` what waits behind it.
+        """
+        assert entry.state is RUNNING, entry
         self._remove_head(entry)
 
     def due(self, now: float) -> float | None:
         """Make retries ready whose time has come; returns when the next one is due."""
         while self._retries:
             retry_at, sequence = self._retries[0]
-            entry = self._entries.get(sequence)
-            stale = entry is None or entry.state is not State.RETRYING or entry.retry_at != retry_at
-            if not stale and retry_at > now:
+            if retry_at > now:
                 return retry_at
             heapq.heappop(self._retries)
-            if not stale:
-                assert entry is not None
-                entry.state = State.READY
-                self._ready.append(entry)
+            entry = self._entries[sequence]
+            entry.state = READY
+            self._ready.append(self._lanes[entry.key])
         return None
 
     def forget(self, which: Callable[[T], bool] | None = None) -> list[T]:
-        """Drop what is not at work (all, or what `which` says): it will be delivered again, here or elsewhere."""
+        """Drop what is not at work (all, or what `which` says): it is delivered again, here or elsewhere."""
         dropped = [
             entry
             for entry in self._entries.values()
-            if entry.state is not State.RUNNING and (which is None or which(entry.item))
+            if entry.state is not RUNNING and (which is None or which(entry.item))
         ]
         for entry in dropped:
             del self._entries[entry.sequence]
-            lane = self._lanes[entry.key]
-            was_head = lane[0] is entry
-            lane.remove(entry)
-            entry.state = State.WAITING
-            if not lane:
-                del self._lanes[entry.key]
-            elif was_head:
-                self._wake(lane)
+        for key in dict.fromkeys(entry.key for entry in dropped):
+            self._drop_forgotten(key)
+        self._ready = deque(lane for lane in self._ready if lane)
+        self._retries = [retry for retry in self._retries if retry[1] in self._entries]
+        heapq.heapify(self._retries)
         return [entry.item for entry in dropped]
 
     def running(self, which: Callable[[T], bool] | None = None) -> int:
@@ -189,34 +206,40 @@ class Lanes(Generic[T]):
         return sum(
             1
             for entry in self._entries.values()
-            if entry.state is State.RUNNING and (which is None or which(entry.item))
+            if entry.state is RUNNING and (which is None or which(entry.item))
         )
 
     def _insert(self, lane: deque[Entry[T]], entry: Entry[T]) -> None:
         """An older message than some that wait: it goes before them, but not before one that has started."""
         head = lane[0]
-        if entry.sequence < head.sequence and head.state is State.READY:
-            head.state = State.WAITING
+        if entry.sequence < head.sequence and head.state is READY and head.tries == 0:
+            head.state = WAITING
+            entry.state = READY
             lane.appendleft(entry)
-            self._wake(lane)
-            return
-        rest = list(lane)
-        insort(rest, entry, lo=1)
-        lane.clear()
-        lane.extend(rest)
+        else:
+            insort(lane, entry, lo=1)
 
     def _remove_head(self, entry: Entry[T]) -> None:
-        del self._entries[entry.sequence]
         lane = self._lanes[entry.key]
         assert lane[0] is entry, "only the head of a lane runs"
         lane.popleft()
+        del self._entries[entry.sequence]
         if lane:
-            self._wake(lane)
+            lane[0].state = READY
+            self._ready.append(lane)
         else:
             del self._lanes[entry.key]
 
-    def _wake(self, lane: deque[Entry[T]]) -> None:
+    def _drop_forgotten(self, key: Hashable) -> None:
+        """Take what is no longer in `_entries` out of a lane; a lane whose turn had come keeps its turn."""
+        lane = self._lanes[key]
         head = lane[0]
-        if head.state is State.WAITING:
-            head.state = State.READY
-            self._ready.append(head)
+        kept = [entry for entry in lane if entry.sequence in self._entries]
+        lane.clear()
+        lane.extend(kept)
+        if not lane:
+            del self._lanes[key]
+        elif lane[0].state is WAITING:
+            lane[0].state = READY
+            if head.state is RETRYING:
+                self._ready.append(lane)

@@ -9,8 +9,8 @@ knows whether a member is alive, and never measures a load.
 - `weighted` counts load in place of partitions and moves only what brings the heaviest member under a cap.
 
 The last two depend on what was before, so they are stored as member mappings, which other languages follow
-as they are. A member that owns nothing is left out of the mappings: a consumer with an empty list of filters
-reads the whole stream, and that is what the reference makes of an empty mapping.
+as they are. Members that own nothing are left out of the mappings: members in Go refuse a record with more
+mappings than partitions.
 
 All three take names in any order and count a name once; without members the plan is empty. The same input
 gives the same plan on any machine: names sort by code point, which is also the byte order of their UTF-8,
@@ -131,6 +131,7 @@ def check_plan(plan: Plan, partitions: int) -> Plan:
 
     Raises `InvalidInput` if it does not. That no partition has two owners is already sure.
     """
+    check_partition_count(partitions)
     _check_range(plan, partitions)
     if missing := [partition for partition in range(partitions) if plan.owner_of(partition) is None]:
         raise InvalidInput(
@@ -154,15 +155,12 @@ def balanced(members: Iterable[str], partitions: int) -> Plan:
     """
     names = _distinct(members)
     check_partition_count(partitions)
-    working = names[:partitions]
-    if not working:
+    if not names:
         return Plan({})
-    size, rest = divmod(partitions, len(working))
-    owned: dict[str, list[int]] = {name: [] for name in names}
-    for index, name in enumerate(working):
-        owned[name] += range(index * size, (index + 1) * size)
-        if index < rest:
-            owned[name].append(len(working) * size + index)
+    size, rest = divmod(partitions, len(names))
+    owned = {name: list(range(index * size, (index + 1) * size)) for index, name in enumerate(names)}
+    for name, partition in zip(names[:rest], range(partitions - rest, partitions), strict=True):
+        owned[name].append(partition)
     return Plan(owned)
 
 
@@ -216,12 +214,13 @@ class WeightedPlan:
     max_imbalance: float
     """The cap that was asked for."""
     floor: float
-    """No plan can be below this, mostly because the hottest partition cannot be split."""
+    """No plan can be below this, most often because the hottest partition cannot be split."""
     unmeasured: tuple[int, ...]
     """Partitions without a load. They count as 0."""
 
     @property
     def is_within_cap(self) -> bool:
+        """False where no plan within the cap was found; `floor` says whether there can be one."""
         return self.imbalance_after <= self.max_imbalance
 
 
@@ -236,10 +235,12 @@ def weighted(
     """The current plan with few moves, so that no member carries more than `max_imbalance` times the mean.
 
     `loads` is what each partition costs in any unit, such as messages per second; a missing partition counts
-    as 0. Partitions that have no member any more are placed first. Where the cap cannot be met the largest
-    load comes as near to it as was found: at most 4/3 of the best there is. It never rises, unless partitions
-    without a member have to go somewhere. No member is idle while another owns two partitions, because an
-    idle one could not be stored. With nothing measured the plan is the sticky one.
+    as 0. With nothing measured the plan is the sticky one. No member is idle while another owns two
+    partitions, because an idle one is not stored.
+
+    A partition hotter than the cap cannot be split: its member stays above, with little besides. Where the
+    cap cannot be met the largest load comes as near to it as was found, at most 4/3 of the best there is. It
+    never rises, unless partitions without a member have to go somewhere.
 
     >>> current = Plan({"a": [0, 1, 2], "b": [3]})
     >>> weighted(current, ["a", "b"], 4, {0: 50, 1: 30, 2: 20, 3: 10}).moves
@@ -287,7 +288,7 @@ def _imbalance(plan: Plan, weights: list[int]) -> float:
 
 
 def _exact_loads(loads: Mapping[int, float], partitions: int) -> list[int]:
-    """Loads as whole numbers in one common unit: sums do not depend on the order of adding."""
+    """Loads as multiples of the largest unit they have in common, so that nothing is ever rounded."""
     for partition, load in loads.items():
         _check_whole(partition, f"partition {shown(partition)} in the loads")
         if not 0 <= partition < partitions:
@@ -299,8 +300,10 @@ def _exact_loads(loads: Mapping[int, float], partitions: int) -> list[int]:
                 f"load {shown(load)} of partition {partition} is not a load: give a finite number, 0 or more"
             )
     ratios = [loads.get(partition, 0).as_integer_ratio() for partition in range(partitions)]
-    unit = math.lcm(*(below for _, below in ratios))
-    return [above * (unit // below) for above, below in ratios]
+    fine = math.lcm(*(below for _, below in ratios))
+    weights = [above * (fine // below) for above, below in ratios]
+    common = math.gcd(*weights) or 1
+    return [weight // common for weight in weights]
 
 
 # ---- checks and texts -------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ _CODES: dict[int, Meaning] = {
     503: Meaning.UNAVAILABLE,
 }
 
-# The server sends 409 for many things and only the text tells them apart. Longest known beginnings, lower case.
+# The server sends 409 for many things and only the text tells them apart. Beginnings, in lower case.
 _CONFLICTS: tuple[tuple[str, Meaning], ...] = (
     ("consumer deleted", Meaning.DELETED),
     ("consumer is push based", Meaning.INVALID),
@@ -110,7 +110,16 @@ def meaning_of(status: Status) -> Meaning:
 class PullWindow:
     """The credit of one reader. Mutable: it is stepped for every buffer that the socket gives."""
 
-    __slots__ = ("_seen", "_seen_largest", "asked", "generation", "largest", "max_bytes", "max_messages")
+    __slots__ = (
+        "_seen",
+        "_seen_largest",
+        "asked",
+        "generation",
+        "largest",
+        "max_bytes",
+        "max_messages",
+        "overlapping",
+    )
 
     def __init__(self, max_messages: int, max_bytes: int) -> None:
         assert max_messages > 0
@@ -122,6 +131,8 @@ class PullWindow:
         self._seen_largest = 1
         self.generation = 0
         self.asked = 0
+        self.overlapping = True
+        """Whether the next pull may be sent before the last one has ended."""
 
     def __repr__(self) -> str:
         return f"<PullWindow asked={self.asked}/{self.max_messages} generation={self.generation}>"
@@ -137,6 +148,8 @@ class PullWindow:
             # One huge message must not shrink the window for ever. Nothing is buffered, so from here on
             # `largest` again covers all that will be.
             self.largest, self._seen_largest, self._seen = self._seen_largest, 1, 0
+        if self.asked and not self.overlapping:
+            return None
         window = self.size
         fitting = max(0, self.max_bytes - buffered_bytes) // self.largest
         room = min(window - buffered, fitting) - self.asked

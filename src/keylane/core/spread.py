@@ -42,9 +42,7 @@ def spread_loads(weights: list[int], homes: list[int], members: int, cap: int) -
     target = max(cap, lowest_top(others, members - len(hot)))
     task = _Task(weights, homes, members, target, target - sum(weights) // members, max(weights))
 
-    attempts = [_from_homes(task, loosen=False)]
-    if attempts[0].overload:
-        attempts.append(_from_homes(task, loosen=True))
+    attempts = [_from_homes(task, loosen=False), _from_homes(task, loosen=True)]
     if all(attempt.overload for attempt in attempts):
         attempts.append(_afresh(task))
     goal = max(target, task.hottest)
@@ -186,24 +184,19 @@ def _seat_idle(spread: _Spread) -> None:
 
 
 def _level(spread: _Spread) -> None:
-    """Move or swap between an overloaded member and another while that makes the heavier of the two lighter.
+    """Move or swap between the heaviest overloaded member and another while that makes the heavier lighter.
 
     Searches for swaps cost the most and gain ever less where the target is out of reach: they are counted.
     """
     searches_left = 2 * spread.task.members
-    stuck: set[int] = set()
-    while givers := [member for member in spread.overloaded() if member not in stuck]:
-        giver = givers[0]
+    while overloaded := spread.overloaded():
+        giver = overloaded[0]
         step: tuple[int, int, int | None] | None = _best_move(spread, giver)
-        if step is None:
-            if not searches_left:
-                return
+        if step is None and searches_left:
             searches_left -= 1
             step = _best_exchange(spread, giver)
         if step is None:
-            stuck.add(giver)
-            continue
-        stuck.clear()
+            return
         taker, given, taken = step
         spread.give(given, taker)
         if taken is not None:

@@ -29,6 +29,8 @@ from keylane.jetstream.transport import DirectTransport
 
 _log = logging.getLogger("keylane.connection")
 
+_FLUSH_S = 10.0
+
 LinkListener = Callable[[bool], None]
 """Called with False when the link to the server is lost and with True when it is there again."""
 
@@ -56,6 +58,7 @@ class Client(nats.aio.client.Client):
         self._ps = _Parser(self)  # type: ignore[assignment]  # stands in for nats-py's Parser
         self.outbox: list[bytes] = []
         self.push_handle: asyncio.Handle | None = None
+        self._flushes: set[asyncio.Future[bool]] = set()
         self._listeners: list[LinkListener] = []
         self._wake: asyncio.Event = asyncio.Event()
         self._scan_error: BaseException | None = None
@@ -100,6 +103,9 @@ class Client(nats.aio.client.Client):
             self._listeners.remove(listener)
 
     def _tell(self, *, up: bool) -> None:
+        for answered in self._flushes:
+            if not up and not answered.done():
+                answered.set_exception(errors.ConnectionReconnectingError())
         for listener in list(self._listeners):
             listener(up)
         if up:
@@ -138,6 +144,25 @@ class Client(nats.aio.client.Client):
             assert self._flush_queue is not None
             if self._flush_queue.empty():
                 self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
+
+    async def flush(self, timeout: float = _FLUSH_S) -> None:
+        """As nats-py's, behind everything posted so far, and ended at once by the loss of the link.
+
+        nats-py's own is a `wait_for`, which in Python 3.11 loses a cancellation that meets the answer.
+        """
+        if self.is_closed:
+            raise errors.ConnectionClosedError
+        self.push()
+        answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._flushes.add(answered)
+        try:
+            await self._send_ping(answered)
+            async with asyncio.timeout(timeout):
+                await answered
+        except TimeoutError:
+            raise errors.FlushTimeoutError from None
+        finally:
+            self._flushes.discard(answered)
 
     async def writable(self) -> None:
         """Wait until the socket has taken what was written: back-pressure for publishers."""
@@ -215,6 +240,12 @@ class Client(nats.aio.client.Client):
                     await self._process_msg(event.sid, event.subject, event.reply, event.data, event.headers)
                 else:
                     await self._handle_control(event)
+
+    async def _process_pong(self) -> None:
+        # nats-py fails on the answer to a ping whose sender gave up, and the whole link with it.
+        if self._pongs and self._pongs[0].done():
+            self._pongs[0] = asyncio.get_running_loop().create_future()
+        await super()._process_pong()
 
     async def _handle_control(self, line: Control) -> None:
         match line.verb:

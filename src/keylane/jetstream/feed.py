@@ -1,8 +1,8 @@
 """The feed: one continuous pull reader on one consumer.
 
-Owns the pulls of one reader (overlapping, so the server never waits for the next request), its heartbeats, its
-recovery after a lost link, a moved leader or a restarted server, and the buffer between the socket and the
-reader. It never runs handlers and never acks on its own.
+Owns the pulls of one reader (overlapping, so the server never waits for the next request), its heartbeats,
+its recovery after a lost link, a moved leader or a restarted server, and the buffer between the socket and
+the reader. It never runs handlers and never acks on its own.
 
 The way of a message: socket buffer → `Scanner` → `Feed.receive` → buffer → `async for` → `message.ack()` →
 `Client.post`. Rules about credit and statuses are in `core/pulls.py`.
@@ -41,6 +41,7 @@ from keylane.jetstream.headers import parse_headers, status_of
 from keylane.jetstream.hooks import Hooks
 from keylane.jetstream.message import Message
 from keylane.jetstream.pinning import Pinning, PinOptions, settle_acks
+from keylane.jetstream.refusals import refusal
 from keylane.jetstream.settings import check_seconds
 
 if TYPE_CHECKING:
@@ -244,6 +245,11 @@ class Feed:
                 await asyncio.gather(self._keeper, return_exceptions=True)
             self._finish(None)
 
+    async def settle(self) -> None:
+        """Wait until the server has every ack that was sent so far."""
+        if self._last_handed is not None:
+            await settle_acks(self._connection, self._last_handed)
+
     async def close(self) -> None:
         """Drain, and give what was not read back to the server: it is redelivered at once.
 
@@ -258,8 +264,7 @@ class Feed:
             # The server would clear another reader's pin just as well, and a nak would disturb its work.
             if self._client.is_connected and await self._pinning.is_ours():
                 self._give_back()
-                if self._last_handed is not None:
-                    await settle_acks(self._connection, self._last_handed)
+                await self.settle()
                 await self._pinning.hand_over()
         except KeylaneError as error:
             self._notify(None, f"the pin may not be handed over: then it moves after its timeout ({error})")
@@ -410,8 +415,7 @@ class Feed:
     def received(self) -> None:
         try:
             self._sort()
-        except Exception as error:
-            # It ends this feed, not the link that it shares with others.
+        except Exception as error:  # noqa: BLE001 - it ends this feed, not the link that others share
             _log.exception("feed %s/%s failed", self.stream, self.consumer)
             self._fail(f"failed: {error!r}", error)
 
@@ -448,7 +452,7 @@ class Feed:
             return
         try:
             self._options.on_messages(messages)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it ends the feed, and its reader is told
             _log.exception("feed %s/%s: on_messages failed", self.stream, self.consumer)
             self._fail(f"on_messages raised {error!r}", error)
         self._client.push()
@@ -480,12 +484,7 @@ class Feed:
                     )
                 )
             case Meaning.INVALID:
-                self._finish(
-                    PullRefused(
-                        f"the server refuses to serve consumer {self.consumer!r} of stream {self.stream!r}: "
-                        f"{code} {text}"
-                    )
-                )
+                self._finish(refusal(self.stream, self.consumer, code, text))
             case meaning:
                 self._in_trouble(meaning, f"{code} {text}")
 
@@ -597,7 +596,7 @@ class Feed:
                 await self._recover()
             except KeylaneError as error:
                 self._finish(error)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - it ends the feed, and its reader is told
                 _log.exception("feed %s/%s failed", self.stream, self.consumer)
                 self._fail(f"failed: {error!r}", error)
 
@@ -625,7 +624,8 @@ class Feed:
 
     async def _read_limits(self) -> None:
         """Keep pulls within what the consumer's configuration allows."""
-        config = (await consumers.info(self._connection, self.stream, self.consumer)).config
+        info = await consumers.info(self._connection, self.stream, self.consumer)
+        config = info.config
         if config.deliver_subject is not None:
             raise PullRefused(
                 f"consumer {self.consumer!r} of stream {self.stream!r} pushes to {config.deliver_subject!r}: "
@@ -634,10 +634,18 @@ class Feed:
         most, bytes_ = self._options.max_messages, self._options.max_bytes
         self._window.max_messages = min(most, config.max_batch or most)
         self._window.max_bytes = min(bytes_, config.max_bytes or bytes_)
+        self._window.overlapping = config.max_waiting != 1
+        if config.max_waiting and info.num_waiting >= config.max_waiting:
+            # A pull that asks for heartbeats gets no answer at all when there is no room for it.
+            self._notify(
+                Meaning.REFUSED,
+                f"the consumer has {info.num_waiting} open pulls, as many as its max_waiting allows: "
+                "raise it to twice the number of readers",
+            )
         if config.max_expires_s and config.max_expires_s < self._options.expires_s:
             raise PullRefused(
-                f"consumer {self.consumer!r} allows pulls of at most {config.max_expires_s} s and the feed asks for "
-                f"{self._options.expires_s} s: lower expires_s"
+                f"consumer {self.consumer!r} allows pulls of at most {config.max_expires_s} s and the feed "
+                f"asks for {self._options.expires_s} s: lower expires_s"
             )
 
 

@@ -47,7 +47,7 @@ LONG = 30 * SECOND_NS
         (b'{"batch":', 400, "Bad Request - unexpected end of JSON input", Meaning.INVALID),
     ],
 )
-async def test_answers_of_an_empty_consumer(
+async def test_answers_of_an_empty_consumer(  # noqa: PLR0917 - one row of the table
     connection: Connection,
     unique: Unique,
     request_: dict[str, object] | bytes,
@@ -66,12 +66,12 @@ async def test_answers_of_an_empty_consumer(
 @pytest.mark.parametrize(
     ("request_", "text", "messages", "left", "meaning"),
     [
-        ({"batch": 2, "idle_heartbeat": SECOND_NS}, "Batch Completed", 2, "0", Meaning.ENDED),
+        ({"batch": 2, "max_bytes": 100_000}, "Batch Completed", 2, "0", Meaning.ENDED),
         ({"batch": 9, "max_bytes": 400}, "Message Size Exceeds MaxBytes", 2, "7", Meaning.OUT_OF_BYTES),
         ({"batch": 9, "max_bytes": 50}, "Message Size Exceeds MaxBytes", 0, "9", Meaning.OUT_OF_BYTES),
     ],
 )
-async def test_answers_that_end_a_pull_with_messages(
+async def test_answers_that_end_a_pull_with_messages(  # noqa: PLR0917 - one row of the table
     connection: Connection,
     unique: Unique,
     request_: dict[str, object],
@@ -208,29 +208,61 @@ async def test_a_consumer_that_vanished_unnoticed_ends_the_feed(
             lambda info: info.num_waiting == 0 and info.num_ack_pending == 4,
         )
         await consumers.delete(connection, stream, "reader")
-        seen = []
+        assert [(await anext(feed)).sequence for _ in range(4)] == [1, 2, 3, 4]
         with pytest.raises(ConsumerGone, match="does not exist any more"):
-            async for message in feed:
-                seen.append(message.sequence)
-    assert seen == [1, 2, 3, 4]
+            await anext(feed)
     assert notices.all[0].meaning is Meaning.UNAVAILABLE
+
+
+async def test_a_pull_without_room_is_refused_and_with_heartbeats_in_silence(
+    connection: Connection, unique: Unique
+) -> None:
+    stream = await make_stream(connection, unique("status"))
+    await make_consumer(connection, stream, max_waiting=1)
+    request: dict[str, object] = {"batch": 1, "expires": SECOND_NS // 4}
+    with_heartbeats = {**request, "idle_heartbeat": SECOND_NS // 20}
+    async with (
+        RawPull.on(connection, stream, "reader", {"batch": 1, "expires": LONG}),
+        RawPull.on(connection, stream, "reader", with_heartbeats) as silent,
+        RawPull.on(connection, stream, "reader", request) as refused,
+    ):
+        code, said, _ = await refused.answer()
+        await asyncio.sleep(0.5)  # twice its life: it would have ended with 408
+        assert silent.statuses.empty()
+    assert (code, said) == (409, "Exceeded MaxWaiting")
+    assert meaning_of(Status(code, said)) is Meaning.REFUSED
 
 
 async def test_no_room_for_a_pull_is_told_and_tried_again(connection: Connection, unique: Unique) -> None:
     stream = await make_stream(connection, unique("status"))
     await make_consumer(connection, stream, max_waiting=1)
     notices = Notices()
-    occupied: dict[str, object] = {"batch": 1, "expires": LONG}
-    async with RawPull.on(connection, stream, "reader", occupied) as occupant:
-        feed = await open_feed(connection, stream, "reader", FeedOptions(on_notice=notices))
+    options = FeedOptions(expires_s=1, heartbeat_s=0.1, on_notice=notices)
+    feed = await open_feed(connection, stream, "reader", options)
+    async with RawPull.on(connection, stream, "reader", {"batch": 1, "expires": LONG}) as occupant:
         refusal = await notices.until(Meaning.REFUSED)
-        assert refusal.text == "409 Exceeded MaxWaiting"
+        assert "as many as its max_waiting allows" in refusal.text
     async with feed:
         await fill(connection, stream, 5)
         for _ in range(5 - occupant.messages):
             message = await feed.next(15)
             assert message is not None
             message.ack()
+
+
+async def test_a_consumer_with_one_place_for_pulls_is_read_at_full_speed(
+    connection: Connection, unique: Unique
+) -> None:
+    stream = await make_stream(connection, unique("status"))
+    await fill(connection, stream, 2000)
+    await make_consumer(connection, stream, max_waiting=1)
+    notices = Notices()
+    options = FeedOptions(max_messages=100, on_notice=notices)
+    async with await open_feed(connection, stream, "reader", options) as feed, asyncio.timeout(8):
+        for _ in range(2000):
+            (await anext(feed)).ack()
+        await all_acked(connection, stream, "reader")
+    assert notices.all == []
 
 
 async def test_a_consumer_that_starts_to_push_ends_the_feed(connection: Connection, unique: Unique) -> None:
@@ -243,9 +275,10 @@ async def test_a_consumer_that_starts_to_push_ends_the_feed(connection: Connecti
         )
         await consumers.delete(connection, stream, "reader")
         await make_consumer(connection, stream, deliver_subject=unique("somewhere"))
+        for _ in range(4):
+            await anext(feed)
         with pytest.raises(PullRefused, match="409 Consumer is push based"):
-            async for _ in feed:
-                pass
+            await anext(feed)
 
 
 async def test_a_paused_consumer_is_waited_for(connection: Connection, unique: Unique) -> None:
@@ -254,7 +287,9 @@ async def test_a_paused_consumer_is_waited_for(connection: Connection, unique: U
     await make_consumer(connection, stream)
     await consumers.pause(connection, stream, "reader", datetime.now(UTC) + timedelta(minutes=1))
     notices = Notices()
-    async with await open_feed(connection, stream, "reader", FeedOptions(on_notice=notices)) as feed:
+    # The server looks at an open pull again only when its heartbeat is due.
+    options = FeedOptions(expires_s=10, heartbeat_s=0.5, on_notice=notices)
+    async with await open_feed(connection, stream, "reader", options) as feed:
         assert await feed.next(0.2) is None
         await consumers.resume(connection, stream, "reader")
         for _ in range(5):

@@ -1,4 +1,4 @@
-"""Ground for the tests of priority groups: streams that go away, clients on connections of their own, workers."""
+"""Ground for the tests of priority groups: streams, readers on connections of their own, workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nats.js.api import RetentionPolicy, StorageType, StreamConfig
 import keylane
 from keylane import Connection
 from keylane.errors import KeylaneError
-from keylane.jetstream import streams
+from keylane.jetstream import consumers, streams
 from keylane.jetstream.consumers import ConsumerConfig, PriorityPolicy
 from keylane.jetstream.feed import Feed
 from keylane.jetstream.publish import Outgoing, PublishAck, publish_many
@@ -44,6 +44,15 @@ class Ground:
         acks = await publish_many(self.connection, messages)
         assert all(isinstance(ack, PublishAck) for ack in acks), acks
         return [ack.sequence for ack in acks if isinstance(ack, PublishAck)]
+
+    async def pulls(self, count: int) -> None:
+        """Wait until the server holds this many open pulls. It tells nobody: one has to look."""
+        async with asyncio.timeout(10):
+            while True:
+                info = await consumers.info(self.connection, self.stream, self.consumer)
+                if info.num_waiting >= count:
+                    return
+                await asyncio.sleep(0.005)
 
 
 MakeGround = Callable[..., Awaitable[Ground]]
@@ -137,11 +146,12 @@ class Reader:
 
     name: str
     feed: Feed
+    _changed: asyncio.Condition
+    """One for all readers of a test."""
     handle_s: float = 0.0
     acks: Callable[[int], bool] = lambda _: True
     log: list[Line] = field(default_factory=list)
-    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
-    _at_work: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _at_work: bool = False
     _stopping: bool = False
     _task: asyncio.Task[None] | None = None
 
@@ -159,13 +169,21 @@ class Reader:
             await self._changed.wait_for(lambda: len(self.log) >= count)
         return self.log[count - 1]
 
+    async def together(self, *others: Reader, count: int, timeout_s: float = 10.0) -> None:
+        """Wait until this reader and the others have started this many handlers in all."""
+        async with asyncio.timeout(timeout_s), self._changed:
+            await self._changed.wait_for(lambda: sum(len(one.log) for one in (self, *others)) >= count)
+
     async def stop(self) -> None:
-        """Let the handler at work finish, then close the feed, as a well-behaved program does."""
+        """Finish the handler at work, read no more, then close the feed, as a well-behaved program does."""
         self._stopping = True
-        async with self._at_work:
-            await self.feed.close()
-        if self._task is not None:
-            await self._task
+        assert self._task is not None
+        if not self._at_work:
+            self._task.cancel()
+        await asyncio.wait({self._task})
+        if not self._task.cancelled():
+            self._task.result()
+        await self.feed.close()
 
     async def abandon(self) -> None:
         """Read no more and say nothing: the feed stays open."""
@@ -175,26 +193,28 @@ class Reader:
 
     async def _read(self) -> None:
         async for message in self.feed:
-            async with self._at_work:
-                if self._stopping:
-                    return
-                self.log.append(Line(time.monotonic(), self.name, message.sequence))
-                async with self._changed:
-                    self._changed.notify_all()
-                if self.handle_s:
-                    await asyncio.sleep(self.handle_s)
-                if self.acks(message.sequence):
-                    message.ack()
+            self._at_work = True
+            self.log.append(Line(time.monotonic(), self.name, message.sequence))
+            async with self._changed:
+                self._changed.notify_all()
+            if self.handle_s:
+                await asyncio.sleep(self.handle_s)
+            if self.acks(message.sequence):
+                message.ack()
+            self._at_work = False
+            if self._stopping:
+                return
 
 
 @pytest.fixture
 def read(stack: AsyncExitStack) -> StartReader:
     """A function that reads a consumer through a connection until the test ends."""
+    changed = asyncio.Condition()
 
     async def start(connection: Connection, place: Ground, name: str, **options: Any) -> Reader:
         own = {key: options.pop(key) for key in ("handle_s", "acks") if key in options}
         feed = await consume(connection, place.stream, place.consumer, **options)
-        reader = Reader(name, feed, **own).start()
+        reader = Reader(name, feed, changed, **own).start()
         stack.push_async_callback(reader.abandon)
         return reader
 
@@ -206,8 +226,9 @@ def start_worker(stack: AsyncExitStack) -> StartWorker:
     """A function that starts a reader in a process of its own; it is killed at the end of the test."""
 
     async def start(url: str | list[str], ground: Ground, name: str, **options: Any) -> Worker:
+        where = {"url": url, "stream": ground.stream, "consumer": ground.consumer}
         worker = await Worker.start(
-            [sys.executable, str(WORKER)], url, ground.stream, ground.consumer, name, options
+            [sys.executable, str(WORKER)], {**where, "name": name, "options": options}
         )
         stack.push_async_callback(worker.end)
         return worker

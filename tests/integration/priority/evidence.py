@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 
@@ -33,8 +34,13 @@ class Findings:
         return not (self.lost or self.out_of_order or self.invented)
 
     @property
+    def exactly_once(self) -> bool:
+        """Nothing is lost and nothing repeated, in whatever order."""
+        return not (self.lost or self.duplicated or self.invented)
+
+    @property
     def exactly_once_in_order(self) -> bool:
-        return self.in_order_and_complete and not self.duplicated
+        return self.in_order_and_complete and self.exactly_once
 
 
 def judge(published: Iterable[int], *logs: Iterable[Line]) -> Findings:
@@ -65,8 +71,7 @@ def judge(published: Iterable[int], *logs: Iterable[Line]) -> Findings:
 
 def descents(log: Sequence[Line]) -> list[tuple[int, int]]:
     """Neighbours of one log where the sequence does not rise: (before, after)."""
-    pairs = zip(log, log[1:], strict=False)
-    return [(one.sequence, two.sequence) for one, two in pairs if two.sequence <= one.sequence]
+    return [(one.sequence, two.sequence) for one, two in pairwise(log) if two.sequence <= one.sequence]
 
 
 def receivers(logs: Mapping[str, Sequence[Line]]) -> list[str]:

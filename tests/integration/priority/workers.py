@@ -23,22 +23,18 @@ class Worker:
     _reading: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(
-        cls,
-        command: list[str],
-        url: str | list[str],
-        stream: str,
-        consumer: str,
-        name: str,
-        options: dict[str, Any],
-    ) -> Worker:
-        job = {"url": url, "stream": stream, "consumer": consumer, "name": name, "options": options}
+    async def start(cls, command: list[str], job: dict[str, Any]) -> Worker:
+        """Run the command with the job as its argument, and wait until it reads."""
         process = await asyncio.create_subprocess_exec(
             *command, json.dumps(job), stdout=asyncio.subprocess.PIPE
         )
-        worker = cls(name, process)
+        worker = cls(job["name"], process)
         worker._reading = asyncio.create_task(worker._read())
-        await worker.saw("ready")
+        try:
+            await worker.saw("ready")
+        except BaseException:
+            await worker.end()
+            raise
         return worker
 
     async def _read(self) -> None:

@@ -1,0 +1,105 @@
+"""Regional overflow: us-east does the work, us-west helps only while 50 or more jobs are waiting.
+
+Starts its own server on a free port, runs for a few seconds and needs nothing prepared:
+
+    python examples/regional_overflow.py
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from nats.js.api import RetentionPolicy, StreamConfig
+
+import keylane
+from keylane import Connection, priority
+from keylane.jetstream import streams
+from keylane.server import NatsServer
+
+MANY = 50
+A_JOB_TAKES_S = 0.01
+
+
+@dataclass
+class Region:
+    """What one region did since the last report."""
+
+    name: str
+    jobs: int = 0
+    waiting: list[int] = field(default_factory=list)
+    """How many jobs were waiting when each of its jobs was handed out, that one included."""
+
+
+async def work(
+    connection: Connection, region: Region, min_pending: int | None, progress: asyncio.Event
+) -> None:
+    # A small window: what a reader holds in its buffer no longer counts as waiting, and cannot go elsewhere.
+    async with await priority.consume(
+        connection, "JOBS", "workers", min_pending=min_pending, max_messages=5
+    ) as feed:
+        async for job in feed:
+            await asyncio.sleep(A_JOB_TAKES_S)
+            job.ack()
+            region.jobs += 1
+            region.waiting.append(job.delivery.pending + 1)
+            progress.set()
+
+
+async def publish(connection: Connection, count: int, pause_s: float) -> None:
+    for number in range(count):
+        await connection.jetstream.publish("jobs.resize", b"image %d" % number)
+        await asyncio.sleep(pause_s)
+
+
+async def report(title: str, count: int, east: Region, west: Region, progress: asyncio.Event) -> None:
+    """Wait until all jobs are done, then say who did them."""
+    async with asyncio.timeout(30):
+        while east.jobs + west.jobs < count:
+            progress.clear()
+            await progress.wait()
+    print(f"{title}: us-east did {east.jobs}, us-west did {west.jobs}")
+    if west.jobs:
+        print(f"  each time us-west was given a job, at least {min(west.waiting)} were waiting")
+    for region in (east, west):
+        region.jobs = 0
+        region.waiting.clear()
+
+
+async def main(url: str) -> None:
+    async with await keylane.connect(url) as east_link, await keylane.connect(url) as west_link:
+        await streams.create(
+            east_link, StreamConfig(name="JOBS", subjects=["jobs.>"], retention=RetentionPolicy.WORK_QUEUE)
+        )
+        await priority.create(
+            east_link,
+            "JOBS",
+            priority.ConsumerConfig(
+                durable_name="workers", priority_groups=("jobs",), priority_policy="overflow"
+            ),
+        )
+        east, west = Region("us-east"), Region("us-west")
+        progress = asyncio.Event()
+        workers = [
+            asyncio.create_task(work(east_link, east, None, progress)),
+            asyncio.create_task(work(west_link, west, MANY, progress)),
+        ]
+        print(f"us-east takes every job; us-west only while {MANY} or more are waiting")
+
+        await publish(east_link, 40, pause_s=0.02)
+        await report("a quiet time, 40 jobs", 40, east, west, progress)
+
+        await publish(east_link, 400, pause_s=0)
+        await report("a rush, 400 jobs at once", 400, east, west, progress)
+
+        await publish(east_link, 40, pause_s=0.02)
+        await report("quiet again, 40 jobs", 40, east, west, progress)
+
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+
+
+if __name__ == "__main__":
+    with NatsServer.start() as server:
+        asyncio.run(main(server.url))

@@ -1,0 +1,48 @@
+"""Partitioned consumer groups: static on streams that carry partitions, elastic on any stream.
+
+`admin` makes and changes groups, `member` takes part in one, `handling` runs the handler, `config` and `shape` are the
+contracts with members in other languages.
+"""
+
+from __future__ import annotations
+
+from keylane.groups.admin import (
+    GroupName,
+    active_members,
+    add_members,
+    create_elastic,
+    create_static,
+    delete,
+    delete_mapping,
+    drop_members,
+    get_config,
+    list_groups,
+    member_info,
+    set_mapping,
+    step_down,
+)
+from keylane.groups.config import ElasticConfig, StaticConfig
+from keylane.groups.member import Member, MemberHooks, join
+from keylane.groups.message import GroupMessage
+
+__all__ = [
+    "ElasticConfig",
+    "GroupMessage",
+    "GroupName",
+    "Member",
+    "MemberHooks",
+    "StaticConfig",
+    "active_members",
+    "add_members",
+    "create_elastic",
+    "create_static",
+    "delete",
+    "delete_mapping",
+    "drop_members",
+    "get_config",
+    "join",
+    "list_groups",
+    "member_info",
+    "set_mapping",
+    "step_down",
+]

@@ -1,0 +1,89 @@
+"""A message as a group's handler sees it: without the partition number, with its partition and key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import NamedTuple
+
+from keylane.jetstream.message import Message
+
+
+class Place(NamedTuple):
+    """Where a subject belongs."""
+
+    partition: int
+    subject: str
+    key: str
+
+
+class GroupMessage:
+    """One message of a group. Settled by the group when the handler returns, or by the handler in manual mode."""
+
+    __slots__ = ("delivery", "place")
+
+    def __init__(self, delivery: Message, place: Place) -> None:
+        self.delivery = delivery
+        self.place = place
+
+    def __repr__(self) -> str:
+        return f"<GroupMessage {self.subject} partition={self.partition} sequence={self.sequence}>"
+
+    @property
+    def subject(self) -> str:
+        """The subject that the message was published on."""
+        return self.place.subject
+
+    @property
+    def partition(self) -> int:
+        return self.place.partition
+
+    @property
+    def key(self) -> str:
+        return self.place.key
+
+    @property
+    def data(self) -> bytes:
+        return self.delivery.data
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return self.delivery.headers
+
+    @property
+    def sequence(self) -> int:
+        """The sequence in the stream that the member reads: of an elastic group, in its queue."""
+        return self.delivery.sequence
+
+    @property
+    def source_sequence(self) -> int:
+        """The sequence in the stream that the group was made on."""
+        source = self.delivery.headers.get("Nats-Stream-Source")
+        # "<stream> <sequence> …": written by the server when it copies the message into the queue.
+        return int(source.split(" ")[1]) if source else self.delivery.sequence
+
+    @property
+    def delivered_count(self) -> int:
+        return self.delivery.delivered_count
+
+    @property
+    def timestamp(self) -> datetime:
+        return self.delivery.timestamp
+
+    def ack(self) -> None:
+        self.delivery.ack()
+
+    async def ack_confirmed(self, timeout_s: float = 5.0) -> None:
+        await self.delivery.ack_confirmed(timeout_s)
+
+    def nak(self, delay_s: float = 0) -> None:
+        self.delivery.nak(delay_s)
+
+    def term(self, reason: str = "") -> None:
+        self.delivery.term(reason)
+
+    def in_progress(self) -> None:
+        self.delivery.in_progress()
+
+
+Placing = Callable[[bytes], Place]

@@ -1,0 +1,29 @@
+"""From a stored subject to its partition, the subject it was published on, and its key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from keylane.core.partitions import Partitioning, strip_partition
+from keylane.core.subjects import matches
+from keylane.groups.message import Place, Placing
+
+_REMEMBERED = 65_536
+
+
+def placing(partitioning: Sequence[Partitioning], *, whole_subject: bool) -> Placing:
+    """A function for one group. Subjects repeat, so their places are remembered.
+
+    Where the key is not known (no partitioning given, and subjects are not hashed whole), the partition is the key.
+    """
+
+    @lru_cache(maxsize=_REMEMBERED)
+    def place(raw_subject: bytes) -> Place:
+        partition, subject = strip_partition(raw_subject.decode("utf-8", "surrogateescape"))
+        for one in partitioning:
+            if matches(one.filter, subject):
+                return Place(partition, subject, one.key(subject))
+        return Place(partition, subject, subject if whole_subject else str(partition))
+
+    return place

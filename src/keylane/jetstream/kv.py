@@ -1,0 +1,138 @@
+"""A KV bucket as a place for shared configuration: read from the leader, write by compare-and-set, hear of changes.
+
+nats-py's KV reads from any replica, which may lag, and its watcher is a consumer that a restart can end. Here every
+read goes to the stream's leader, and a watch is only a hint to read again: a plain subscription on the key's subject.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nats.aio.msg import Msg
+from nats.js.api import KeyValueConfig, StorageType
+
+from keylane.errors import NotFound, PublishRejected, RevisionConflict
+from keylane.jetstream.headers import parse_headers
+from keylane.jetstream.publish import open_publisher
+
+if TYPE_CHECKING:
+    from keylane.jetstream.connection import Connection
+
+_WRONG_REVISION = (10071, 10164)
+
+
+@dataclass(frozen=True, slots=True)
+class KvEntry:
+    """A key's newest record. `value` is None where the key was deleted or purged."""
+
+    key: str
+    value: bytes | None
+    revision: int
+
+
+class Bucket:
+    """One bucket. Made by anyone; nothing happens until it is used."""
+
+    def __init__(self, connection: Connection, name: str) -> None:
+        self._connection = connection
+        self.name = name
+        self._stream = f"KV_{name}"
+
+    def __repr__(self) -> str:
+        return f"<Bucket {self.name}>"
+
+    async def ensure(self, *, replicas: int) -> None:
+        """Create the bucket if it is not there."""
+        try:
+            await self._connection.api.request(f"STREAM.INFO.{self._stream}")
+        except NotFound:
+            await self._connection.jetstream.create_key_value(
+                KeyValueConfig(bucket=self.name, storage=StorageType.FILE, replicas=replicas, direct=True)
+            )
+
+    async def get(self, key: str) -> KvEntry | None:
+        """The newest record of a key, as its leader has it; None if there never was one, or no bucket."""
+        try:
+            answer = await self._connection.api.request(
+                f"STREAM.MSG.GET.{self._stream}", {"last_by_subj": self._subject(key)}
+            )
+        except NotFound:
+            return None
+        message = answer["message"]
+        headers = parse_headers(base64.b64decode(message.get("hdrs", "")))
+        gone = "KV-Operation" in headers or "Nats-Marker-Reason" in headers
+        value = None if gone else base64.b64decode(message.get("data", ""))
+        return KvEntry(key, value, message["seq"])
+
+    async def put(self, key: str, value: bytes, *, revision: int) -> int:
+        """Write if the key's newest revision is still this one (0: it never existed); returns the new revision."""
+        return await self._write(key, value, {}, revision)
+
+    async def delete(self, key: str, *, revision: int) -> None:
+        """Put a delete marker if the key's newest revision is still this one."""
+        await self._write(key, b"", {"KV-Operation": "DEL"}, revision)
+
+    async def keys(self, prefix: str) -> list[str]:
+        """The keys that begin with `prefix.` and are not deleted."""
+        try:
+            answer = await self._connection.api.request(
+                f"STREAM.INFO.{self._stream}", {"subjects_filter": self._subject(f"{prefix}.>")}
+            )
+        except NotFound:
+            return []
+        cut = len(self._subject(""))
+        found = sorted(subject[cut:] for subject in (answer["state"].get("subjects") or {}))
+        return [
+            key for key in found if (entry := await self.get(key)) is not None and entry.value is not None
+        ]
+
+    @asynccontextmanager
+    async def hints(self, key: str, changed: Callable[[], None]) -> AsyncIterator[None]:
+        """Call `changed` when somebody writes the key: read again then. Hints can be lost; also read now and then."""
+
+        async def take(_: Msg) -> None:
+            changed()
+
+        subscription = await self._connection.nats.subscribe(self._subject(key), cb=take)
+        try:
+            yield
+        finally:
+            if not self._connection.is_closed:
+                await subscription.unsubscribe()
+
+    async def _write(self, key: str, value: bytes, headers: dict[str, str], revision: int) -> int:
+        headers["Nats-Expected-Last-Subject-Sequence"] = str(revision)
+        async with open_publisher(self._connection) as publisher:
+            pending = await publisher.send(self._subject(key), value, headers)
+        try:
+            return (await pending).sequence
+        except PublishRejected as rejected:
+            if rejected.err_code in _WRONG_REVISION:
+                raise RevisionConflict(
+                    f"{self.name}/{key} was changed by somebody else after revision {revision}: read it again"
+                ) from rejected
+            raise
+
+    def _subject(self, key: str) -> str:
+        return f"$KV.{self.name}.{key}"
+
+
+async def change(
+    read: Callable[[], Awaitable[KvEntry | None]],
+    write: Callable[[KvEntry | None], Awaitable[None]],
+    *,
+    tries: int = 20,
+) -> None:
+    """Read, decide, write; again if somebody else wrote in between."""
+    for attempt in range(tries):
+        try:
+            await write(await read())
+        except RevisionConflict:
+            if attempt == tries - 1:
+                raise
+        else:
+            return

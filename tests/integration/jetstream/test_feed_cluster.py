@@ -1,0 +1,78 @@
+"""A feed on a cluster of three: leaders that move, and the node that the feed is connected to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+import keylane
+from keylane import Connection
+from keylane.core.pulls import Meaning
+from keylane.jetstream import consumers, streams
+from keylane.jetstream.feed import FeedOptions, open_feed
+from keylane.server import NatsCluster
+from tests.integration.jetstream.rig import Notices, all_acked, fill, make_consumer, make_stream
+from tests.integration.jetstream.test_feed_recovery import Reading
+
+Unique = Callable[..., str]
+COUNT = 2000
+
+
+@pytest.fixture
+async def replicated(nats_cluster: NatsCluster, unique: Unique) -> AsyncIterator[tuple[Connection, str]]:
+    """A stream of three replicas, with messages and a consumer."""
+    async with await keylane.connect(nats_cluster.urls) as connection:
+        stream = await make_stream(connection, unique("cluster"), num_replicas=3)
+        try:
+            await fill(connection, stream, COUNT)
+            await make_consumer(connection, stream, ack_wait_s=2)
+            yield connection, stream
+        finally:
+            await streams.delete(connection, stream)
+
+
+@pytest.mark.parametrize("leader", ["stream", "consumer"])
+async def test_a_leader_that_steps_down(replicated: tuple[Connection, str], leader: str) -> None:
+    connection, stream = replicated
+    notices = Notices()
+    options = FeedOptions(max_messages=100, expires_s=10, heartbeat_s=1, on_notice=notices)
+    reading = Reading(await open_feed(connection, stream, "reader", options))
+    for count in (300, 900, 1500):
+        await reading.until(count)
+        if leader == "stream":
+            await streams.step_down(connection, stream)
+        else:
+            await consumers.step_down(connection, stream, "reader")
+    await reading.until(COUNT)
+    await all_acked(connection, stream, "reader")
+    reading.check(COUNT)
+    if leader == "consumer":
+        assert any("Leadership Change" in notice.text for notice in notices.all)
+        assert {notice.meaning for notice in notices.all} <= {Meaning.INTERRUPTED, Meaning.UNAVAILABLE}
+    await reading.stop()
+
+
+async def test_the_connected_node_is_killed(
+    nats_cluster: NatsCluster, replicated: tuple[Connection, str]
+) -> None:
+    """It leads the consumer too, so there is an election as well as a new link."""
+    steady, stream = replicated
+    leader = (await consumers.info(steady, stream, "reader")).leader
+    assert leader is not None
+    node = nats_cluster.node(leader)
+    options = FeedOptions(max_messages=100, expires_s=5, heartbeat_s=0.5)
+    try:
+        async with await keylane.connect(node.url) as connection:
+            reading = Reading(await open_feed(connection, stream, "reader", options))
+            await reading.until(500)
+            node.kill()
+            await reading.until(COUNT)
+            assert connection.server != node.url
+            await all_acked(connection, stream, "reader")
+            reading.check(COUNT)
+            await reading.stop()
+    finally:
+        await asyncio.to_thread(node.restart)
+        await asyncio.to_thread(nats_cluster.wait_ready)

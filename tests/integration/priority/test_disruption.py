@@ -1,0 +1,194 @@
+"""Leaders move, nodes die and servers restart in the middle of the work: it goes on, and nothing is lost.
+
+All three policies run at once, each on a stream of its own with two readers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import keylane
+from keylane import Connection
+from keylane.errors import ApiError, KeylaneError, PublishFailed
+from keylane.jetstream import consumers, streams
+from keylane.jetstream.consumers import PriorityPolicy
+from keylane.jetstream.publish import Outgoing, PublishAck, publish_many
+from keylane.server import NatsCluster, NatsServer
+from tests.integration.priority.conftest import Ground, OpenClient, Reader, StartReader, make_ground
+from tests.integration.priority.evidence import judge
+
+COMMON = {"ack_wait_s": 3, "max_ack_pending": 50}
+POLICIES: dict[PriorityPolicy, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    # terms of the consumer, of the first reader, of the second
+    "overflow": ({}, {}, {"min_pending": 5}),
+    "pinned_client": ({"priority_timeout_s": 1.5}, {}, {}),
+    "prioritized": ({}, {"priority": 0}, {"priority": 1}),
+}
+DEADLINE_S = 30.0
+
+
+@dataclass(slots=True)
+class Work:
+    """One stream at work: a publisher that never gives up, and two readers."""
+
+    place: Ground
+    readers: list[Reader]
+    published: list[int] = field(default_factory=list)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _stop: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def publish(self) -> None:
+        number = 0
+        while not self._stop.is_set():
+            number += 1
+            # The same id again: what was stored although its answer got lost is not stored twice.
+            message = Outgoing(f"{self.place.stream}.x", b"", {"Nats-Msg-Id": str(number)})
+            while True:
+                (result,) = await publish_many(self.place.connection, [message], timeout_s=1)
+                if isinstance(result, PublishAck):
+                    break
+                assert isinstance(result, PublishFailed)
+                await asyncio.sleep(0.02)  # no leader, or no link
+            self.published.append(result.sequence)
+            self._changed.set()
+            await asyncio.sleep(0.002)
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    async def handled(self, more: int) -> None:
+        """Wait until this many more messages were handled than now."""
+        first, *others = self.readers
+        count = sum(len(reader.log) for reader in self.readers) + more
+        await first.together(*others, count=count, timeout_s=DEADLINE_S)
+
+    async def finish(self) -> None:
+        """Wait until every message was handled and its ack is in."""
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                try:
+                    info = await consumers.info(self.place.connection, self.place.stream, self.place.consumer)
+                except KeylaneError:
+                    info = None  # still without a leader
+                if info is not None and (info.num_pending, info.num_ack_pending) == (0, 0):
+                    return
+                await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def at_work(
+    connections: list[Connection],
+    name: Callable[..., str],
+    read: StartReader,
+    *,
+    replicas: int,
+) -> AsyncIterator[list[Work]]:
+    """All three policies at work; leaves when all that was published in the block is done, and judges it."""
+    async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+        works: list[Work] = []
+        for policy, (terms, *reader_terms) in POLICIES.items():
+            options = {**COMMON, **terms}
+            place = await make_ground(
+                stack, connections[0], name("disrupted"), policy, replicas=replicas, **options
+            )
+            readers = [
+                await read(connection, place, f"{policy}-{number}", **own)
+                for number, (connection, own) in enumerate(zip(connections[1:], reader_terms, strict=True))
+            ]
+            work = Work(place, readers)
+            works.append(work)
+            group.create_task(work.publish())
+        for work in works:
+            await work.handled(50)
+        yield works
+        for work in works:
+            await work.handled(50)
+            work.stop()
+        for work in works:
+            await work.finish()
+            findings = judge(work.published, *(reader.log for reader in work.readers))
+            assert not findings.lost, work.readers
+            assert not findings.invented
+            if work.readers[0].feed.is_pinned or work.readers[1].feed.is_pinned:
+                assert findings.in_order_and_complete
+        assert any(reader.feed.is_pinned for work in works for reader in work.readers)
+        for work in works:
+            for reader in work.readers:
+                await reader.stop()
+
+
+async def until_done(call: Callable[[], Awaitable[None]]) -> None:
+    """Ask again while the cluster is between leaders."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            try:
+                await call()
+            except (ApiError, TimeoutError):
+                await asyncio.sleep(0.1)
+            else:
+                return
+
+
+async def test_leaders_step_down(
+    open_cluster_client: OpenClient, read: StartReader, unique: Callable[..., str]
+) -> None:
+    connections = [await open_cluster_client() for _ in range(3)]
+    async with at_work(connections, unique, read, replicas=3) as works:
+        for work in works:
+            place = work.place
+            before = (await consumers.info(place.connection, place.stream, place.consumer)).leader
+            await until_done(lambda at=place: consumers.step_down(at.connection, at.stream, at.consumer))
+            await work.handled(50)
+            after = (await consumers.info(place.connection, place.stream, place.consumer)).leader
+            assert after != before
+        for work in works:
+            place = work.place
+            before = (await streams.state(place.connection, place.stream)).leader
+            await until_done(lambda at=place: streams.step_down(at.connection, at.stream))
+            await work.handled(50)
+            assert (await streams.state(place.connection, place.stream)).leader != before
+
+
+async def test_a_node_dies(stack: AsyncExitStack, read: StartReader, unique: Callable[..., str]) -> None:
+    """First the node that leads the pinned consumer, then one that only a reader hangs on."""
+    cluster = await asyncio.to_thread(NatsCluster.start, 3)
+    stack.push_async_callback(asyncio.to_thread, cluster.stop)
+    connections = [
+        await stack.enter_async_context(await keylane.connect([node.url])) for node in cluster.nodes
+    ]
+    async with at_work(connections, unique, read, replicas=3) as works:
+        pinned = next(work for work in works if any(reader.feed.is_pinned for reader in work.readers))
+        place = pinned.place
+        leader = (await consumers.info(place.connection, place.stream, place.consumer)).leader
+        assert leader is not None
+        await kill_and_restart(cluster, cluster.node(leader), works)
+        (reader,) = [index for index, one in enumerate(pinned.readers) if one.feed.is_pinned]
+        await kill_and_restart(cluster, cluster.nodes[1 + reader], works)
+
+
+async def kill_and_restart(cluster: NatsCluster, node: NatsServer, works: list[Work]) -> None:
+    node.kill()
+    for work in works:
+        await work.handled(50)
+    await asyncio.to_thread(node.restart)
+    await asyncio.to_thread(cluster.wait_ready)
+
+
+async def test_a_single_server_restarts(
+    stack: AsyncExitStack, read: StartReader, unique: Callable[..., str]
+) -> None:
+    """Once cleanly, once after a kill."""
+    server = await asyncio.to_thread(NatsServer.start)
+    stack.push_async_callback(asyncio.to_thread, server.stop)
+    connections = [await stack.enter_async_context(await keylane.connect(server.url)) for _ in range(3)]
+    async with at_work(connections, unique, read, replicas=1) as works:
+        for hard in (False, True):
+            if hard:
+                server.kill()
+            await asyncio.to_thread(server.restart)
+            for work in works:
+                await work.handled(50)

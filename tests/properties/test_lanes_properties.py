@@ -1,0 +1,433 @@
+"""The lanes against lists and linear scans, over random histories; and order and bounds over long ones."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from keylane.core.lanes import Arrival, Entry, Lanes, State
+
+KEYS = "abcd"
+BACKOFF_S = 4.0
+
+
+def backoff(tries: int) -> float:
+    return BACKOFF_S * tries
+
+
+@dataclass(eq=False)
+class Delivery:
+    """What a server hands over; every delivery is an object of its own."""
+
+    sequence: int
+    key: str
+
+
+@dataclass(eq=False)
+class Message:
+    sequence: int
+    key: str
+    item: Delivery
+    tries: int = 0
+    running: bool = False
+    retry_at: float | None = None
+
+    @property
+    def has_started(self) -> bool:
+        return self.running or self.tries > 0
+
+
+@dataclass
+class DumbLanes:
+    """The rules as one list and scans of it. `turns` says since which step a key has been free to start."""
+
+    max_tries: int | None
+    remember: int
+    here: list[Message] = field(default_factory=list)
+    done: list[int] = field(default_factory=list)
+    turns: dict[str, int] = field(default_factory=dict)
+    step: int = 0
+
+    def find(self, sequence: int) -> Message | None:
+        return next((message for message in self.here if message.sequence == sequence), None)
+
+    def remembered(self) -> list[int]:
+        return self.done[max(0, len(self.done) - self.remember) :]
+
+    def first_of(self, key: str) -> Message | None:
+        """The one that has started, else the lowest."""
+        lane = [message for message in self.here if message.key == key]
+        begun = [message for message in lane if message.has_started]
+        assert len(begun) <= 1
+        return begun[0] if begun else min(lane, key=lambda message: message.sequence, default=None)
+
+    def startable(self) -> dict[str, Message]:
+        firsts = {key: self.first_of(key) for key in KEYS}
+        return {
+            key: first
+            for key, first in firsts.items()
+            if first is not None and not first.running and first.retry_at is None
+        }
+
+    def note_turns(self) -> None:
+        """Called after every step: who is free now and was not before has been free since this step."""
+        self.step += 1
+        self.turns = {key: self.turns.get(key, self.step) for key in self.startable()}
+
+    def arrive(self, delivery: Delivery) -> Arrival:
+        held = self.find(delivery.sequence)
+        if held is not None:
+            held.item = delivery
+            return Arrival.HELD
+        if delivery.sequence in self.remembered():
+            return Arrival.DONE
+        self.here.append(Message(delivery.sequence, delivery.key, delivery))
+        self.note_turns()
+        return Arrival.QUEUED
+
+    def start(self, sequence: int) -> None:
+        """Whichever of those that have been free longest."""
+        message = self.find(sequence)
+        assert message is not None
+        assert self.startable().get(message.key) is message
+        assert self.turns[message.key] == min(self.turns.values())
+        message.running = True
+        self.note_turns()
+
+    def drop(self, message: Message) -> None:
+        self.here.remove(message)
+        self.note_turns()
+
+    def finish(self, message: Message) -> None:
+        self.done.append(message.sequence)
+        self.drop(message)
+
+    def fail(self, message: Message, now: float) -> float | None:
+        message.tries += 1
+        if self.max_tries is not None and message.tries >= self.max_tries:
+            return None
+        message.running = False
+        message.retry_at = now + backoff(message.tries)
+        self.note_turns()
+        return message.retry_at
+
+    def due(self, now: float) -> float | None:
+        for message in self.here:
+            if message.retry_at is not None and message.retry_at <= now:
+                message.retry_at = None
+        self.note_turns()
+        return min((message.retry_at for message in self.here if message.retry_at is not None), default=None)
+
+    def forget(self, sequences: set[int]) -> list[Delivery]:
+        dropped = [message for message in self.here if message.sequence in sequences and not message.running]
+        self.here = [message for message in self.here if message not in dropped]
+        self.note_turns()
+        return [message.item for message in dropped]
+
+
+def check_bounds(lanes: Lanes[Delivery], remember: int) -> None:
+    """What is kept inside is what is here and what is remembered, and nothing else."""
+    entries = list(lanes)
+    states = [entry.state for entry in entries]
+    assert len(lanes._ready) == states.count(State.READY) == lanes.ready
+    assert len(lanes._retries) == states.count(State.RETRYING)
+    assert sum(len(lane) for lane in lanes._lanes.values()) == len(entries)
+    assert lanes._lanes.keys() == {entry.key for entry in entries}
+    assert len(lanes._done) == len(lanes._done_order) <= remember
+
+
+class AnyHistory(RuleBasedStateMachine):
+    """Arrivals in any order, deliveries of anything at any time, forgetting of anything."""
+
+    @initialize(
+        max_tries=st.sampled_from([None, 1, 2, 3]),
+        remember=st.sampled_from([0, 1, 3, 1000]),
+    )
+    def begin(self, max_tries: int | None, remember: int) -> None:
+        self.lanes: Lanes[Delivery] = Lanes(max_tries=max_tries, backoff=backoff, remember=remember)
+        self.model = DumbLanes(max_tries, remember)
+        self.published: list[str] = []
+        self.working: dict[int, Entry[Delivery]] = {}
+        self.now = 0.0
+
+    def deliver(self, sequence: int) -> None:
+        delivery = Delivery(sequence, self.published[sequence])
+        assert self.lanes.arrive(sequence, delivery.key, delivery) is self.model.arrive(delivery)
+
+    def draw_working(self, data: st.DataObject) -> tuple[Entry[Delivery], Message]:
+        sequence = data.draw(st.sampled_from(sorted(self.working)))
+        message = self.model.find(sequence)
+        assert message is not None
+        return self.working[sequence], message
+
+    @rule(key=st.sampled_from(KEYS))
+    def publish_and_deliver(self, key: str) -> None:
+        self.published.append(key)
+        self.deliver(len(self.published) - 1)
+
+    @rule(keys=st.text(KEYS, min_size=1, max_size=5))
+    def publish_only(self, keys: str) -> None:
+        """They are delivered later, out of order."""
+        self.published.extend(keys)
+
+    @precondition(lambda self: self.published)
+    @rule(data=st.data())
+    def deliver_any(self, data: st.DataObject) -> None:
+        self.deliver(data.draw(st.integers(0, len(self.published) - 1)))
+
+    @rule(limit=st.integers(1, 5))
+    def take(self, limit: int) -> None:
+        for _ in range(limit):
+            entry = self.lanes.take()
+            if entry is None:
+                assert not self.model.startable()
+                return
+            assert entry.key not in {other.key for other in self.working.values()}
+            assert entry.sequence not in self.model.remembered()
+            self.model.start(entry.sequence)
+            self.working[entry.sequence] = entry
+
+    @precondition(lambda self: self.working)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        entry, message = self.draw_working(data)
+        del self.working[entry.sequence]
+        self.lanes.finished(entry)
+        self.model.finish(message)
+
+    @precondition(lambda self: self.working)
+    @rule(data=st.data(), give_up=st.booleans())
+    def fail(self, data: st.DataObject, give_up: bool) -> None:
+        entry, message = self.draw_working(data)
+        retry_at = self.lanes.failed(entry, self.now)
+        assert retry_at == self.model.fail(message, self.now)
+        if retry_at is not None:
+            del self.working[entry.sequence]
+        elif give_up:
+            del self.working[entry.sequence]
+            self.lanes.finished(entry)
+            self.model.finish(message)
+
+    @precondition(lambda self: self.working)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        entry, message = self.draw_working(data)
+        del self.working[entry.sequence]
+        self.lanes.release(entry)
+        self.model.drop(message)
+
+    @rule(seconds=st.sampled_from([0.0, 1.0, BACKOFF_S, 30.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        assert self.lanes.due(self.now) == self.model.due(self.now)
+
+    @rule(keys=st.sets(st.sampled_from(KEYS)))
+    def forget_keys(self, keys: set[str]) -> None:
+        chosen = {message.sequence for message in self.model.here if message.key in keys}
+        assert self.lanes.forget(lambda item: item.key in keys) == self.model.forget(chosen)
+
+    @precondition(lambda self: self.model.here)
+    @rule(data=st.data())
+    def forget_some(self, data: st.DataObject) -> None:
+        chosen = data.draw(st.sets(st.sampled_from([message.sequence for message in self.model.here])))
+        assert self.lanes.forget(lambda item: item.sequence in chosen) == self.model.forget(chosen)
+
+    @rule(again=st.booleans())
+    def forget_all_or_reset(self, again: bool) -> None:
+        """A reset delivers everything unfinished again, from the lowest, in order."""
+        everything = set(range(len(self.published)))
+        assert self.lanes.forget() == self.model.forget(everything)
+        if again:
+            for sequence in sorted(everything - set(self.model.done)):
+                self.deliver(sequence)
+
+    @invariant()
+    def same_as_the_model(self) -> None:
+        model, here = self.model, {entry.sequence: entry for entry in self.lanes}
+        assert sorted(here) == sorted(message.sequence for message in model.here)
+        for message in model.here:
+            entry = here[message.sequence]
+            assert entry.item is message.item
+            assert (entry.key, entry.tries) == (message.key, message.tries)
+            assert (entry.state is State.RUNNING) == message.running
+            assert (entry.state is State.RETRYING) == (message.retry_at is not None)
+        ready = {entry.sequence for entry in here.values() if entry.state is State.READY}
+        assert ready == {message.sequence for message in model.startable().values()}
+        assert self.lanes.ready == len(ready)
+        assert len(self.lanes) == len(model.here)
+        assert self.lanes.running() == len(self.working)
+        for key in KEYS:
+            assert self.lanes.length(key) == sum(message.key == key for message in model.here)
+
+    @invariant()
+    def nothing_more_is_kept(self) -> None:
+        check_bounds(self.lanes, self.model.remember)
+
+    def teardown(self) -> None:
+        """Nothing is lost: whatever is here runs in the end, each once."""
+        if not hasattr(self, "lanes"):
+            return
+        left = {message.sequence for message in self.model.here}
+        ended: list[int] = []
+        for entry in self.working.values():
+            self.lanes.finished(entry)
+            ended.append(entry.sequence)
+        for _ in range(2 * len(left) + 1):
+            self.lanes.due(float("inf"))
+            while (next_entry := self.lanes.take()) is not None:
+                self.lanes.finished(next_entry)
+                ended.append(next_entry.sequence)
+        assert sorted(ended) == sorted(left)
+        assert len(self.lanes) == 0
+        check_bounds(self.lanes, self.model.remember)
+
+
+AnyHistory.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+test_any_history = pytest.mark.timeout(120)(AnyHistory.TestCase)
+
+
+class OrderedServer:
+    """Delivers in sequence order; what it delivered may come again at any time; a reset starts over.
+
+    Members forget before they release, and both before the reset. What is at work may stay at work.
+    """
+
+    def __init__(self, seed: int, remember: int) -> None:
+        self.random = random.Random(seed)  # noqa: S311 - a history that can be played again
+        self.remember = remember
+        self.lanes: Lanes[Delivery] = Lanes(max_tries=4, backoff=backoff, remember=remember)
+        self.keys: list[str] = []
+        self.acked: set[int] = set()
+        self.cursor = 0
+        self.working: list[Entry[Delivery]] = []
+        self.first_starts: list[int] = []
+        self.started: set[int] = set()
+        self.ends: list[int] = []
+        self.now = 0.0
+        self.largest = 0
+
+    def deliver(self) -> None:
+        for _ in range(self.random.randint(1, 8)):
+            if self.cursor == len(self.keys):
+                self.keys.append(self.random.choice(KEYS))
+            sequence = self.cursor
+            self.cursor += 1
+            if sequence not in self.acked:
+                self.hand_over(sequence)
+
+    def hand_over(self, sequence: int) -> Arrival:
+        key = self.keys[sequence]
+        return self.lanes.arrive(sequence, key, Delivery(sequence, key))
+
+    def redeliver(self) -> None:
+        """Early, or because an ack was lost."""
+        here = [entry.sequence for entry in self.lanes]
+        if here:
+            assert self.hand_over(self.random.choice(here)) is Arrival.HELD
+        if self.ends:
+            assert self.hand_over(self.random.choice(self.ends[-self.remember :])) is Arrival.DONE
+
+    def take(self) -> None:
+        for _ in range(self.random.randint(1, 4)):
+            entry = self.lanes.take()
+            if entry is None:
+                return
+            assert entry.key not in [other.key for other in self.working]
+            assert entry.sequence not in self.acked
+            self.working.append(entry)
+            if entry.sequence not in self.started:
+                self.started.add(entry.sequence)
+                self.first_starts.append(entry.sequence)
+
+    def pick(self) -> Entry[Delivery]:
+        return self.working.pop(self.random.randrange(len(self.working)))
+
+    def finish(self) -> None:
+        if self.working:
+            self.end(self.pick())
+
+    def end(self, entry: Entry[Delivery]) -> None:
+        self.lanes.finished(entry)
+        self.acked.add(entry.sequence)
+        self.ends.append(entry.sequence)
+
+    def fail(self) -> None:
+        if self.working:
+            entry = self.pick()
+            if self.lanes.failed(entry, self.now) is None:
+                self.end(entry)
+
+    def pass_time(self) -> None:
+        self.now += self.random.choice([0.0, 1.0, 5.0])
+        self.lanes.due(self.now)
+
+    def reset(self) -> None:
+        self.lanes.forget()
+        for _ in range(self.random.randint(0, len(self.working))):
+            self.lanes.release(self.pick())
+        self.cursor = next((n for n in range(len(self.keys)) if n not in self.acked), len(self.keys))
+
+    def run(self, steps: int) -> None:
+        often = [self.take, self.finish, self.finish, self.fail, self.pass_time, self.redeliver]
+        for _ in range(steps):
+            act = self.reset if self.random.random() < 0.03 else self.random.choice(often)
+            if len(self.lanes) < 40 and self.random.random() < 0.4:
+                act = self.deliver
+            act()
+            self.largest = max(self.largest, len(self.lanes))
+            check_bounds(self.lanes, self.remember)
+
+    def run_out(self) -> None:
+        """All that is left is delivered and runs."""
+        self.reset()
+        while self.cursor < len(self.keys):
+            self.deliver()
+        for _ in range(10 * len(self.keys)):
+            self.lanes.due(float("inf"))
+            self.take()
+            self.finish()
+
+
+def in_order(sequences: list[int], keys: list[str]) -> bool:
+    return all(lane == sorted(lane) for key in KEYS for lane in [[n for n in sequences if keys[n] == key]])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_server_that_delivers_in_order_sees_order_no_loss_and_no_repeat(seed: int) -> None:
+    server = OrderedServer(seed, remember=400)
+    server.run(600)
+    assert len(server.ends) > 20
+    server.run_out()
+    assert sorted(server.ends) == list(range(len(server.keys))), "each ended once"
+    assert in_order(server.ends, server.keys)
+    assert in_order(server.first_starts, server.keys)
+
+
+def test_a_long_run_keeps_no_more_than_a_short_one() -> None:
+    server = OrderedServer(seed=7, remember=50)
+    server.run(60_000)
+    assert len(server.ends) > 5_000
+    assert server.largest < 60
+
+
+@pytest.mark.parametrize("taking", [False, True])
+def test_forgetting_for_ever_piles_nothing_up(taking: bool) -> None:
+    """A member that is reset again and again, whether or not it gets to run anything in between."""
+    lanes: Lanes[Delivery] = Lanes(max_tries=None, backoff=backoff, remember=5)
+    for turn in range(300):
+        for sequence in (9, 5, 7, 1, 8, 3):
+            lanes.arrive(sequence, KEYS[sequence % 2], Delivery(sequence, KEYS[sequence % 2]))
+        if taking:
+            for _ in range(lanes.ready):
+                entry = lanes.take()
+                assert entry is not None
+                lanes.failed(entry, now=float(turn))
+        check_bounds(lanes, 5)
+        assert len(lanes.forget()) == 6
+        check_bounds(lanes, 5)
+        assert len(lanes) == lanes.ready == 0
