@@ -65,7 +65,7 @@ class ConnectionOptions:
 
     async def connect(self, **hooks: Callable[[str], None]) -> Connection:
         """Connect; `on_disconnect` and its like are handed on to `keylane.connect`."""
-        import keylane  # noqa: PLC0415 - help must not pay for it
+        import keylane
 
         # A command says in its own words what happens to the link; a log line would break into its screen.
         logging.getLogger("keylane").addHandler(logging.NullHandler())

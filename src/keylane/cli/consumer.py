@@ -30,13 +30,13 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 @takes_connection
 def info(stream: _Stream, consumer: _Consumer, as_json: _Json = False, *, link: ConnectionOptions) -> None:
     """Show where a consumer stands."""
-    import asyncio  # noqa: PLC0415 - help must not pay for what a command needs
-    import json  # noqa: PLC0415
-    from datetime import UTC, datetime  # noqa: PLC0415
+    import asyncio
+    import json
+    from datetime import UTC, datetime
 
-    from rich.console import Console  # noqa: PLC0415
+    from rich.console import Console
 
-    from keylane.cli import consumer_view  # noqa: PLC0415
+    from keylane.cli import consumer_view
 
     _check_names(stream, consumer)
     found = asyncio.run(_look(stream, consumer, link))
@@ -54,7 +54,7 @@ def unpin(stream: _Stream, consumer: _Consumer, *, link: ConnectionOptions) -> N
     With the next message the server pins the reader that waits longest, which may be the same one again. No
     message is lost: what the old reader has not acknowledged is delivered again.
     """
-    import asyncio  # noqa: PLC0415
+    import asyncio
 
     _check_names(stream, consumer)
     asyncio.run(_unpin(stream, consumer, link))
@@ -75,9 +75,9 @@ def watch(
 
     On a terminal a table with a log of events; in a pipe one line for each change.
     """
-    from rich.console import Console  # noqa: PLC0415
+    from rich.console import Console
 
-    from keylane.cli.consumer_watch import JsonLines, PlainLines, Screen, Watch  # noqa: PLC0415
+    from keylane.cli.consumer_watch import JsonLines, PlainLines, Screen, Watch
 
     _check_names(stream, consumer)
     console = Console()
@@ -91,9 +91,9 @@ def watch(
 
 
 async def _look(stream: str, consumer: str, link: ConnectionOptions) -> ConsumerInfo:
-    from keylane.cli.not_found import explained  # noqa: PLC0415
-    from keylane.errors import NotFound  # noqa: PLC0415
-    from keylane.jetstream import consumers  # noqa: PLC0415
+    from keylane.cli.not_found import explained
+    from keylane.errors import NotFound
+    from keylane.jetstream import consumers
 
     async with await link.connect() as connection:
         try:
@@ -103,13 +103,13 @@ async def _look(stream: str, consumer: str, link: ConnectionOptions) -> Consumer
 
 
 async def _unpin(stream: str, consumer: str, link: ConnectionOptions) -> None:
-    import asyncio  # noqa: PLC0415
-    from datetime import UTC, datetime  # noqa: PLC0415
+    import asyncio
+    from datetime import UTC, datetime
 
-    from keylane import priority  # noqa: PLC0415
-    from keylane.cli.consumer_view import age  # noqa: PLC0415
-    from keylane.cli.not_found import explained  # noqa: PLC0415
-    from keylane.errors import NotFound  # noqa: PLC0415
+    from keylane import priority
+    from keylane.cli.consumer_view import age
+    from keylane.cli.not_found import explained
+    from keylane.errors import NotFound
 
     async with (
         await link.connect() as connection,
@@ -137,7 +137,7 @@ async def _unpin(stream: str, consumer: str, link: ConnectionOptions) -> None:
 
 def _check_names(stream: str, consumer: str | None) -> None:
     """Before anything is sent."""
-    from keylane.core.names import check_consumer_name, check_stream_name  # noqa: PLC0415
+    from keylane.core.names import check_consumer_name, check_stream_name
 
     check_stream_name(stream)
     if consumer is not None:
@@ -146,8 +146,8 @@ def _check_names(stream: str, consumer: str | None) -> None:
 
 def _until_signal(work: Coroutine[object, object, None]) -> None:
     """Run until it ends by itself, or by Ctrl-C or SIGTERM, which are no failure."""
-    import asyncio  # noqa: PLC0415
-    import signal  # noqa: PLC0415
+    import asyncio
+    import signal
 
     async def run() -> None:
         task = asyncio.current_task()

@@ -1,7 +1,7 @@
-"""`keylane demo`: orders are published and handled in order while the active reader is killed.
+"""`keylane demo`: a group of members handles orders in order while one is killed, one added and one dropped.
 
-Everything is real: an embedded nats-server, two reader processes, a SIGKILL. The verdict comes from what the
-readers wrote down, judged by `keylane.testing`.
+Everything is real: an embedded nats-server, member processes, a SIGKILL. The verdict comes from what the members wrote
+down, judged by `keylane.testing`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
@@ -16,47 +18,57 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+    from rich.console import Console, Group
 
     from keylane.jetstream.connection import Connection
     from keylane.testing import Effect, Verdict
 
 STREAM = "ORDERS"
-CONSUMER = "billing"
-CUSTOMERS = 12
-PIN_TIMEOUT_S = 1.5
-_START_DEADLINE_S = 20.0
+GROUP = "billing"
+PARTITIONS = 10
+CUSTOMERS = 100
+ACK_WAIT_S = 1.5
+_START_DEADLINE_S = 30.0
 _FINISH_DEADLINE_S = 30.0
+_RATE_WINDOW_S = 1.0
 
 
 @dataclass(slots=True)
-class Reader:
-    """A reader process, as its own words tell."""
+class Instance:
+    """A member process, as its own words tell."""
 
     name: str
     process: asyncio.subprocess.Process
     state: str = "starting"
+    partitions: tuple[int, ...] = ()
     handled: int = 0
-    newest: int = 0
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=20_000))
+
+    def rate(self, now: float) -> float:
+        while self.recent and self.recent[0] < now - _RATE_WINDOW_S:
+            self.recent.popleft()
+        return len(self.recent) / _RATE_WINDOW_S
 
 
 @dataclass(slots=True)
 class Run:
     """What the demo knows so far."""
 
+    url: str
     published: int = 0
-    readers: dict[str, Reader] = field(default_factory=dict)
+    instances: dict[str, Instance] = field(default_factory=dict)
     effects: list[Effect] = field(default_factory=list)
     story: list[str] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    last_picture: Group | None = None
+    """Kept when the play is over: the end of its actors is not part of it."""
 
 
 def demo(
-    seconds: Annotated[float, typer.Option(min=3, max=120, help="How long to publish.")] = 6.0,
-    rate: Annotated[int, typer.Option(min=10, max=20_000, help="Orders per second.")] = 2000,
+    seconds: Annotated[float, typer.Option(min=8, max=300, help="How long to publish.")] = 16.0,
+    rate: Annotated[int, typer.Option(min=10, max=10_000, help="Orders per second.")] = 1000,
 ) -> None:
-    """Publish orders, read them in order with two processes, kill the active one, and judge the result."""
+    """Orders, ten partitions, three members: one is killed, one added, one dropped. Ends with a verdict."""
     verdict = asyncio.run(_demo(seconds, rate))
     raise typer.Exit(0 if verdict.clean else 1)
 
@@ -76,87 +88,109 @@ async def _demo(seconds: float, rate: int) -> Verdict:
         console.print(f"nats-server {version} runs at {server.url}")
         async with await keylane.connect(server.url) as connection:
             await _prepare(connection)
-            console.print(f"Stream {STREAM}, consumer {CONSUMER!r}: one reader works, one stands by")
-            run = Run()
+            console.print(f"Stream {STREAM}, elastic group {GROUP!r} of {PARTITIONS} partitions")
+            run = Run(server.url)
             try:
-                with Live(console=console, get_renderable=lambda: _picture(run), refresh_per_second=10):
-                    sent = await _perform(connection, server.url, run, seconds, rate)
+                with Live(console=console, get_renderable=lambda: _picture(run), refresh_per_second=8):
+                    sent = await _perform(connection, run, seconds, rate)
             finally:
-                await _end_readers(run)
+                await _end_members(run)
     verdict = judge(sent, run.effects)
     _print_verdict(console, verdict)
     return verdict
 
 
 async def _prepare(connection: Connection) -> None:
-    from keylane import priority
+    from keylane import groups
     from keylane.jetstream import streams
 
-    await streams.create(
-        connection,
-        streams.StreamConfig(
-            name=STREAM, subjects=["orders.>"], retention=streams.RetentionPolicy.WORK_QUEUE
-        ),
-    )
-    await priority.create(
+    await streams.create(connection, streams.StreamConfig(name=STREAM, subjects=["orders.>"]))
+    await groups.create_elastic(
         connection,
         STREAM,
-        priority.ConsumerConfig(
-            durable_name=CONSUMER,
-            max_ack_pending=500,
-            priority_groups=("billing",),
-            priority_policy="pinned_client",
-            priority_timeout_s=PIN_TIMEOUT_S,
-        ),
+        GROUP,
+        max_members=PARTITIONS,
+        partitioning=[("orders.*", [1])],
+        members=["alice", "bob", "carol"],
     )
 
 
-async def _perform(connection: Connection, url: str, run: Run, seconds: float, rate: int) -> list[int]:
-    """The play: two readers, a stream of orders, a kill in the middle. Returns the sequences sent."""
+async def _perform(connection: Connection, run: Run, seconds: float, rate: int) -> list[int]:
+    """The play. Returns the sequences that were sent."""
     async with asyncio.TaskGroup() as tasks:
-        for name in ("first", "second"):
-            run.readers[name] = Reader(name, await _start_reader(url, name))
-            tasks.create_task(_listen(run, run.readers[name]))
-        await _wait_for(run, _everyone_ready, _START_DEADLINE_S, "the readers did not start")
-        killing = tasks.create_task(_kill_the_active(run, seconds / 2))
+
+        async def start(name: str, member: str) -> None:
+            run.instances[name] = Instance(name, await _start_process(run.url, member))
+            tasks.create_task(_listen(run, run.instances[name]))
+
+        for name in ("alice", "bob", "carol"):
+            await start(name, name)
+        await start("bob, standby", "bob")
+        await _wait_for(run, _everyone_ready, _START_DEADLINE_S, "the members did not start")
+        events = tasks.create_task(_events(connection, run, seconds, start))
         sent = await _publish(connection, run, seconds, rate)
-        await killing
+        await events
         await _wait_for(
             run,
             lambda run: len({effect.sequence for effect in run.effects}) >= len(sent),
             _FINISH_DEADLINE_S,
-            "not every order was handled in time",
+            "not every order was handled",
         )
-        await _end_readers(run)
+        run.last_picture = _picture(run)
+        await _end_members(run)
     return sent
 
 
-async def _start_reader(url: str, name: str) -> asyncio.subprocess.Process:
+async def _events(connection: Connection, run: Run, seconds: float, start: Callable[[str, str], object]) -> None:
+    from keylane import groups
+
+    await asyncio.sleep(seconds / 4)
+    victim = next(one for name, one in run.instances.items() if name.startswith("bob") and one.state == "active")
+    victim.state = "killed"
+    victim.process.kill()
+    run.story.append(f"{victim.name} was killed (SIGKILL): the other instance of bob takes over in {ACK_WAIT_S} s")
+
+    await asyncio.sleep(seconds / 4)
+    starting = start("dave", "dave")
+    assert asyncio.iscoroutine(starting)
+    await starting
+    await _wait_for(run, _everyone_ready, _START_DEADLINE_S, "dave did not start")
+    before = (await groups.get_config(connection, STREAM, GROUP)).plan
+    after = (await groups.add_members(connection, STREAM, GROUP, ["dave"], plan="sticky")).plan
+    run.story.append(f"dave was added: {len(after.moves_from(before))} of {PARTITIONS} partitions move")
+
+    await asyncio.sleep(seconds / 4)
+    gone = (await groups.drop_members(connection, STREAM, GROUP, ["carol"], plan="sticky")).plan
+    run.story.append(f"carol was dropped: {len(gone.moves_from(after))} of {PARTITIONS} partitions move")
+
+
+async def _start_process(url: str, member: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "keylane.cli.demo_reader", url, STREAM, CONSUMER, name,
+        sys.executable, "-m", "keylane.cli.demo_member", url, STREAM, GROUP, member, str(ACK_WAIT_S),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
 
 
-async def _listen(run: Run, reader: Reader) -> None:
-    """Write down what a reader says it did, until it ends."""
+async def _listen(run: Run, instance: Instance) -> None:
+    """Write down what a member says it did, until it ends."""
     from keylane.testing import Effect
 
-    assert reader.process.stdout is not None
-    async for line in reader.process.stdout:
+    assert instance.process.stdout is not None
+    async for line in instance.process.stdout:
         word, value = json.loads(line)
         if word == "handled":
-            for key, sequence in value:
-                run.effects.append(Effect(key, sequence, reader.name))
-            reader.handled += len(value)
-            reader.newest = value[-1][1]
-        else:
-            reader.state = word
-            if word == "active":
-                run.story.append(f"reader {reader.name} is pinned: it gets every order")
+            run.effects.append(Effect(value[0], value[1], instance.name))
+            instance.handled += 1
+            instance.recent.append(time.monotonic())
+        elif word == "partitions":
+            instance.partitions = tuple(value)
+        elif instance.state != "killed":
+            instance.state = word
         run.changed.set()
-    await reader.process.wait()
-    reader.state = "killed" if reader.state == "killed" else "stopped"
+    await instance.process.wait()
+    instance.partitions = ()
+    if instance.state != "killed":
+        instance.state = "stopped"
     run.changed.set()
 
 
@@ -176,26 +210,15 @@ async def _publish(connection: Connection, run: Run, seconds: float, rate: int) 
     return [(await one).sequence for one in pending]
 
 
-async def _kill_the_active(run: Run, after_s: float) -> None:
-    await asyncio.sleep(after_s)
-    await _wait_for(run, _active, _START_DEADLINE_S, "no reader became active")
-    victim = _active(run)
-    assert victim is not None
-    victim.state = "killed"
-    victim.process.kill()
-    run.story.append(f"reader {victim.name} was killed (SIGKILL) at order {victim.newest:,}")
-
-
-async def _end_readers(run: Run) -> None:
-    """Closing a reader's standard input tells it to stop; one that does not is killed."""
-    for reader in run.readers.values():
-        process = reader.process
-        if process.returncode is not None:
-            continue
+async def _end_members(run: Run) -> None:
+    """Closing a member's standard input tells it to stop; one that does not is killed."""
+    alive = [one.process for one in run.instances.values() if one.process.returncode is None]
+    for process in alive:
         assert process.stdin is not None
         process.stdin.close()
+    for process in alive:
         try:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(10):
                 await process.wait()
         except TimeoutError:
             process.kill()
@@ -215,29 +238,32 @@ async def _wait_for(run: Run, condition: Callable[[Run], object], deadline_s: fl
 
 
 def _everyone_ready(run: Run) -> bool:
-    return all(reader.state != "starting" for reader in run.readers.values())
+    return all(one.state != "starting" for one in run.instances.values())
 
 
-def _active(run: Run) -> Reader | None:
-    return next((reader for reader in run.readers.values() if reader.state == "active"), None)
-
-
-def _picture(run: Run) -> Table:
+def _picture(run: Run) -> Group:
+    from rich.console import Group
     from rich.table import Table
 
-    table = Table(title=f"{run.published:,} orders published, {len(run.effects):,} handled", min_width=72)
-    table.add_column("reader")
-    table.add_column("state")
-    table.add_column("handled", justify="right")
-    table.add_column("newest order", justify="right")
+    if run.last_picture is not None:
+        return run.last_picture
+    now = time.monotonic()  # drawn in rich's own thread, which has no event loop
+    table = Table(title=f"{run.published:,} orders published, {len(run.effects):,} handled", min_width=76)
+    for column in ("member", "state", "partitions"):
+        table.add_column(column)
+    for column in ("handled", "orders/s"):
+        table.add_column(column, justify="right")
     colours = {"active": "green", "standby": "yellow", "killed": "red"}
-    for reader in run.readers.values():
-        colour = colours.get(reader.state, "white")
+    for one in run.instances.values():
+        state = "no partitions" if one.state == "active" and not one.partitions else one.state
         table.add_row(
-            reader.name, f"[{colour}]{reader.state}[/]", f"{reader.handled:,}", f"{reader.newest:,}"
+            one.name,
+            f"[{colours.get(state, 'white')}]{state}[/]",
+            " ".join(map(str, one.partitions)) if state == "active" else "-",
+            f"{one.handled:,}",
+            f"{one.rate(now):,.0f}",
         )
-    table.caption = "\n".join(run.story[-4:])
-    return table
+    return Group(table, *run.story)
 
 
 def _print_verdict(console: Console, verdict: Verdict) -> None:
@@ -246,6 +272,6 @@ def _print_verdict(console: Console, verdict: Verdict) -> None:
     console.print(f"[bold {colour}]Verdict:[/] {verdict}")
     if verdict.duplicated:
         console.print(
-            f"The {len(verdict.duplicated):,} repeated orders were handled by the killed reader before its "
-            "acks left: at least once, in order."
+            f"The {len(verdict.duplicated):,} repeated orders were handled by the killed process before their acks "
+            "arrived: at least once, in order."
         )

@@ -72,7 +72,7 @@ def run(
 
 
 def _serve(*, port: int | None, store_dir: Path | None, sync: str, cluster: int | None) -> None:
-    from keylane.server import NatsCluster, NatsServer  # noqa: PLC0415 - help must not pay for it
+    from keylane.server import NatsCluster, NatsServer
 
     if cluster is None:
         directory = store_dir or _data_home() / "server"
@@ -87,7 +87,7 @@ def _serve(*, port: int | None, store_dir: Path | None, sync: str, cluster: int 
 
 
 def _announce(nodes: list[NatsServer], directory: Path, sync: str) -> None:
-    from keylane.server.settings import durability  # noqa: PLC0415
+    from keylane.server.settings import durability
 
     version = ".".join(str(part) for part in nodes[0].version)
     typer.echo(f"nats-server {version} with JetStream is running")
@@ -100,7 +100,7 @@ def _announce(nodes: list[NatsServer], directory: Path, sync: str) -> None:
 
 def _watch(nodes: list[NatsServer]) -> None:
     """Return never; a node that ends by itself is reported, and the last one ends the command."""
-    from keylane.errors import ServerEnded  # noqa: PLC0415
+    from keylane.errors import ServerEnded
 
     alive = list(nodes)
     while True:

@@ -50,7 +50,7 @@ def encode_headers(headers: Mapping[str, str]) -> bytes:
         if _LINE_BREAK.search(value):
             raise InvalidInput(f"value of header {name!r} holds a line break: remove or encode it")
         try:
-            lines.append(f"{name}: {value}".encode())
+            lines.append(b"%b: %b" % (name.encode(), value.encode()))
         except UnicodeEncodeError as error:
             raise InvalidInput(
                 f"value of header {name!r} holds {value[error.start]!a}, which stands for a byte that is not "

@@ -20,6 +20,7 @@ from nats.aio.subscription import Subscription
 from keylane.core.subjects import check_subject
 from keylane.errors import InvalidInput, NotStored, OutcomeUnknown, PublishFailed, PublishRejected
 from keylane.jetstream.headers import encode_headers, status_of
+from keylane.jetstream.settings import check_seconds
 
 if TYPE_CHECKING:
     from keylane.jetstream.client import Client
@@ -78,8 +79,7 @@ class Publisher:
             raise InvalidInput(
                 f"max_in_flight_bytes is {max_in_flight_bytes}: at least 1 byte must be allowed"
             )
-        if timeout_s <= 0:
-            raise InvalidInput(f"timeout_s is {timeout_s}: an answer needs some time")
+        check_seconds(timeout_s, "timeout_s")
         self._client = connection.nats
         self._max_in_flight = max_in_flight
         self._max_bytes = max_in_flight_bytes

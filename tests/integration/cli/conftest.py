@@ -40,7 +40,7 @@ def no_nats_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: os.PathLike[s
 
 @pytest.fixture
 def keylane_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
-    """Run the command in this process; only from a test that is no coroutine."""
+    """Run the command in this process; a coroutine calls it with `asyncio.to_thread`."""
 
     def run(*arguments: str) -> Done:
         monkeypatch.setattr(sys, "argv", ["keylane", *arguments])

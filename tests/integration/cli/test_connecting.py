@@ -71,9 +71,7 @@ def guarded(papers: Path) -> Iterator[NatsServer]:
         ("--user alice --password sesame --domain moon", "JetStream"),
     ],
 )
-def test_logins(
-    papers: Path, guarded: NatsServer, keylane_here: Callable[..., Any], login: str, said: str
-) -> None:
+def test_logins(papers: Path, guarded: NatsServer, keylane_here: Callable[..., Any], login: str, said: str) -> None:
     tls = "--tlsca {papers}/ca.pem --tlscert {papers}/client.pem --tlskey {papers}/client.key"
     words = f"{tls} {login}".format(papers=papers).split()
     done = keylane_here(

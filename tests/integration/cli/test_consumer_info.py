@@ -16,6 +16,7 @@ from keylane.priority import ConsumerConfig
 from keylane.server import NatsServer
 
 Run = Callable[..., Awaitable[Any]]
+RunHere = Callable[..., Any]
 
 
 def pinned(name: str, **more: Any) -> ConsumerConfig:
@@ -37,9 +38,7 @@ def facts(panel: str) -> dict[str, str]:
 async def test_info_of_a_pinned_consumer(
     connection: Connection, nats_server: NatsServer, stream: str, keylane_run: Run
 ) -> None:
-    await priority.create(
-        connection, stream, pinned("workers", filter_subjects=(f"{stream}.a",), max_ack_pending=7)
-    )
+    await priority.create(connection, stream, pinned("workers", filter_subjects=(f"{stream}.a",), max_ack_pending=7))
     for _ in range(10):
         await connection.jetstream.publish(f"{stream}.a", b"x")
     async with await priority.consume(connection, stream, "workers") as feed:
@@ -99,7 +98,7 @@ async def test_info_of_a_pinned_consumer(
 
 
 async def test_info_without_a_pin(
-    connection: Connection, nats_server: NatsServer, stream: str, keylane_run: Run
+    connection: Connection, nats_server: NatsServer, stream: str, keylane_here: RunHere
 ) -> None:
     """Nobody is pinned; other policies; no policy at all, and paused."""
     await priority.create(connection, stream, pinned("idle"))
@@ -110,12 +109,10 @@ async def test_info_without_a_pin(
     )
     await consumers.create(connection, stream, ConsumerConfig(durable_name="plain"))
     await consumers.pause(connection, stream, "plain", datetime.now(UTC) + timedelta(hours=1))
-    idle, regional, plain = await asyncio.gather(
-        *(
-            keylane_run("consumer", "info", stream, name, "-s", nats_server.url)
-            for name in ("idle", "regional", "plain")
-        )
-    )
+    idle, regional, plain = [
+        await asyncio.to_thread(keylane_here, "consumer", "info", stream, name, "-s", nats_server.url)
+        for name in ("idle", "regional", "plain")
+    ]
     found = facts(idle.stdout)
     assert found["pinned"] == "nobody"
     assert "since" not in found
@@ -165,10 +162,10 @@ async def test_unpin_says_who_was_pinned_and_who_is(
 
 
 async def test_unpin_with_nobody_there(
-    connection: Connection, nats_server: NatsServer, stream: str, keylane_run: Run
+    connection: Connection, nats_server: NatsServer, stream: str, keylane_here: RunHere
 ) -> None:
     await priority.create(connection, stream, pinned("idle"))
-    done = await keylane_run("consumer", "unpin", stream, "idle", "-s", nats_server.url)
+    done = await asyncio.to_thread(keylane_here, "consumer", "unpin", stream, "idle", "-s", nats_server.url)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         "nobody was pinned",
@@ -210,7 +207,7 @@ async def some_consumers(connection: Connection, stream: str) -> str:
 def test_wrong_names_are_one_line_and_exit_code_1(
     some_consumers: str,
     nats_server: NatsServer,
-    keylane_here: Callable[..., Any],
+    keylane_here: RunHere,
     arguments: str,
     said: str,
 ) -> None:
@@ -223,11 +220,11 @@ def test_wrong_names_are_one_line_and_exit_code_1(
 
 
 async def test_many_names_are_cut_short(
-    connection: Connection, nats_server: NatsServer, stream: str, keylane_run: Run
+    connection: Connection, nats_server: NatsServer, stream: str, keylane_here: RunHere
 ) -> None:
     for number in range(12):
         await consumers.create(connection, stream, ConsumerConfig(durable_name=f"c{number:02}"))
-    done = await keylane_run("consumer", "info", stream, "gone", "-s", nats_server.url)
+    done = await asyncio.to_thread(keylane_here, "consumer", "info", stream, "gone", "-s", nats_server.url)
     assert (done.returncode, done.stdout) == (1, "")
     assert "there is: c00, c01, c02, c03, c04, c05, c06, c07, c08, c09 and 2 more" in done.stderr
 
@@ -236,7 +233,7 @@ async def test_many_names_are_cut_short(
     "words",
     ["info", "info S", "unpin S", "watch", "info S C --timeout 0", "info S C --nonsense", "watch S C D"],
 )
-def test_wrong_usage_is_exit_code_2(keylane_here: Callable[..., Any], words: str) -> None:
+def test_wrong_usage_is_exit_code_2(keylane_here: RunHere, words: str) -> None:
     done = keylane_here("consumer", *words.split())
     assert (done.returncode, done.stdout) == (2, "")
     assert "Usage: " in done.stderr

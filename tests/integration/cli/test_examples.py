@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -59,28 +59,35 @@ def check_tiers(lines: list[str]) -> None:
     assert "the rack is back, 40 frames, one after the other: the rack did 40, the cloud did 0" in lines
 
 
+@pytest.fixture(scope="module")
+def running() -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """All examples at once: each starts its own server, and they mostly wait."""
+    processes = {
+        name: subprocess.Popen(
+            [sys.executable, "-W", "error", str(ROOT / "examples" / f"{name}.py")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name in PAGES
+    }
+    try:
+        yield processes
+    finally:
+        for process in processes.values():
+            with process:
+                process.kill()
+
+
 @pytest.mark.parametrize(
     ("name", "check"),
     [("regional_overflow", check_overflow), ("hot_standby", check_standby), ("priority_tiers", check_tiers)],
 )
-async def test_it_runs_and_says_what_the_page_shows(name: str, check: Callable[[list[str]], None]) -> None:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-W",
-        "error",
-        str(ROOT / "examples" / f"{name}.py"),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        async with asyncio.timeout(DEADLINE_S):
-            stdout, stderr = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.communicate()
-    said = stdout.decode()
-    assert (process.returncode, stderr.decode()) == (0, ""), said
+def test_it_runs_and_says_what_the_page_shows(
+    running: dict[str, subprocess.Popen[str]], name: str, check: Callable[[list[str]], None]
+) -> None:
+    said, errors = running[name].communicate(timeout=DEADLINE_S)
+    assert (running[name].returncode, errors) == (0, ""), said
     check(said.splitlines())
     missing = shape(shown_output(PAGES[name])) - shape(said)
     assert not missing, f"the page shows what the example does not say: {sorted(missing)}"
@@ -89,9 +96,7 @@ async def test_it_runs_and_says_what_the_page_shows(name: str, check: Callable[[
 @pytest.mark.parametrize("name", PAGES)
 def test_the_page_shows_code_that_is_in_the_example(name: str) -> None:
     source = without_indent((ROOT / "examples" / f"{name}.py").read_text())
-    shown = [
-        block for block in blocks(PAGES[name], "python") if block.startswith(f"# from examples/{name}.py")
-    ]
+    shown = [block for block in blocks(PAGES[name], "python") if block.startswith(f"# from examples/{name}.py")]
     assert shown
     for block in shown:
         for piece in re.split(r"^\.\.\.$", block.split("\n", 1)[1], flags=re.MULTILINE):

@@ -69,6 +69,11 @@ async def all_acked(connection: Connection, stream: str, consumer: str) -> Consu
     )
 
 
+async def link_is(connection: Connection, *, up: bool) -> None:
+    """Wait until the connection has noticed the loss, or the return, of its link."""
+    await eventually(lambda: asyncio.sleep(0, connection.is_connected), lambda seen: seen is up)
+
+
 class Notices:
     """Collects a feed's notices."""
 

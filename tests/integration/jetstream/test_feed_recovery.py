@@ -24,6 +24,7 @@ from tests.integration.jetstream.rig import (
     eventually,
     fill,
     frozen,
+    link_is,
     make_consumer,
     make_stream,
 )
@@ -173,7 +174,7 @@ async def test_a_restart_in_the_middle_loses_nothing(own_server: NatsServer, how
         if how == "killed":
             own_server.kill()
         await asyncio.to_thread(own_server.restart)
-        await eventually(lambda: asyncio.sleep(0, connection.is_connected), bool)
+        await link_is(connection, up=True)
         await fill(connection, stream, 500)
         await reading.until(3500)
         info = await all_acked(connection, stream, "reader")
@@ -233,7 +234,7 @@ async def test_what_is_held_stays_bounded_over_many_links(own_server: NatsServer
                 (await anext(feed)).ack()
                 await link.cut()
                 await link.mend()
-                await eventually(lambda: asyncio.sleep(0, connection.is_connected), bool)
+                await link_is(connection, up=True)
             await connection.flush()
             assert len(feed._buffer) + feed._window.asked <= 50
 
@@ -272,7 +273,7 @@ async def test_acks_of_a_lost_link_are_sent_over_the_next(own_server: NatsServer
         async with await open_feed(connection, stream, "reader") as feed:
             messages = [await anext(feed) for _ in range(20)]
             await link.cut()
-            await eventually(lambda: asyncio.sleep(0, connection.is_connected), lambda up: not up)
+            await link_is(connection, up=False)
             for message in messages:
                 message.ack()
             await link.mend()

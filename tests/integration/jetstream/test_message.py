@@ -17,7 +17,7 @@ from keylane.jetstream.feed import Feed, open_feed
 from keylane.jetstream.message import Delivery, Message, parse_ack_subject
 from keylane.jetstream.publish import Outgoing, publish_many
 from keylane.server import NatsServer
-from tests.integration.jetstream.rig import all_acked, eventually, fill, make_consumer, make_stream
+from tests.integration.jetstream.rig import all_acked, eventually, fill, link_is, make_consumer, make_stream
 
 Unique = Callable[..., str]
 NEVER_S = 600.0
@@ -248,7 +248,7 @@ async def test_a_confirmed_ack_has_a_deadline_when_the_server_is_gone() -> None:
                 assert time.monotonic() - started < 2
                 assert not message.settled
                 await asyncio.to_thread(server.restart)
-                await eventually(lambda: asyncio.sleep(0, connection.is_connected), bool)
+                await link_is(connection, up=True)
                 await message.ack_confirmed()
                 await all_acked(connection, stream, "reader")
 

@@ -29,7 +29,7 @@ from keylane.jetstream.publish import (
     publish_many,
 )
 from keylane.server import NatsServer
-from tests.integration.jetstream.rig import Link, frozen, make_stream
+from tests.integration.jetstream.rig import Link, frozen, link_is, make_stream
 
 Unique = Callable[..., str]
 
@@ -237,18 +237,14 @@ async def test_a_server_killed_half_way_keeps_what_it_acknowledged() -> None:
                 for number, future in enumerate(results)
                 if isinstance(future, asyncio.Future) and future.exception() is None
             }
-            failures = [
-                failure
-                for future in results
-                if (failure := future.exception() if isinstance(future, asyncio.Future) else future)
-            ]
+            endings = [each.exception() if isinstance(each, asyncio.Future) else each for each in results]
+            failures = [ending for ending in endings if ending is not None]
             assert len(acked) >= 2500
             assert {type(failure) for failure in failures} == {OutcomeUnknown, NotStored}
             assert "the connection was lost; the message may or may not be stored" in str(failures[0])
             assert "is down; nothing was sent" in str(failures[-1])
             await asyncio.to_thread(server.restart)
-            while not connection.is_connected:
-                await asyncio.sleep(0.01)
+            await link_is(connection, up=True)
             kept = {message.sequence: message.data async for message in read_all(connection, stream)}
     assert acked.items() <= kept.items()
     assert len(kept) <= len(acked) + len(failures) - 1
@@ -274,8 +270,7 @@ async def test_publishing_over_a_cut_link_is_told(nats_server: NatsServer, uniqu
     async with Link.to(nats_server) as link, await keylane.connect(link.url) as connection:
         stream = await make_stream(connection, unique("publish"))
         await link.cut()
-        while connection.is_connected:
-            await asyncio.sleep(0.01)
+        await link_is(connection, up=False)
         results = await publish_many(connection, [Outgoing(f"{stream}.a")] * 3)
         assert [type(result) for result in results] == [NotStored] * 3
         with pytest.raises(NotStored):

@@ -1,0 +1,54 @@
+"""A member of the demo's group, a process of its own: handles orders and says so on standard output, line by line.
+
+Each line leaves before the order is acked, so the evidence of a killed process is complete. Ends when its standard
+input ends, so that none outlives the demo.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+
+import keylane
+from keylane import groups
+from keylane.jetstream.consumers import ConsumerConfig
+
+
+def _say(word: str, value: object = None) -> None:
+    os.write(sys.stdout.fileno(), json.dumps([word, value]).encode() + b"\n")
+
+
+async def _handle(message: groups.GroupMessage) -> None:
+    _say("handled", [message.key, message.source_sequence])
+
+
+async def _until_told() -> None:
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    await reader.read()
+
+
+async def take_part(url: str, stream: str, group: str, member: str, ack_wait_s: float) -> None:
+    hooks = groups.MemberHooks(
+        on_joined=lambda: _say("standby"),
+        on_activated=lambda: _say("active"),
+        on_deactivated=lambda: _say("standby"),
+        on_rebalanced=lambda _, now: _say("partitions", list(now)),
+    )
+    async with await keylane.connect(url) as connection:
+        handle = await groups.join(
+            connection, stream, group, member, _handle, settings=ConsumerConfig(ack_wait_s=ack_wait_s), hooks=hooks
+        )
+        ended = asyncio.ensure_future(handle.wait())
+        told = asyncio.ensure_future(_until_told())
+        await asyncio.wait({ended, told}, return_when=asyncio.FIRST_COMPLETED)
+        await handle.stop()
+        await ended
+        told.cancel()
+
+
+if __name__ == "__main__":
+    _url, _stream, _group, _member, _ack_wait = sys.argv[1:]
+    asyncio.run(take_part(_url, _stream, _group, _member, float(_ack_wait)))
