@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from keylane.core.names import check_consumer_name, check_stream_name
 from keylane.core.subjects import check_filter, nested_filters
-from keylane.errors import InvalidInput
+from keylane.errors import InvalidInput, RequestTimeout
 
 if TYPE_CHECKING:
     from keylane.jetstream.connection import Connection
@@ -269,7 +269,12 @@ async def reset(connection: Connection, stream: str, consumer: str, *, sequence:
     if sequence is not None and sequence < 1:
         raise InvalidInput(f"reset to sequence {sequence}: sequences start at 1")
     payload = {"seq": sequence} if sequence is not None else None
-    answer = await _call(connection, "RESET", stream, consumer, payload)
+    try:
+        answer = await _call(connection, "RESET", stream, consumer, payload)
+    except RequestTimeout:
+        # The server does not answer at all when there is no such consumer; this says it.
+        await info(connection, stream, consumer)
+        raise
     return int(answer["reset_seq"])
 
 

@@ -18,6 +18,7 @@ from keylane.core.subjects import check_filter
 from keylane.errors import ApiError, InvalidInput, NotFound, ReadIncomplete
 from keylane.jetstream.consumers import parse_time
 from keylane.jetstream.headers import header_items, status_of
+from keylane.jetstream.settings import check_seconds
 
 if TYPE_CHECKING:
     from keylane.jetstream.connection import Connection
@@ -48,9 +49,10 @@ class StoredMessage:
 class _Answer:
     """Collects one batch and checks that no part of it is missing."""
 
-    def __init__(self) -> None:
+    def __init__(self, stream: str) -> None:
         self.messages: list[StoredMessage] = []
         self.pending = 0
+        self.stream = stream
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.heard = asyncio.Event()
 
@@ -70,9 +72,7 @@ class _Answer:
             self.done.set_exception(ReadIncomplete(f"an answer that is no stored message: {fields}"))
         elif int(fields.get("Nats-Last-Sequence", last)) != last:
             self.done.set_exception(
-                ReadIncomplete(
-                    f"messages between {last} and {fields['Nats-Sequence']} did not arrive: read again"
-                )
+                ReadIncomplete(f"messages between {last} and {fields['Nats-Sequence']} did not arrive: read again")
             )
         else:
             self.messages.append(
@@ -88,13 +88,21 @@ class _Answer:
     def received(self) -> None:
         self.heard.set()
 
+    def link_changed(self, up: bool) -> None:
+        if not up and not self.done.done():
+            self.done.set_exception(
+                ReadIncomplete(
+                    f"direct get on stream {self.stream!r}: the connection was lost after "
+                    f"{len(self.messages)} messages: read again"
+                )
+            )
+        self.heard.set()
+
     def _end(self, fields: dict[str, str], last: int) -> None:
         self.pending = int(fields.get("Nats-Num-Pending", 0))
         if int(fields.get("Nats-Last-Sequence", last)) != last:
             self.done.set_exception(
-                ReadIncomplete(
-                    f"the end of the batch names {fields['Nats-Last-Sequence']}, the last seen is {last}"
-                )
+                ReadIncomplete(f"the end of the batch names {fields['Nats-Last-Sequence']}, the last seen is {last}")
             )
         else:
             self.done.set_result(None)
@@ -115,6 +123,7 @@ async def read_batch(
     """
     connection.require("direct_get_batch")
     check_stream_name(stream)
+    check_seconds(timeout_s, "timeout_s")
     if sequence < 1:
         raise InvalidInput(f"read from sequence {sequence}: sequences start at 1")
     if batch < 1:
@@ -124,8 +133,9 @@ async def read_batch(
         request["next_by_subj"] = check_filter(subject_filter)
     client = connection.nats
     inbox = client.new_inbox()
-    answer = _Answer()
+    answer = _Answer(stream)
     subscription = await client.route(inbox, answer)
+    client.listen(answer.link_changed)
     try:
         payload = json.dumps(request).encode()
         target = connection.api.subject(f"DIRECT.GET.{stream}").encode()
@@ -143,6 +153,7 @@ async def read_batch(
             ) from error
         raise
     finally:
+        client.unlisten(answer.link_changed)
         await client.unroute(subscription)
 
 
@@ -198,7 +209,6 @@ async def _complete(answer: _Answer, stream: str, timeout_s: float) -> None:
                 await answer.heard.wait()
         except TimeoutError:
             raise ReadIncomplete(
-                f"direct get on stream {stream!r}: silence for {timeout_s} s "
-                f"after {len(answer.messages)} messages"
+                f"direct get on stream {stream!r}: silence for {timeout_s} s after {len(answer.messages)} messages"
             ) from None
     answer.done.result()

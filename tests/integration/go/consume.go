@@ -79,6 +79,11 @@ func consume(ctx context.Context, o *options) error {
 	if err != nil {
 		return err
 	}
+	if o.evidence {
+		if err := printer.ready(); err != nil {
+			return err
+		}
+	}
 
 	select {
 	case err = <-failed:
@@ -101,6 +106,12 @@ func take(printer *printer, o *options, message jetstream.Msg) error {
 		return err
 	}
 	time.Sleep(o.sleep)
+	if o.evidence {
+		if err := printer.testify(o.member, message); err != nil {
+			return err
+		}
+		return message.Ack()
+	}
 	err = printer.print(line{
 		Subject: message.Subject(), Sequence: facts.Sequence.Stream, Consumer: facts.Sequence.Consumer,
 		Delivered: facts.NumDelivered, Pin: message.Headers().Get("Nats-Pin-Id"), Data: string(message.Data()),

@@ -2,7 +2,11 @@ package main
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"os"
 	"runtime/debug"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -50,16 +54,47 @@ func config(ctx context.Context, o *options) error {
 	})
 }
 
+// filterCase is one question of a batch: which filters does Go give this member?
+type filterCase struct {
+	Members    []string                 `json:"members"`
+	MaxMembers uint                     `json:"max_members"`
+	Mappings   []pcgroups.MemberMapping `json:"member_mappings"`
+	Member     string                   `json:"member"`
+}
+
 func filters(_ context.Context, o *options) error {
+	if o.cases {
+		return filterCases()
+	}
 	mappings, err := o.mappings()
 	if err != nil {
 		return err
 	}
-	found := pcgroups.GeneratePartitionFilters(o.memberNames(), o.maxMembers, mappings, o.member)
+	return show(filtersOf(filterCase{o.memberNames(), o.maxMembers, mappings, o.member}))
+}
+
+// filterCases answers each line of stdin with one line.
+func filterCases() error {
+	questions := json.NewDecoder(os.Stdin)
+	for {
+		var one filterCase
+		if err := questions.Decode(&one); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		if err := show(filtersOf(one)); err != nil {
+			return err
+		}
+	}
+}
+
+func filtersOf(one filterCase) []string {
+	found := pcgroups.GeneratePartitionFilters(one.Members, one.MaxMembers, one.Mappings, one.Member)
 	if found == nil {
 		found = []string{}
 	}
-	return show(found)
+	return found
 }
 
 func addMembers(ctx context.Context, o *options) error {

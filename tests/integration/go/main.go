@@ -49,6 +49,7 @@ type options struct {
 	maxBufferedMsgs, maxBufferedSize int64
 	ackWait, sleep                   time.Duration
 	maxAckPending, count             int
+	cases, evidence                  bool
 }
 
 func main() {
@@ -94,6 +95,8 @@ func parse(name string, arguments []string) *options {
 	f.IntVar(&o.maxAckPending, "max-ack-pending", 0, "unacknowledged messages allowed; 0 leaves the server's default")
 	f.DurationVar(&o.sleep, "sleep", 0, "time to hold each message before the ack")
 	f.IntVar(&o.count, "count", 0, "stop after so many messages; 0 runs until SIGTERM")
+	f.BoolVar(&o.cases, "cases", false, "filters: read cases from stdin, one JSON object a line")
+	f.BoolVar(&o.evidence, "evidence", false, "consume: print short lines of evidence instead of JSON")
 	_ = f.Parse(arguments) // ExitOnError
 	return o
 }
