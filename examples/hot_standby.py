@@ -184,9 +184,7 @@ async def main(url: str) -> None:
     print(f"handled twice: {len(story.handled) - len(orders)} (what was in flight when the pin moved)")
 
 
-async def tell(
-    story: Story, connection: Connection, url: str, workers: tuple[Worker, Worker, Worker]
-) -> None:
+async def tell(story: Story, connection: Connection, url: str, workers: tuple[Worker, Worker, Worker]) -> None:
     first, second, third = workers
     await first.start(url)
     print("A is up; the first order pins it")

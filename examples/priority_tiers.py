@@ -87,9 +87,7 @@ async def main(url: str) -> None:
         await priority.create(
             connection,
             "RENDER",
-            priority.ConsumerConfig(
-                durable_name="farm", priority_groups=("farm",), priority_policy="prioritized"
-            ),
+            priority.ConsumerConfig(durable_name="farm", priority_groups=("farm",), priority_policy="prioritized"),
         )
         progress = asyncio.Event()
         rack, cloud = Tier("the rack", RACK, progress), Tier("the cloud", CLOUD, progress)

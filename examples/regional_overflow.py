@@ -31,13 +31,9 @@ class Region:
     """How many jobs were waiting when each of its jobs was handed out, that one included."""
 
 
-async def work(
-    connection: Connection, region: Region, min_pending: int | None, progress: asyncio.Event
-) -> None:
+async def work(connection: Connection, region: Region, min_pending: int | None, progress: asyncio.Event) -> None:
     # A small window: what a reader holds in its buffer no longer counts as waiting, and cannot go elsewhere.
-    async with await priority.consume(
-        connection, "JOBS", "workers", min_pending=min_pending, max_messages=5
-    ) as feed:
+    async with await priority.consume(connection, "JOBS", "workers", min_pending=min_pending, max_messages=5) as feed:
         async for job in feed:
             await asyncio.sleep(A_JOB_TAKES_S)
             job.ack()
@@ -74,9 +70,7 @@ async def main(url: str) -> None:
         await priority.create(
             east_link,
             "JOBS",
-            priority.ConsumerConfig(
-                durable_name="workers", priority_groups=("jobs",), priority_policy="overflow"
-            ),
+            priority.ConsumerConfig(durable_name="workers", priority_groups=("jobs",), priority_policy="overflow"),
         )
         east, west = Region("us-east"), Region("us-west")
         progress = asyncio.Event()

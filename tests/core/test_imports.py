@@ -28,6 +28,7 @@ EVERYTHING = frozenset({"*"})
 # a module inside it; `EVERYTHING` is for those that wire the rooms together.
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "errors": frozenset(),
+    "loop": frozenset(),
     "core": frozenset({"errors"}),
     "jetstream": FOUNDATION,
     "kafka": FOUNDATION,
@@ -38,7 +39,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "cli": EVERYTHING,
     "web": EVERYTHING,
     "spark.pipelines": EVERYTHING,
-    "__init__": FOUNDATION | ADAPTERS | ROOMS | {"server", "metrics", "testing"},
+    "__init__": FOUNDATION | ADAPTERS | ROOMS | {"loop", "server", "metrics", "testing"},
     "__main__": EVERYTHING,
 }
 

@@ -420,10 +420,6 @@ def test_the_other_retries_stay_in_time_order_when_some_are_forgotten() -> None:
     assert started(lanes) == [3, 5, 2, 4]
 
 
-def test_forget_in_an_empty_room() -> None:
-    assert make_lanes().forget() == []
-
-
 # ---- what can be seen -------------------------------------------------------------------------------
 
 

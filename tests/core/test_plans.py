@@ -367,9 +367,7 @@ def test_weighted_without_members_is_empty() -> None:
 def test_loads_of_any_size_are_added_up_exactly() -> None:
     tenths = dict.fromkeys(range(6), 0.1)
     # As floats, 0.1 + 0.1 + 0.1 is above half of their sum.
-    assert (
-        weighted(Plan({"a": [0, 1, 2], "b": [3, 4, 5]}), ["a", "b"], 6, tenths, max_imbalance=1.0).moves == ()
-    )
+    assert weighted(Plan({"a": [0, 1, 2], "b": [3, 4, 5]}), ["a", "b"], 6, tenths, max_imbalance=1.0).moves == ()
     thirds = {0: 7, 1: 4, 2: 3, 4: 1, 5: 2, 6: 5}
     current = Plan({"a": [0, 2, 4], "b": [1, 5], "c": [6]})
     for unit in (1, 3, 0.25):
@@ -405,16 +403,10 @@ def test_the_lowest_top(weights: list[int], members: int, expected: int) -> None
     [
         pytest.param([5, 5, 1, 1], [0, 0, 1, 1], 2, 6, (6, 2), id="a swap"),
         pytest.param([2, 9, 1, 2, 2], [0, 0, 0, 0, -1], 2, 8, (9, 2), id="loosen before placing"),
-        pytest.param(
-            [22, 34, 11, 12, 25], [0, 1, 0, 1, 0], 2, 52, (56, 2), id="loosening is not always best"
-        ),
-        pytest.param(
-            [7, 4, 3, 0, 1, 2, 5], [0, 1, 0, -1, 0, 1, 2], 3, 7, (8, 2), id="22 over 3 is 8 at best"
-        ),
+        pytest.param([22, 34, 11, 12, 25], [0, 1, 0, 1, 0], 2, 52, (56, 2), id="loosening is not always best"),
+        pytest.param([7, 4, 3, 0, 1, 2, 5], [0, 1, 0, -1, 0, 1, 2], 3, 7, (8, 2), id="22 over 3 is 8 at best"),
         pytest.param([116, 92, 86, 98, 112, 118], [1, 0, 1, 2, 1, 0], 3, 207, (210, 1), id="crowding"),
-        pytest.param(
-            [4, 10, 0, 0, 3, 6, 2], [0, 0, 0, 1, 2, 0, 1], 3, 8, (10, 2), id="one large move, not two small"
-        ),
+        pytest.param([4, 10, 0, 0, 3, 6, 2], [0, 0, 0, 1, 2, 0, 1], 3, 8, (10, 2), id="one large move, not two small"),
         pytest.param([0, 1, 7, 6], [0, 1, 1, 1], 3, 4, (7, 2), id="two hot ones do not share"),
         pytest.param(
             *([24, 28, 23, 30, 895, 672, 59], [1, 1, 1, 2, 0, 0, 2], 3, 605, (895, 3)),

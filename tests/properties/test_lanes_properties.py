@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from keylane.core.lanes import Arrival, Entry, Lanes, State
 
 KEYS = "abcd"
 BACKOFF_S = 4.0
+WINDOW = 30
 
 
 def backoff(tries: int) -> float:
@@ -123,8 +124,8 @@ class DumbLanes:
         self.note_turns()
         return min((message.retry_at for message in self.here if message.retry_at is not None), default=None)
 
-    def forget(self, sequences: set[int]) -> list[Delivery]:
-        dropped = [message for message in self.here if message.sequence in sequences and not message.running]
+    def forget(self, which: Callable[[Delivery], bool]) -> list[Delivery]:
+        dropped = [message for message in self.here if which(message.item) and not message.running]
         self.here = [message for message in self.here if message not in dropped]
         self.note_turns()
         return [message.item for message in dropped]
@@ -141,115 +142,108 @@ def check_bounds(lanes: Lanes[Delivery], remember: int) -> None:
     assert len(lanes._done) == len(lanes._done_order) <= remember
 
 
-class AnyHistory(RuleBasedStateMachine):
-    """Arrivals in any order, deliveries of anything at any time, forgetting of anything."""
+class SideBySide:
+    """The lanes and the model, given the same history. Any number picks what a step is about."""
 
-    @initialize(
-        max_tries=st.sampled_from([None, 1, 2, 3]),
-        remember=st.sampled_from([0, 1, 3, 1000]),
-    )
-    def begin(self, max_tries: int | None, remember: int) -> None:
+    def __init__(self, max_tries: int | None, remember: int) -> None:
         self.lanes: Lanes[Delivery] = Lanes(max_tries=max_tries, backoff=backoff, remember=remember)
         self.model = DumbLanes(max_tries, remember)
         self.published: list[str] = []
-        self.working: dict[int, Entry[Delivery]] = {}
+        self.working: list[Entry[Delivery]] = []
         self.now = 0.0
+
+    def play(self, step: Callable[[SideBySide, int], None], number: int) -> None:
+        step(self, number)
+        self.check_same()
+        check_bounds(self.lanes, self.model.remember)
 
     def deliver(self, sequence: int) -> None:
         delivery = Delivery(sequence, self.published[sequence])
         assert self.lanes.arrive(sequence, delivery.key, delivery) is self.model.arrive(delivery)
 
-    def draw_working(self, data: st.DataObject) -> tuple[Entry[Delivery], Message]:
-        sequence = data.draw(st.sampled_from(sorted(self.working)))
-        message = self.model.find(sequence)
-        assert message is not None
-        return self.working[sequence], message
+    def publish_and_deliver(self, number: int) -> None:
+        if self.publish(number):
+            self.deliver(len(self.published) - 1)
 
-    @rule(key=st.sampled_from(KEYS))
-    def publish_and_deliver(self, key: str) -> None:
-        self.published.append(key)
-        self.deliver(len(self.published) - 1)
+    def publish_only(self, number: int) -> None:
+        """It is delivered later, out of order."""
+        self.publish(number)
 
-    @rule(keys=st.text(KEYS, min_size=1, max_size=5))
-    def publish_only(self, keys: str) -> None:
-        """They are delivered later, out of order."""
-        self.published.extend(keys)
+    def publish(self, number: int) -> bool:
+        room = len(self.published) - len(set(self.model.done)) < WINDOW
+        if room:
+            self.published.append(KEYS[number % len(KEYS)])
+        return room
 
-    @precondition(lambda self: self.published)
-    @rule(data=st.data())
-    def deliver_any(self, data: st.DataObject) -> None:
-        self.deliver(data.draw(st.integers(0, len(self.published) - 1)))
+    def deliver_any(self, number: int) -> None:
+        """New and late, early again, finished already, forgotten: whatever it is."""
+        if self.published:
+            newest = len(self.published) - 1
+            self.deliver(newest - number % min(WINDOW, len(self.published)))
 
-    @rule(limit=st.integers(1, 5))
-    def take(self, limit: int) -> None:
-        for _ in range(limit):
+    def take(self, number: int) -> None:
+        for _ in range(1 + number % 3):
             entry = self.lanes.take()
             if entry is None:
                 assert not self.model.startable()
                 return
-            assert entry.key not in {other.key for other in self.working.values()}
+            assert entry.key not in {other.key for other in self.working}
             assert entry.sequence not in self.model.remembered()
             self.model.start(entry.sequence)
-            self.working[entry.sequence] = entry
+            self.working.append(entry)
 
-    @precondition(lambda self: self.working)
-    @rule(data=st.data())
-    def finish(self, data: st.DataObject) -> None:
-        entry, message = self.draw_working(data)
-        del self.working[entry.sequence]
-        self.lanes.finished(entry)
-        self.model.finish(message)
+    def pick(self, number: int) -> tuple[Entry[Delivery], Message]:
+        entry = self.working[number % len(self.working)]
+        message = self.model.find(entry.sequence)
+        assert message is not None
+        return entry, message
 
-    @precondition(lambda self: self.working)
-    @rule(data=st.data(), give_up=st.booleans())
-    def fail(self, data: st.DataObject, give_up: bool) -> None:
-        entry, message = self.draw_working(data)
-        retry_at = self.lanes.failed(entry, self.now)
-        assert retry_at == self.model.fail(message, self.now)
-        if retry_at is not None:
-            del self.working[entry.sequence]
-        elif give_up:
-            del self.working[entry.sequence]
+    def finish(self, number: int) -> None:
+        if self.working:
+            entry, message = self.pick(number)
+            self.working.remove(entry)
             self.lanes.finished(entry)
             self.model.finish(message)
 
-    @precondition(lambda self: self.working)
-    @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
-        entry, message = self.draw_working(data)
-        del self.working[entry.sequence]
-        self.lanes.release(entry)
-        self.model.drop(message)
+    def fail(self, number: int) -> None:
+        """One that had all its tries stays at work until it is given up, by `finish`."""
+        if self.working:
+            entry, message = self.pick(number)
+            retry_at = self.lanes.failed(entry, self.now)
+            assert retry_at == self.model.fail(message, self.now)
+            if retry_at is not None:
+                self.working.remove(entry)
 
-    @rule(seconds=st.sampled_from([0.0, 1.0, BACKOFF_S, 30.0]))
-    def pass_time(self, seconds: float) -> None:
-        self.now += seconds
+    def release(self, number: int) -> None:
+        if self.working:
+            entry, message = self.pick(number)
+            self.working.remove(entry)
+            self.lanes.release(entry)
+            self.model.drop(message)
+
+    def pass_time(self, number: int) -> None:
+        self.now += (0.0, 1.0, BACKOFF_S - 0.5, BACKOFF_S, 30.0)[number % 5]
         assert self.lanes.due(self.now) == self.model.due(self.now)
 
-    @rule(keys=st.sets(st.sampled_from(KEYS)))
-    def forget_keys(self, keys: set[str]) -> None:
-        chosen = {message.sequence for message in self.model.here if message.key in keys}
-        assert self.lanes.forget(lambda item: item.key in keys) == self.model.forget(chosen)
+    def forget_keys(self, number: int) -> None:
+        keys = [key for place, key in enumerate(KEYS) if number >> place & 1]
+        dropped = self.model.forget(lambda item: item.key in keys)
+        assert self.lanes.forget(lambda item: item.key in keys) == dropped
 
-    @precondition(lambda self: self.model.here)
-    @rule(data=st.data())
-    def forget_some(self, data: st.DataObject) -> None:
-        chosen = data.draw(st.sets(st.sampled_from([message.sequence for message in self.model.here])))
-        assert self.lanes.forget(lambda item: item.sequence in chosen) == self.model.forget(chosen)
+    def forget_some(self, number: int) -> None:
+        dropped = self.model.forget(lambda item: (item.sequence + number) % 3 == 0)
+        assert self.lanes.forget(lambda item: (item.sequence + number) % 3 == 0) == dropped
 
-    @rule(again=st.booleans())
-    def forget_all_or_reset(self, again: bool) -> None:
-        """A reset delivers everything unfinished again, from the lowest, in order."""
-        everything = set(range(len(self.published)))
-        assert self.lanes.forget() == self.model.forget(everything)
-        if again:
-            for sequence in sorted(everything - set(self.model.done)):
+    def reset(self, _number: int) -> None:
+        """Everything unfinished is delivered again, from the lowest, in order."""
+        assert self.lanes.forget() == self.model.forget(lambda _: True)
+        for sequence in range(len(self.published)):
+            if sequence not in self.model.done:
                 self.deliver(sequence)
 
-    @invariant()
-    def same_as_the_model(self) -> None:
+    def check_same(self) -> None:
         model, here = self.model, {entry.sequence: entry for entry in self.lanes}
-        assert sorted(here) == sorted(message.sequence for message in model.here)
+        assert list(here) == [message.sequence for message in model.here]
         for message in model.here:
             entry = here[message.sequence]
             assert entry.item is message.item
@@ -264,31 +258,62 @@ class AnyHistory(RuleBasedStateMachine):
         for key in KEYS:
             assert self.lanes.length(key) == sum(message.key == key for message in model.here)
 
-    @invariant()
-    def nothing_more_is_kept(self) -> None:
-        check_bounds(self.lanes, self.model.remember)
-
-    def teardown(self) -> None:
+    def run_out(self) -> None:
         """Nothing is lost: whatever is here runs in the end, each once."""
-        if not hasattr(self, "lanes"):
-            return
-        left = {message.sequence for message in self.model.here}
-        ended: list[int] = []
-        for entry in self.working.values():
-            self.lanes.finished(entry)
-            ended.append(entry.sequence)
-        for _ in range(2 * len(left) + 1):
+        left = [message.sequence for message in self.model.here]
+        ended = []
+        for _ in range(len(left) + 1):
+            for entry in self.working:
+                self.lanes.finished(entry)
+                ended.append(entry.sequence)
             self.lanes.due(float("inf"))
-            while (next_entry := self.lanes.take()) is not None:
-                self.lanes.finished(next_entry)
-                ended.append(next_entry.sequence)
+            self.working = [entry for entry in iter(self.lanes.take, None) if entry is not None]
         assert sorted(ended) == sorted(left)
         assert len(self.lanes) == 0
         check_bounds(self.lanes, self.model.remember)
 
 
-AnyHistory.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
-test_any_history = pytest.mark.timeout(120)(AnyHistory.TestCase)
+OFTEN = {
+    SideBySide.publish_and_deliver: 8,
+    SideBySide.publish_only: 2,
+    SideBySide.deliver_any: 5,
+    SideBySide.take: 8,
+    SideBySide.finish: 5,
+    SideBySide.fail: 6,
+    SideBySide.release: 1,
+    SideBySide.pass_time: 4,
+    SideBySide.forget_keys: 1,
+    SideBySide.forget_some: 1,
+    SideBySide.reset: 1,
+}
+STEPS = [step for step, times in OFTEN.items() for _ in range(times)]
+MAX_TRIES = [None, 1, 2, 3]
+REMEMBER = [0, 1, 3, 1000]
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    max_tries=st.sampled_from(MAX_TRIES),
+    remember=st.sampled_from(REMEMBER),
+    history=st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 59)), min_size=15, max_size=90),
+)
+def test_any_history(
+    max_tries: int | None, remember: int, history: list[tuple[Callable[[SideBySide, int], None], int]]
+) -> None:
+    both = SideBySide(max_tries, remember)
+    for step, number in history:
+        both.play(step, number)
+    both.run_out()
+
+
+@pytest.mark.parametrize("remember", REMEMBER)
+@pytest.mark.parametrize("max_tries", MAX_TRIES)
+def test_a_long_history(max_tries: int | None, remember: int) -> None:
+    chance = random.Random(f"{max_tries} {remember}")  # noqa: S311 - a history that can be played again
+    both = SideBySide(max_tries, remember)
+    for _ in range(1500):
+        both.play(chance.choice(STEPS), chance.randrange(60))
+    both.run_out()
 
 
 class OrderedServer:

@@ -38,9 +38,7 @@ class ConnectionOptions:
             help="Server URL, or several with commas. Else NATS_URL, else the context, else 127.0.0.1:4222.",
         ),
     ] = None
-    context: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Use this context of the `nats` tool.")
-    ] = None
+    context: Annotated[str | None, typer.Option(metavar="NAME", help="Use this context of the `nats` tool.")] = None
     creds: Annotated[Path | None, typer.Option(metavar="FILE", help="Log in with a creds file.")] = None
     user: Annotated[
         str | None,
@@ -48,20 +46,14 @@ class ConnectionOptions:
     ] = None
     password: Annotated[
         str | None,
-        typer.Option(
-            metavar="TEXT", help="Its password. Others can see it here; NATS_USER and NATS_PASSWORD hide it."
-        ),
+        typer.Option(metavar="TEXT", help="Its password. Others can see it here; NATS_USER and NATS_PASSWORD hide it."),
     ] = None
     nkey: Annotated[Path | None, typer.Option(metavar="FILE", help="Log in with an nkey seed file.")] = None
-    tlsca: Annotated[Path | None, typer.Option(metavar="FILE", help="Trust this certificate authority.")] = (
-        None
-    )
+    tlsca: Annotated[Path | None, typer.Option(metavar="FILE", help="Trust this certificate authority.")] = None
     tlscert: Annotated[Path | None, typer.Option(metavar="FILE", help="Client certificate.")] = None
     tlskey: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key.")] = None
     domain: Annotated[str | None, typer.Option(metavar="NAME", help="JetStream domain.")] = None
-    timeout: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="How long to wait for the server.")
-    ] = 5.0
+    timeout: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How long to wait for the server.")] = 5.0
 
     async def connect(self, **hooks: Callable[[str], None]) -> Connection:
         """Connect; `on_disconnect` and its like are handed on to `keylane.connect`."""

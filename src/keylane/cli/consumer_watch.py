@@ -115,9 +115,7 @@ class Watch:
             self._display.refresh(self.sight)
             woken = asyncio.create_task(self._wake.wait())
             try:
-                await asyncio.wait(
-                    {listening, woken}, timeout=LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED
-                )
+                await asyncio.wait({listening, woken}, timeout=LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 woken.cancel()
             self._wake.clear()
@@ -142,9 +140,7 @@ class Watch:
         stream, consumer = self.sight.stream, self.sight.consumer
         if consumer is not None:
             return [await consumers.info(connection, stream, consumer)]
-        return sorted(
-            [info async for info in consumers.list_all(connection, stream)], key=lambda one: one.name
-        )
+        return sorted([info async for info in consumers.list_all(connection, stream)], key=lambda one: one.name)
 
     async def _listen(self, events: AsyncIterator[Pinned | Unpinned]) -> None:
         async for event in events:
@@ -191,11 +187,7 @@ class JsonLines:
             case Gone(stream, consumer):
                 told = {"event": "gone", "stream": stream, "consumer": consumer}
             case Link(good, text):
-                told = (
-                    {"event": "connected", "server": text}
-                    if good
-                    else {"event": "reconnecting", "reason": text}
-                )
+                told = {"event": "connected", "server": text} if good else {"event": "reconnecting", "reason": text}
             case Pinned():
                 told = {"event": "pinned", **_where(what), "pinned_id": what.pin_id}
             case Unpinned():

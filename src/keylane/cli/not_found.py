@@ -21,9 +21,7 @@ async def explained(connection: Connection, error: NotFound, stream: str, consum
                 await consumers.names(connection, stream),
             )
     except KeylaneError as trouble:
-        return NotFound(
-            error.code, error.err_code, f"{error.description}, and its neighbours are unknown: {trouble}"
-        )
+        return NotFound(error.code, error.err_code, f"{error.description}, and its neighbours are unknown: {trouble}")
     there = ", ".join(sorted(known)[:_SHOWN]) or "none"
     more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
     return NotFound(error.code, error.err_code, f"{said}; there is: {there}{more}")

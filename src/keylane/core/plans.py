@@ -292,9 +292,7 @@ def _exact_loads(loads: Mapping[int, float], partitions: int) -> list[int]:
     for partition, load in loads.items():
         _check_whole(partition, f"partition {shown(partition)} in the loads")
         if not 0 <= partition < partitions:
-            raise InvalidInput(
-                f"partition {partition} in the loads is out of range: give 0 to {partitions - 1}"
-            )
+            raise InvalidInput(f"partition {partition} in the loads is out of range: give 0 to {partitions - 1}")
         if not _is_number(load) or not 0 <= load < math.inf:
             raise InvalidInput(
                 f"load {shown(load)} of partition {partition} is not a load: give a finite number, 0 or more"
@@ -350,6 +348,4 @@ def _ranges(partitions: Iterable[int]) -> str:
             runs[-1].append(partition)
         else:
             runs.append([partition])
-    return ",".join(
-        f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(str(number) for number in run) for run in runs
-    )
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(str(number) for number in run) for run in runs)

@@ -61,7 +61,7 @@ class Client(nats.aio.client.Client):
         self._flushes: set[asyncio.Future[bool]] = set()
         self._listeners: list[LinkListener] = []
         self._wake: asyncio.Event = asyncio.Event()
-        self._scan_error: BaseException | None = None
+        self._scan_error: Exception | None = None
         self._ended = False
 
     async def connect(self, servers: str | list[str], **options: Any) -> None:  # type: ignore[override]  # passed on
@@ -213,21 +213,21 @@ class Client(nats.aio.client.Client):
                 await self._wake.wait()
                 self._wake.clear()
                 await self.handle_events()
-                if self._scan_error is not None:
-                    raise self._scan_error
-                if self._ended:
-                    ended = errors.UnexpectedEOF()
-                    await self._error_cb(ended)
-                    await self._process_op_err(ended)
+                end = self._scan_error or (errors.UnexpectedEOF() if self._ended else None)
+                if end is not None:
+                    await self._give_up_link(end)
                     return
-        except (errors.ProtocolError, OSError) as error:
-            await self._process_op_err(error)
         except asyncio.CancelledError:
             return
-        except Exception as error:
-            _log.exception("reading from the server failed; reconnecting")
-            await self._error_cb(error)
-            await self._process_op_err(error)
+        except Exception as error:  # noqa: BLE001 - it ends the link and is reported
+            await self._give_up_link(error)
+
+    async def _give_up_link(self, why: Exception) -> None:
+        if not isinstance(why, errors.ProtocolError | OSError):
+            if not isinstance(why, errors.UnexpectedEOF):
+                _log.error("reading from the server failed; reconnecting", exc_info=why)
+            await self._error_cb(why)
+        await self._process_op_err(why)
 
     async def handle_events(self) -> None:
         """Let nats-py handle everything that has no route."""

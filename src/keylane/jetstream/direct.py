@@ -142,7 +142,6 @@ async def read_batch(
         client.post(b"PUB %b %b %d\r\n%b\r\n" % (target, inbox.encode(), len(payload), payload))
         client.push()
         await _complete(answer, stream, timeout_s)
-        return answer.messages, answer.pending
     except ApiError as error:
         if error.code == 503:
             raise NotFound(
@@ -155,6 +154,7 @@ async def read_batch(
     finally:
         client.unlisten(answer.link_changed)
         await client.unroute(subscription)
+    return answer.messages, answer.pending
 
 
 async def read_all(

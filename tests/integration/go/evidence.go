@@ -25,12 +25,12 @@ func (p *printer) testify(member string, message jetstream.Msg) error {
 	if len(source) < 2 {
 		return fmt.Errorf("message on %q does not say which sequence of the source stream it is", message.Subject())
 	}
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
 		return err
 	}
-	p.mutex.Lock()
-	defer p.mutex.Unlock()
 	if _, err := fmt.Fprintln(p.out, now.Nano(), message.Subject(), source[1], member); err != nil {
 		return err
 	}

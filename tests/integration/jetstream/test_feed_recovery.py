@@ -279,3 +279,23 @@ async def test_acks_of_a_lost_link_are_sent_over_the_next(own_server: NatsServer
             await link.mend()
             info = await all_acked(steady, stream, "reader")
         assert info.num_redelivered == 0
+
+
+async def test_a_link_that_was_given_up_is_not_read_any_more(own_server: NatsServer) -> None:
+    """The scanner stands in the midst of a payload then: the rest of it must not be taken for messages."""
+    async with await keylane.connect(own_server.url) as connection:
+        stream = await make_stream(connection, "S")
+        await make_consumer(connection, stream)
+        async with await open_feed(connection, stream, "reader") as feed:
+            client = connection.nats
+            wire = client._transport._wire  # type: ignore[union-attr]
+            sid = next(sid for sid, route in client.scanner.routes.items() if route is feed).decode()
+            forged = f"MSG {feed._inbox}.0.1 {sid} $JS.ACK.S.reader.1.1.1.1.0 6\r\nforged\r\n".encode()
+            wire.sink(forged)
+            assert len(feed._buffer) == 1
+            await client.force_reconnect()
+            wire.sink(forged)
+            assert len(feed._buffer) == 1
+            await link_is(connection, up=True)
+            await fill(connection, stream, 1)
+            assert [(await anext(feed)).data for _ in range(2)] == [b"forged", b"0"]

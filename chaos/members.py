@@ -1,0 +1,158 @@
+"""Member processes, keylane's and the Go reference's: started, watched and ended by whoever makes the trouble.
+
+Each writes its evidence into a file of its own. They are tethered: the kernel ends them with this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from tests.peers import tether
+from tests.peers.go import program
+from tests.peers.store import REPOSITORY
+
+Peer = Literal["keylane", "go"]
+
+_READY_TIMEOUT_S = 30.0
+_STOP_TIMEOUT_S = 15.0
+_LOOK_EVERY_S = 0.005
+
+
+class RunBroken(Exception):
+    """The run could not be judged: a process died or did not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What a member needs to know to join."""
+
+    url: str
+    stream: str
+    group: str
+
+
+class MemberProcess:
+    """One instance of a member."""
+
+    def __init__(
+        self, member: str, process: asyncio.subprocess.Process, evidence: Path, errors: Path
+    ) -> None:
+        self.member = member
+        self.evidence = evidence
+        self._process = process
+        self._errors = errors
+        self._expected_to_end = False
+
+    def __repr__(self) -> str:
+        return f"<MemberProcess {self.member} pid={self._process.pid}>"
+
+    async def ready(self) -> None:
+        """Wait until it has joined."""
+        async with _deadline(_READY_TIMEOUT_S, f"{self!r} did not join"):
+            while not self.evidence.stat().st_size:
+                self.check()
+                await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def handled_something_after(self, size: int, timeout_s: float) -> None:
+        """Wait until its evidence is longer than this."""
+        async with _deadline(timeout_s, f"{self!r} handled nothing"):
+            while self.evidence.stat().st_size <= size:
+                self.check()
+                await asyncio.sleep(_LOOK_EVERY_S)
+
+    def check(self) -> None:
+        """RunBroken if it ended by itself."""
+        if self._process.returncode is not None and not self._expected_to_end:
+            raise RunBroken(f"{self!r} ended ({self._process.returncode}): {self._errors.read_text()[-2000:]}")
+
+    async def stop(self) -> None:
+        """SIGTERM, and SIGKILL if that is not enough. Returns when it is gone."""
+        self._expected_to_end = True
+        if self._process.returncode is None:
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(_STOP_TIMEOUT_S):
+                await self._process.wait()
+        except TimeoutError:
+            await self.kill()
+
+    async def kill(self) -> None:
+        """SIGKILL, as a crash would."""
+        self._expected_to_end = True
+        if self._process.returncode is None:
+            self._process.kill()
+        await self._process.wait()
+
+
+@dataclass(slots=True)
+class Members:
+    """All processes of a run; `started` keeps also those that ended, because their evidence counts."""
+
+    peer: Peer
+    group: Group
+    directory: Path
+    ack_wait_s: float = 0.0
+    started: list[MemberProcess] = field(default_factory=list)
+
+    async def start(self, member: str) -> MemberProcess:
+        """Start an instance. It may still be on its way to join: see `ready`."""
+        number = len(self.started)
+        evidence = self.directory / f"{number}-{member}.evidence"
+        errors = self.directory / f"{number}-{member}.errors"
+        with evidence.open("wb") as out, errors.open("wb") as err:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, tether.__file__, *self._command(member),
+                stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=err, cwd=REPOSITORY,
+            )  # fmt: skip
+        one = MemberProcess(member, process, evidence, errors)
+        self.started.append(one)
+        return one
+
+    def check(self) -> None:
+        for one in self.started:
+            one.check()
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(one.stop() for one in self.started))
+
+    async def kill(self) -> None:
+        await asyncio.gather(*(one.kill() for one in self.started))
+
+    def _command(self, member: str) -> Sequence[str]:
+        where = ["--url", self.group.url, "--stream", self.group.stream, "--group", self.group.group]
+        if self.peer == "keylane":
+            wait = ["--ack-wait", str(self.ack_wait_s)]
+            return [sys.executable, "-m", "chaos.worker", *where, "--member", member, *wait]
+        # The reference keeps order with one message in flight only.
+        wait = ["--ack-wait", f"{self.ack_wait_s}s", "--max-ack-pending", "1"]
+        return [str(program("pcgroups-peer")), "consume", *where, "--member", member, *wait, "--evidence"]
+
+
+@asynccontextmanager
+async def members(
+    peer: Peer, group: Group, directory: Path, *, ack_wait_s: float = 0.0
+) -> AsyncIterator[Members]:
+    """Processes for as long as the block lasts; whatever is still there at its end is killed."""
+    if peer == "go":
+        await asyncio.to_thread(program, "pcgroups-peer")
+    running = Members(peer, group, directory, ack_wait_s)
+    try:
+        yield running
+    finally:
+        await running.kill()
+
+
+@asynccontextmanager
+async def _deadline(timeout_s: float, what: str) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except TimeoutError as error:
+        raise RunBroken(f"{what} within {timeout_s:.0f} s") from error

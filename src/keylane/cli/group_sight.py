@@ -1,0 +1,200 @@
+"""What can be seen of a group from outside: its configuration, its members' consumers, its queue.
+
+Asks the server in a fixed number of requests, however many members there are: the record, the stream, and the
+consumers as one paged list. Changes nothing and prints nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from nats.js.api import StreamInfo
+
+from keylane.cli.consumer_view import pin_of
+from keylane.cli.not_found import explained
+from keylane.core.names import check_group_name, check_stream_name
+from keylane.errors import BrokenGroupRecord, GroupError, NoSuchGroup, NotFound
+from keylane.groups import ElasticConfig, StaticConfig, list_groups
+from keylane.groups.shape import consumer_name, consumer_stream
+from keylane.groups.store import read_elastic, read_static
+from keylane.jetstream import consumers, streams
+from keylane.jetstream.connection import Connection
+from keylane.jetstream.consumers import ConsumerInfo
+
+Kind = Literal["static", "elastic"]
+State = Literal["active", "waiting", "absent", "leaving"]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSight:
+    """A member: what the plan gives it, and its consumer if an instance has made one."""
+
+    member: str
+    partitions: tuple[int, ...]
+    info: ConsumerInfo | None
+    listed: bool = True
+
+    @property
+    def state(self) -> State:
+        """`active`: an instance is pinned. `waiting`: instances pull and none is pinned yet. `absent`: no instance."""
+        if not self.listed:
+            return "leaving"
+        if self.info is None:
+            return "absent"
+        pin = pin_of(self.info)
+        if pin is not None and pin.pinned_client_id is not None:
+            return "active"
+        return "waiting" if self.info.num_waiting else "absent"
+
+    @property
+    def covered(self) -> tuple[int, ...] | None:
+        """The partitions that its consumer reads now: during a change not yet those of the plan."""
+        if self.info is None:
+            return None
+        config = self.info.config
+        filters = config.filter_subjects or ((config.filter_subject,) if config.filter_subject else ())
+        numbers = {one.partition(".")[0] for one in filters}
+        return tuple(sorted(int(number) for number in numbers if number.isdecimal()))
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSight:
+    """The work queue of an elastic group. A limit of 0 is none."""
+
+    stream: str
+    messages: int
+    bytes: int
+    max_messages: int
+    max_bytes: int
+    source_lag: int
+    """Roughly how many messages of the source are not copied yet, as the server counts them."""
+
+    @property
+    def fill(self) -> float | None:
+        """How full it is, 0 to 1; None without a limit."""
+        shares = [
+            held / limit
+            for held, limit in ((self.messages, self.max_messages), (self.bytes, self.max_bytes))
+            if limit
+        ]
+        return min(max(shares), 1.0) if shares else None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSight:
+    """A group as it is at this moment. `queue` is None for a static group, or if the queue is gone."""
+
+    stream: str
+    group: str
+    config: StaticConfig | ElasticConfig
+    members: tuple[MemberSight, ...]
+    queue: QueueSight | None
+    is_stream_there: bool
+
+    @property
+    def unowned(self) -> tuple[int, ...]:
+        return unowned_partitions(self.config)
+
+
+def kind_of(config: StaticConfig | ElasticConfig) -> Kind:
+    return "static" if isinstance(config, StaticConfig) else "elastic"
+
+
+def unowned_partitions(config: StaticConfig | ElasticConfig) -> tuple[int, ...]:
+    """Nobody gets their messages."""
+    owned = set(config.plan.partitions)
+    return tuple(one for one in range(config.max_members) if one not in owned)
+
+
+async def config_of(
+    connection: Connection, kind: Kind, stream: str, group: str
+) -> StaticConfig | ElasticConfig:
+    """The configuration of a group of this kind. Raises `NoSuchGroup` naming what there is instead."""
+    check_stream_name(stream)
+    check_group_name(group)
+    read = read_static if kind == "static" else read_elastic
+    stored = await read(connection, stream, group)
+    if stored is None:
+        raise await _no_such_group(connection, kind, stream, group)
+    return stored.config
+
+
+async def groups_of(
+    connection: Connection, kind: Kind, stream: str
+) -> dict[str, StaticConfig | ElasticConfig | BrokenGroupRecord]:
+    """All groups of this kind, by name; one that cannot be read does not hide the others."""
+    found: dict[str, StaticConfig | ElasticConfig | BrokenGroupRecord] = {}
+    read = read_static if kind == "static" else read_elastic
+    for one in await list_groups(connection, stream):
+        if one.kind != kind:
+            continue
+        try:
+            stored = await read(connection, stream, one.group)
+        except BrokenGroupRecord as broken:
+            found[one.group] = broken
+        else:
+            if stored is not None:
+                found[one.group] = stored.config
+    if not found:
+        await _stream_info(connection, stream)
+    return found
+
+
+async def look(connection: Connection, kind: Kind, stream: str, group: str) -> GroupSight:
+    """Everything about a group of this kind."""
+    config = await config_of(connection, kind, stream, group)
+    where = consumer_stream(config, stream, group)
+    infos: dict[str, ConsumerInfo] = {}
+    about: StreamInfo | None = None
+    try:
+        about = await streams.info(connection, where)
+        infos = {info.name: info async for info in consumers.list_all(connection, where)}
+    except NotFound:
+        about = None
+    members = [
+        MemberSight(member, partitions, infos.pop(consumer_name(config, group, member), None))
+        for member, partitions in config.plan.shares
+    ]
+    if isinstance(config, ElasticConfig):  # the queue is the group's own: who else reads it was a member
+        members += [MemberSight(name, (), info, listed=False) for name, info in sorted(infos.items())]
+    return GroupSight(
+        stream=stream,
+        group=group,
+        config=config,
+        members=tuple(members),
+        queue=_queue(config, about) if isinstance(config, ElasticConfig) and about is not None else None,
+        is_stream_there=about is not None,
+    )
+
+
+def _queue(config: ElasticConfig, about: StreamInfo) -> QueueSight:
+    assert about.config.name is not None
+    return QueueSight(
+        stream=about.config.name,
+        messages=about.state.messages,
+        bytes=about.state.bytes,
+        max_messages=config.max_buffered_messages,
+        max_bytes=config.max_buffered_bytes,
+        source_lag=sum(source.lag or 0 for source in about.sources or ()),
+    )
+
+
+async def _stream_info(connection: Connection, stream: str) -> StreamInfo:
+    try:
+        return await streams.info(connection, stream)
+    except NotFound as error:
+        raise await explained(connection, error, stream, None) from error
+
+
+async def _no_such_group(connection: Connection, kind: Kind, stream: str, group: str) -> GroupError:
+    there = await list_groups(connection, stream)
+    for one in there:
+        if one.group == group:
+            return GroupError(
+                f"group {group!r} of stream {stream!r} is {one.kind}, not {kind}: use `keylane {one.kind} …`"
+            )
+    if not there:
+        await _stream_info(connection, stream)
+    known = ", ".join(one.group for one in there if one.kind == kind) or "none"
+    return NoSuchGroup(f"stream {stream!r} has no {kind} group {group!r}; there is: {known}")
