@@ -3,7 +3,7 @@
 
 ARGS ?=
 
-.PHONY: help demo test lint format bench lock clean
+.PHONY: help demo test lint format bench chaos lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -12,6 +12,7 @@ help:
 	@echo 'make lint     ruff and mypy'
 	@echo 'make format   let ruff format the code'
 	@echo 'make bench    run the benchmarks                    (ARGS="feed --json")'
+	@echo 'make chaos    make trouble and judge what comes of it (ARGS="rebalance --seconds 60 --seed 1")'
 	@echo 'make lock     take the newest versions into constraints.txt'
 	@echo 'make clean    remove everything that make made'
 	@echo 'PYTHON=...    use this Python instead of the first one found that is 3.11 or newer'
@@ -39,6 +40,10 @@ format:
 bench:
 	@sh scripts/setup test
 	@.venv/bin/python -m bench $(ARGS)
+
+chaos:
+	@sh scripts/setup test
+	@.venv/bin/python -m chaos $(or $(ARGS),rebalance)
 
 lock:
 	@sh scripts/setup dev

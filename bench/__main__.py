@@ -6,9 +6,9 @@ import argparse
 import json
 import sys
 
-from bench import feed
+from bench import failover, feed, rebalance
 
-ROWS = {"feed": feed.run}
+ROWS = {"failover": failover.run, "feed": feed.run, "rebalance": rebalance.run}
 
 
 def main() -> None:

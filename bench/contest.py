@@ -56,9 +56,7 @@ class Figures:
         }
 
 
-def run_contest(
-    contestants: Sequence[Contestant], server_pid: int, rounds: int, say: Say
-) -> dict[str, Figures]:
+def run_contest(contestants: Sequence[Contestant], server_pid: int, rounds: int, say: Say) -> dict[str, Figures]:
     """All contestants once per round; the order is turned by one each round."""
     figures = {one.name: Figures() for one in contestants}
     for number in range(rounds):
@@ -79,16 +77,12 @@ def run_contest(
 def ratios(figures: dict[str, Figures], ours: str) -> dict[str, float]:
     """Our median over each peer's."""
     return {
-        f"{ours} / {name}": round(figures[ours].rate / peer.rate, 2)
-        for name, peer in figures.items()
-        if name != ours
+        f"{ours} / {name}": round(figures[ours].rate / peer.rate, 2) for name, peer in figures.items() if name != ours
     }
 
 
 def python_contestant(name: str, module: str, arguments: Callable[[int], Sequence[str]]) -> Contestant:
-    return Contestant(
-        name, lambda number: [sys.executable, "-m", f"bench.contestants.{module}", *arguments(number)]
-    )
+    return Contestant(name, lambda number: [sys.executable, "-m", f"bench.contestants.{module}", *arguments(number)])
 
 
 def table(title: str, figures: dict[str, Figures], compared: dict[str, float]) -> str:

@@ -84,9 +84,7 @@ def _contestants(url: str, setting: Setting, say: Say) -> list[Contestant]:
     contestants = [
         python_contestant(OURS, "keylane_feed", lambda number: arguments(OURS, number)),
         python_contestant(ITERATE, "keylane_iterate", lambda number: arguments(ITERATE, number)),
-        python_contestant(
-            PLAIN, "keylane_feed", lambda number: [*arguments(PLAIN, number), "--plain-asyncio"]
-        ),
+        python_contestant(PLAIN, "keylane_feed", lambda number: [*arguments(PLAIN, number), "--plain-asyncio"]),
         python_contestant(NATS_PY, "natspy_fetch", lambda number: arguments(NATS_PY, number)),
     ]
     try:
@@ -95,9 +93,7 @@ def _contestants(url: str, setting: Setting, say: Say) -> list[Contestant]:
         say(f"left out: {GO} ({missing})")
     else:
         contestants.append(
-            Contestant(
-                GO, lambda number: [str(peer), "consume", *arguments(GO, number), "--pull-max", "1000"]
-            )
+            Contestant(GO, lambda number: [str(peer), "consume", *arguments(GO, number), "--pull-max", "1000"])
         )
     return contestants
 
@@ -107,9 +103,7 @@ async def _prepare(url: str, setting: Setting, names: list[str], rounds: int) ->
     async with await keylane.connect(url) as connection:
         await streams.create(
             connection,
-            streams.StreamConfig(
-                name="BENCH", subjects=["bench.>"], storage=streams.StorageType(setting.storage)
-            ),
+            streams.StreamConfig(name="BENCH", subjects=["bench.>"], storage=streams.StorageType(setting.storage)),
         )
         messages = (Outgoing(f"bench.{number % KEYS}", PAYLOAD) for number in range(setting.count))
         results = await publish_many(connection, messages)

@@ -41,9 +41,7 @@ class Group:
 class MemberProcess:
     """One instance of a member."""
 
-    def __init__(
-        self, member: str, process: asyncio.subprocess.Process, evidence: Path, errors: Path
-    ) -> None:
+    def __init__(self, member: str, process: asyncio.subprocess.Process, evidence: Path, errors: Path) -> None:
         self.member = member
         self.evidence = evidence
         self._process = process
@@ -136,9 +134,7 @@ class Members:
 
 
 @asynccontextmanager
-async def members(
-    peer: Peer, group: Group, directory: Path, *, ack_wait_s: float = 0.0
-) -> AsyncIterator[Members]:
+async def members(peer: Peer, group: Group, directory: Path, *, ack_wait_s: float = 0.0) -> AsyncIterator[Members]:
     """Processes for as long as the block lasts; whatever is still there at its end is killed."""
     if peer == "go":
         await asyncio.to_thread(program, "pcgroups-peer")

@@ -75,8 +75,7 @@ class Outcome:
 
     def as_json(self) -> dict[str, Any]:
         by_verb = {
-            verb: timing.summary([one.seconds for one in self.waits if one.verb == verb])
-            for verb in ("add", "drop")
+            verb: timing.summary([one.seconds for one in self.waits if one.verb == verb]) for verb in ("add", "drop")
         }
         return {
             "scenario": "rebalance",
@@ -88,14 +87,10 @@ class Outcome:
             "out_of_order": len(self.verdict.out_of_order),
             "unknown": len(self.verdict.unknown),
             "explained": self.explained,
-            "changes": [
-                {"verb": one.verb, "member": one.member, "moved": sorted(one.moved)} for one in self.changes
-            ],
+            "changes": [{"verb": one.verb, "member": one.member, "moved": sorted(one.moved)} for one in self.changes],
             "first_message_ms": {"all": timing.summary([one.seconds for one in self.waits]), **by_verb},
             "gap_ms": {
-                "members_that_kept_everything": timing.summary(
-                    [one.seconds for one in self.gaps if one.untouched]
-                ),
+                "members_that_kept_everything": timing.summary([one.seconds for one in self.gaps if one.untouched]),
                 "partitions_kept_by_the_others": timing.summary(
                     [one.seconds for one in self.gaps if not one.untouched]
                 ),

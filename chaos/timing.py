@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from chaos.evidence import Handled
@@ -111,7 +112,7 @@ def gaps(changes: Sequence[Change], handled: Iterable[Handled], end_s: float) ->
             times = line.times[partition]
             inside = times[bisect_left(times, change.at_s) : bisect_right(times, until_s)]
             edges = [change.at_s, *inside, until_s]
-            longest = max(later - earlier for earlier, later in zip(edges, edges[1:], strict=False))
+            longest = max(later - earlier for earlier, later in pairwise(edges))
             found.append(Gap(partition, owner in untouched, longest))
     return found
 

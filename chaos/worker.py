@@ -27,8 +27,7 @@ async def work(options: argparse.Namespace) -> None:
         # Straight to the kernel: what a killed process wrote is there.
         os.write(
             out,
-            b"%d %b %d %b\n"
-            % (time.monotonic_ns(), message.subject.encode(), message.source_sequence, member),
+            b"%d %b %d %b\n" % (time.monotonic_ns(), message.subject.encode(), message.source_sequence, member),
         )
 
     asked_to_stop = asyncio.Event()

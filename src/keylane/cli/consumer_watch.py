@@ -218,12 +218,11 @@ class Screen:
         self._sight: Sight | None = None
 
     def __enter__(self) -> Screen:
-        self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._live.stop()
         if self._sight is not None:
+            self._live.stop()
             self._console.print(self._picture(self._sight, ended=True))
 
     def happened(self, what: Happening, time: datetime) -> None:
@@ -231,6 +230,8 @@ class Screen:
             self._events.append((time, _in_words(what, time)))
 
     def refresh(self, sight: Sight) -> None:
+        if self._sight is None:  # not sooner: an error of the first look belongs on the screen as it was
+            self._live.start()
         self._sight = sight
         self._live.update(self._picture(sight), refresh=True)
 

@@ -6,8 +6,9 @@ consumers as one paged list. Changes nothing and prints nothing.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from nats.js.api import StreamInfo
 
@@ -22,6 +23,7 @@ from keylane.jetstream import consumers, streams
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.consumers import ConsumerInfo
 
+Answer = TypeVar("Answer")
 Kind = Literal["static", "elastic"]
 State = Literal["active", "waiting", "absent", "leaving"]
 
@@ -74,9 +76,7 @@ class QueueSight:
     def fill(self) -> float | None:
         """How full it is, 0 to 1; None without a limit."""
         shares = [
-            held / limit
-            for held, limit in ((self.messages, self.max_messages), (self.bytes, self.max_bytes))
-            if limit
+            held / limit for held, limit in ((self.messages, self.max_messages), (self.bytes, self.max_bytes)) if limit
         ]
         return min(max(shares), 1.0) if shares else None
 
@@ -107,9 +107,7 @@ def unowned_partitions(config: StaticConfig | ElasticConfig) -> tuple[int, ...]:
     return tuple(one for one in range(config.max_members) if one not in owned)
 
 
-async def config_of(
-    connection: Connection, kind: Kind, stream: str, group: str
-) -> StaticConfig | ElasticConfig:
+async def config_of(connection: Connection, kind: Kind, stream: str, group: str) -> StaticConfig | ElasticConfig:
     """The configuration of a group of this kind. Raises `NoSuchGroup` naming what there is instead."""
     check_stream_name(stream)
     check_group_name(group)
@@ -137,7 +135,7 @@ async def groups_of(
             if stored is not None:
                 found[one.group] = stored.config
     if not found:
-        await _stream_info(connection, stream)
+        await explaining_the_stream(connection, stream, streams.info(connection, stream))
     return found
 
 
@@ -180,9 +178,10 @@ def _queue(config: ElasticConfig, about: StreamInfo) -> QueueSight:
     )
 
 
-async def _stream_info(connection: Connection, stream: str) -> StreamInfo:
+async def explaining_the_stream(connection: Connection, stream: str, work: Awaitable[Answer]) -> Answer:
+    """Do the work; if the stream is not there, say which ones are."""
     try:
-        return await streams.info(connection, stream)
+        return await work
     except NotFound as error:
         raise await explained(connection, error, stream, None) from error
 
@@ -195,6 +194,6 @@ async def _no_such_group(connection: Connection, kind: Kind, stream: str, group:
                 f"group {group!r} of stream {stream!r} is {one.kind}, not {kind}: use `keylane {one.kind} …`"
             )
     if not there:
-        await _stream_info(connection, stream)
+        await explaining_the_stream(connection, stream, streams.info(connection, stream))
     known = ", ".join(one.group for one in there if one.kind == kind) or "none"
     return NoSuchGroup(f"stream {stream!r} has no {kind} group {group!r}; there is: {known}")

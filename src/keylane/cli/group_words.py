@@ -93,9 +93,7 @@ def read_plan_file(path: Path, stdin: TextIO) -> PlanFile:
     listed = named.get("member_mappings", wire)
     try:
         pairs = (
-            list(listed.items())
-            if isinstance(listed, dict)
-            else [(one["member"], one["partitions"]) for one in listed]
+            list(listed.items()) if isinstance(listed, dict) else [(one["member"], one["partitions"]) for one in listed]
         )
         plan = Plan.from_mappings((member, _numbers(partitions)) for member, partitions in pairs)
     except (KeyError, TypeError) as error:

@@ -29,14 +29,14 @@ _STYLES = {"active": "green", "waiting": "yellow", "absent": "red", "leaving": "
 _FOR_FROM_WIDTH = 112
 
 
-def console() -> Console:
+def console(*, stderr: bool = False) -> Console:
     """For drawings. In a pipe nobody knows the width, and cut names are of no use."""
-    drawing = Console()
-    return drawing if drawing.is_terminal else Console(width=_PIPE_WIDTH)
+    drawing = Console(stderr=stderr)
+    return drawing if drawing.is_terminal else Console(stderr=stderr, width=_PIPE_WIDTH)
 
 
 def ranges(partitions: Iterable[int]) -> str:
-    """Ascending numbers in short: `0-2,5,7,8`; `-` for none."""
+    """Ascending numbers in short: `0-2,5,7,8`, or `none`."""
     runs: list[list[int]] = []
     for one in partitions:
         if runs and one == runs[-1][1] + 1:
@@ -44,10 +44,9 @@ def ranges(partitions: Iterable[int]) -> str:
         else:
             runs.append([one, one])
     texts = [
-        str(first) if first == last else f"{first}{',' if last == first + 1 else '-'}{last}"
-        for first, last in runs
+        str(first) if first == last else f"{first}{',' if last == first + 1 else '-'}{last}" for first, last in runs
     ]
-    return ",".join(texts) or "-"
+    return ",".join(texts) or "none"
 
 
 # ---- JSON ---------------------------------------------------------------------------------------------
@@ -64,9 +63,7 @@ def config_object(stream: str, group: str, config: StaticConfig | ElasticConfig)
     if isinstance(config, StaticConfig):
         told["filters"] = list(config.filters)
     else:
-        told["partitioning"] = [
-            {"filter": one.filter, "wildcards": list(one.wildcards)} for one in config.partitioning
-        ]
+        told["partitioning"] = [{"filter": one.filter, "wildcards": list(one.wildcards)} for one in config.partitioning]
         told["max_buffered_messages"] = config.max_buffered_messages or None
         told["max_buffered_bytes"] = config.max_buffered_bytes or None
     return told | {
@@ -91,9 +88,7 @@ def moves_object(now: Plan, then: Plan) -> dict[str, Any]:
     }
 
 
-def list_object(
-    stream: str, group: str, found: StaticConfig | ElasticConfig | BrokenGroupRecord
-) -> dict[str, Any]:
+def list_object(stream: str, group: str, found: StaticConfig | ElasticConfig | BrokenGroupRecord) -> dict[str, Any]:
     if isinstance(found, BrokenGroupRecord):
         return {"stream": stream, "group": group, "broken": str(found)}
     return config_object(stream, group, found)
@@ -247,9 +242,7 @@ def _group_facts(sight: GroupSight) -> list[tuple[str, Text | str]]:
     if config.dialect != "present":
         facts.append(("dialect", config.dialect))
     if sight.unowned:
-        facts.append(
-            ("unowned", Text(f"{ranges(sight.unowned)}: nobody gets their messages", style="red"))
-        )
+        facts.append(("unowned", Text(f"{ranges(sight.unowned)}: nobody gets their messages", style="red")))
     if isinstance(config, ElasticConfig):
         facts += _queue_facts(sight)
     elif not sight.is_stream_there:
@@ -274,7 +267,7 @@ def _queue_facts(sight: GroupSight) -> list[tuple[str, Text | str]]:
         if queue.max_bytes:
             limits.append(decimal(queue.max_bytes))
         style = "red" if queue.fill >= 0.95 else "yellow" if queue.fill >= 0.8 else ""
-        filled = Text(f"{queue.fill:.0%} full", style=style)
+        filled = Text(f"{queue.fill:.0%}", style=style)
         facts.append(("buffer", filled.append(f" of {' or '.join(limits)}; {SOURCING_PAUSES}", style="default")))
     if queue.source_lag:
         facts.append(("behind", f"about {queue.source_lag:,} messages of {sight.stream} are not copied yet"))
@@ -283,28 +276,22 @@ def _queue_facts(sight: GroupSight) -> list[tuple[str, Text | str]]:
 
 def _member_table(sight: GroupSight, now: datetime, width: int) -> Table:
     infos = [one.info for one in sight.members if one.info is not None]
-    table = Table(
-        box=box.SIMPLE_HEAD, expand=True, padding=(0, 2, 0, 0), pad_edge=False, show_footer=len(sight.members) > 1
-    )
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, show_footer=len(sight.members) > 1)
     table.add_column("member", "total", no_wrap=True, overflow="ellipsis", min_width=6, max_width=24)
-    table.add_column("partitions", overflow="fold", ratio=1, min_width=10)
+    table.add_column("partitions", overflow="fold", min_width=10)
     table.add_column("state", no_wrap=True)
     table.add_column("pinned", no_wrap=True)
     if width >= _FOR_FROM_WIDTH:
         table.add_column("for", no_wrap=True, justify="right")
-    table.add_column("pending", f"{sum(one.num_pending for one in infos):,}", no_wrap=True, justify="right")
-    table.add_column(
-        "ack pending", f"{sum(one.num_ack_pending for one in infos):,}", no_wrap=True, justify="right"
-    )
+    table.add_column("pending", f"{sum(one.num_pending for one in infos):,}" if infos else "-", no_wrap=True, justify="right")
+    table.add_column("ack pending", f"{sum(one.num_ack_pending for one in infos):,}" if infos else "-", no_wrap=True, justify="right")
     for one in sight.members:
         info = one.info
         pinned, since = _pinned(one, now)
         cells: list[Text | str] = [Text(one.member), _partitions(one), Text(one.state, _STYLES[one.state]), pinned]
         if width >= _FOR_FROM_WIDTH:
             cells.append(since)
-        table.add_row(
-            *cells, f"{info.num_pending:,}" if info else "-", f"{info.num_ack_pending:,}" if info else "-"
-        )
+        table.add_row(*cells, f"{info.num_pending:,}" if info else "-", f"{info.num_ack_pending:,}" if info else "-")
     return table
 
 

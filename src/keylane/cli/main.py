@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from keylane import __version__
-from keylane.cli import consumer, demo, server
+from keylane.cli import consumer, demo, elastic, server, static
 from keylane.errors import KeylaneError
 
 app = typer.Typer(
@@ -24,6 +24,8 @@ app = typer.Typer(
 )
 app.add_typer(server.app, name="server")
 app.add_typer(consumer.app, name="consumer")
+app.add_typer(static.app, name="static")
+app.add_typer(elastic.app, name="elastic")
 app.command()(demo.demo)
 
 

@@ -3,9 +3,11 @@
 Theory of operation. With the policy `pinned_client` the server chooses one client and sends it all messages, each
 with a pin id; the others wait as standby. The choice is not a lock: the server may move on (timeout, admin) while
 the old client still works, and it does not wait for messages in flight. So a reader that becomes pinned may be given
-message 8 first while 2 to 7 are still unacknowledged elsewhere. To take over in order it resets the consumer and
-drops what it was given before. A reset starts the consumer's own count again, so a delivery with consumer sequence 1
-is the first one after a reset, whatever else is still on its way; the reset keeps the pin and the open pulls.
+message 8 first while 2 to 7 are still unacknowledged elsewhere. To take over in order it drops what it was given,
+closes its pulls and resets the consumer. A reset keeps the pin and starts the consumer's own count again: the next
+delivery has consumer sequence 1. No pull may be open meanwhile: the servers of a cluster agree on a reset a moment
+after it is asked for, and a delivery in that moment confuses what they know of messages in flight (messages can be
+lost when the leader moves; seen on nats-server 2.15.1).
 
 That count has no gaps, so a gap means that deliveries got lost with a link or a leader. The server would send them
 again after ack_wait only, behind everything newer: the reader resets the consumer in this case too. And a pin is
@@ -28,8 +30,6 @@ class Phase(Enum):
     """Not pinned: pulls carry no pin id."""
     RESETTING = auto()
     """Pinned, reset asked for: what arrives is from before it."""
-    REWOUND = auto()
-    """Pinned, deliveries start anew, but the reset is not confirmed: it could still start them once more."""
     AWAITING = auto()
     """Pinned, reset confirmed, and its first delivery is not here yet."""
     PINNED = auto()
@@ -82,6 +82,9 @@ class Action(Enum):
     HOLD = auto()
     DROP = auto()
     RESET = auto()
+    """Close all pulls, reset the consumer, pull again."""
+    REVIVE = auto()
+    """Reset the consumer, for whoever will be pinned."""
     VERIFY = auto()
 
 
@@ -95,31 +98,21 @@ TRANSITIONS: dict[tuple[Phase, Event], tuple[Phase, tuple[Action, ...]]] = {
     (_P.STANDBY,   _E.LATER):        (_P.RESETTING, (_A.ADOPT, _A.DROP, _A.RESET)),
     (_P.STANDBY,   _E.REFUSED):      (_P.STANDBY,   (_A.DISCARD_ID,)),
     (_P.STANDBY,   _E.STALLED):      (_P.STANDBY,   ()),
-    (_P.STANDBY,   _E.ORPHANED):     (_P.STANDBY,   (_A.RESET,)),
+    (_P.STANDBY,   _E.ORPHANED):     (_P.STANDBY,   (_A.REVIVE,)),
 
-    (_P.RESETTING, _E.FIRST):        (_P.RESETTING, (_A.FORGET, _A.ADOPT, _A.DROP, _A.RESET)),
-    (_P.RESETTING, _E.LATER):        (_P.RESETTING, (_A.FORGET, _A.ADOPT, _A.DROP, _A.RESET)),
+    (_P.RESETTING, _E.FIRST):        (_P.RESETTING, (_A.ADOPT, _A.DROP, _A.RESET)),
+    (_P.RESETTING, _E.LATER):        (_P.RESETTING, (_A.ADOPT, _A.DROP, _A.RESET)),
     (_P.RESETTING, _E.SAME):         (_P.RESETTING, (_A.DROP,)),
-    (_P.RESETTING, _E.RESTARTED):    (_P.REWOUND,   (_A.FORGET, _A.HOLD)),
-    (_P.RESETTING, _E.SKIPPED):      (_P.RESETTING, (_A.DROP, _A.RESET)),
+    (_P.RESETTING, _E.RESTARTED):    (_P.RESETTING, (_A.DROP,)),
+    (_P.RESETTING, _E.SKIPPED):      (_P.RESETTING, (_A.DROP,)),
     (_P.RESETTING, _E.RESET_DONE):   (_P.AWAITING,  (_A.TELL_PINNED,)),
     (_P.RESETTING, _E.RESET_FAILED): (_P.RESETTING, (_A.RESET,)),
     (_P.RESETTING, _E.REFUSED):      (_P.STANDBY,   _QUIETLY_TO_STANDBY),
     (_P.RESETTING, _E.STALLED):      (_P.STANDBY,   _QUIETLY_TO_STANDBY),
 
-    (_P.REWOUND,   _E.FIRST):        (_P.RESETTING, (_A.FORGET, _A.ADOPT, _A.DROP, _A.RESET)),
-    (_P.REWOUND,   _E.LATER):        (_P.RESETTING, (_A.FORGET, _A.ADOPT, _A.DROP, _A.RESET)),
-    (_P.REWOUND,   _E.SAME):         (_P.REWOUND,   (_A.HOLD,)),
-    (_P.REWOUND,   _E.RESTARTED):    (_P.REWOUND,   (_A.FORGET, _A.HOLD)),
-    (_P.REWOUND,   _E.SKIPPED):      (_P.RESETTING, (_A.FORGET, _A.DROP, _A.RESET)),
-    (_P.REWOUND,   _E.RESET_DONE):   (_P.PINNED,    (_A.TELL_PINNED, _A.RELEASE)),
-    (_P.REWOUND,   _E.RESET_FAILED): (_P.RESETTING, (_A.FORGET, _A.RESET)),
-    (_P.REWOUND,   _E.REFUSED):      (_P.STANDBY,   _QUIETLY_TO_STANDBY),
-    (_P.REWOUND,   _E.STALLED):      (_P.STANDBY,   _QUIETLY_TO_STANDBY),
-
-    (_P.AWAITING,  _E.FIRST):        (_P.RESETTING, (_A.TELL_UNPINNED, _A.FORGET, _A.ADOPT, _A.DROP, _A.RESET)),
-    (_P.AWAITING,  _E.LATER):        (_P.RESETTING, (_A.TELL_UNPINNED, _A.FORGET, _A.ADOPT, _A.DROP, _A.RESET)),
-    (_P.AWAITING,  _E.SAME):         (_P.AWAITING,  (_A.DROP,)),
+    (_P.AWAITING,  _E.FIRST):        (_P.RESETTING, (_A.TELL_UNPINNED, _A.ADOPT, _A.DROP, _A.RESET)),
+    (_P.AWAITING,  _E.LATER):        (_P.RESETTING, (_A.TELL_UNPINNED, _A.ADOPT, _A.DROP, _A.RESET)),
+    (_P.AWAITING,  _E.SAME):         (_P.RESETTING, (_A.TELL_UNPINNED, _A.DROP, _A.RESET)),
     (_P.AWAITING,  _E.RESTARTED):    (_P.PINNED,    (_A.DELIVER,)),
     (_P.AWAITING,  _E.SKIPPED):      (_P.RESETTING, (_A.TELL_UNPINNED, _A.DROP, _A.RESET)),
     (_P.AWAITING,  _E.REFUSED):      (_P.STANDBY,   _TO_STANDBY),
@@ -177,12 +170,14 @@ class Pin:
 
 def event_of(pin: Pin, delivered: Delivered, *, reset_on_takeover: bool) -> Event:
     """What a delivery means to a reader in this state."""
-    restarted = delivered.consumer_sequence == 1
-    if pin.pin_id == delivered.pin_id:
-        if restarted:
-            return Event.RESTARTED
-        return Event.SAME if delivered.follows or not reset_on_takeover else Event.SKIPPED
-    return Event.FIRST if restarted or not reset_on_takeover else Event.LATER
+    ours = pin.pin_id == delivered.pin_id
+    if not reset_on_takeover:
+        return Event.SAME if ours else Event.FIRST
+    if delivered.consumer_sequence == 1:
+        return Event.RESTARTED if ours else Event.FIRST
+    if not ours:
+        return Event.LATER
+    return Event.SAME if delivered.follows else Event.SKIPPED
 
 
 def step(pin: Pin, event: Event, delivered: Delivered | None = None) -> tuple[Pin, tuple[Action, ...]]:

@@ -71,9 +71,7 @@ async def create_static(
     _check_names(stream, group)
     config.check()
     if not config.plan.members:
-        raise InvalidInput(
-            "a static group never changes, so it needs its members, or mappings, from the start"
-        )
+        raise InvalidInput("a static group never changes, so it needs its members, or mappings, from the start")
     info = await streams.info(connection, stream)
     _check_partition_count(info.config.subject_transform, max_members, stream)
     for other in await _groups_in(static_bucket(connection), stream):
@@ -107,9 +105,7 @@ async def create_elastic(
     _check_names(stream, group)
     config = ElasticConfig(
         max_members=max_members,
-        partitioning=tuple(
-            Partitioning(one, tuple(wildcards), max_members) for one, wildcards in partitioning
-        ),
+        partitioning=tuple(Partitioning(one, tuple(wildcards), max_members) for one, wildcards in partitioning),
         max_buffered_messages=max_buffered_messages,
         max_buffered_bytes=max_buffered_bytes,
         members=tuple(members),
@@ -158,9 +154,7 @@ async def list_groups(connection: Connection, stream: str) -> list[GroupName]:
     """The groups of a stream, static ones first."""
     check_stream_name(stream)
     static = [GroupName(stream, one, "static") for one in await _groups_in(static_bucket(connection), stream)]
-    elastic = [
-        GroupName(stream, one, "elastic") for one in await _groups_in(elastic_bucket(connection), stream)
-    ]
+    elastic = [GroupName(stream, one, "elastic") for one in await _groups_in(elastic_bucket(connection), stream)]
     return [*static, *elastic]
 
 
@@ -170,9 +164,7 @@ async def active_members(connection: Connection, stream: str, group: str) -> lis
     active = []
     for member in stored.config.plan.members:
         info = await _consumer(connection, stored.config, stream, group, member)
-        if info is not None and (
-            info.num_waiting or any(one.pinned_client_id for one in info.priority_groups)
-        ):
+        if info is not None and (info.num_waiting or any(one.pinned_client_id for one in info.priority_groups)):
             active.append(member)
     return active
 
@@ -218,9 +210,7 @@ async def drop_members(
 async def set_mapping(connection: Connection, stream: str, group: str, mappings: Mappings) -> ElasticConfig:
     """Replace the members, or the mapping there is, by a mapping of your own."""
     _check_names(stream, group)
-    return await change_elastic(
-        connection, stream, group, lambda config: config.with_owners(mappings=_plan(mappings))
-    )
+    return await change_elastic(connection, stream, group, lambda config: config.with_owners(mappings=_plan(mappings)))
 
 
 async def delete_mapping(connection: Connection, stream: str, group: str) -> ElasticConfig:
@@ -296,16 +286,12 @@ def _check_partition_count(transform: Any, max_members: int, stream: str) -> Non
         )
 
 
-async def _check_durables(
-    connection: Connection, stream: str, group: str, config: StaticConfig, other: str
-) -> None:
+async def _check_durables(connection: Connection, stream: str, group: str, config: StaticConfig, other: str) -> None:
     """`a` + `b-c` and `a-b` + `c` would be one durable consumer."""
     theirs = await read_static(connection, stream, other)
     if theirs is None:
         return
-    names = {
-        shape.consumer_name(theirs.config, other, member): member for member in theirs.config.plan.members
-    }
+    names = {shape.consumer_name(theirs.config, other, member): member for member in theirs.config.plan.members}
     for member in config.plan.members:
         if shape.consumer_name(config, group, member) in names:
             raise GroupConflict(

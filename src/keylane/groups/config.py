@@ -8,19 +8,24 @@ keeps the dialect that it was written in.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Literal, TypeVar
 
 from keylane.core.names import check_member_name
 from keylane.core.partitions import Partitioning, check_partition_count, partition_filters
 from keylane.core.plans import Plan, balanced, check_plan
-from keylane.core.subjects import check_filter, overlaps
+from keylane.core.subjects import check_filter, overlaps, shown
 from keylane.errors import BrokenGroupRecord, InvalidInput
 
 Config = TypeVar("Config", bound="GroupConfig")
+T = TypeVar("T")
 Dialect = Literal["present", "go-0.1"]
 PRIORITY_GROUP = "PCG"
+
+_PRIORITY_GROUP_NAME = re.compile(r"[A-Za-z0-9\-_/=]{1,16}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +39,12 @@ class GroupConfig:
     members: tuple[str, ...] = ()
     mappings: Plan | None = None
     dialect: Dialect = "present"
+    listed: tuple[tuple[str, tuple[int, ...]], ...] = field(default=(), compare=False, repr=False)
+    """The mappings in the order of the record: members in other languages ask for their filters in that order."""
 
     @property
     def plan(self) -> Plan:
-        return self.mappings if self.mappings is not None else balanced(self.members, self.max_members)
+        return self.mappings if self.mappings is not None else _balanced(self.members, self.max_members)
 
     def has_member(self, member: str) -> bool:
         return member in (self.mappings.members if self.mappings is not None else self.members)
@@ -47,6 +54,8 @@ class GroupConfig:
 
     def check(self) -> None:
         check_partition_count(self.max_members)
+        if self.dialect not in ("present", "go-0.1"):
+            raise InvalidInput(f"dialect is {self.dialect!r}: use present or go-0.1")
         if self.members and self.mappings is not None:
             raise InvalidInput("give members or mappings, not both: a group is balanced or mapped")
         for member in self.members:
@@ -58,6 +67,17 @@ class GroupConfig:
                     "partitions: a member without a partition has nothing to do"
                 )
             check_plan(self.mappings, self.max_members)
+        if self.dialect == "go-0.1":
+            for member in self.mappings.members if self.mappings is not None else self.members:
+                _check_go_member(member)
+
+    def _filters_of(self, member: str, filters: Sequence[str]) -> tuple[str, ...]:
+        owned = self.plan.partitions_of(member)
+        ascending = partition_filters(owned, filters)
+        listed = dict(self.listed).get(member, owned)
+        places = [owned.index(partition) for partition in listed]
+        blocks = range(0, len(ascending), len(owned))
+        return tuple(ascending[block + place] for block in blocks for place in places)
 
     def _owners_to_wire(self) -> dict[str, Any]:
         wire: dict[str, Any] = {}
@@ -65,8 +85,7 @@ class GroupConfig:
             wire["members"] = list(self.members)
         if self.mappings is not None:
             wire["member_mappings"] = [
-                {"member": member, "partitions": list(partitions)}
-                for member, partitions in self.mappings.mappings()
+                {"member": member, "partitions": list(partitions)} for member, partitions in self.mappings.mappings()
             ]
         return wire
 
@@ -80,12 +99,21 @@ class StaticConfig(GroupConfig):
     def filters_of(self, member: str) -> tuple[str, ...]:
         # The old Go library delivers what the group did not ask for; members of one group must agree, so in its
         # dialect we do as it does.
-        filters = () if self.dialect == "go-0.1" and self.mappings is not None else self.filters
-        return tuple(partition_filters(self.plan.partitions_of(member), filters))
+        return self._filters_of(member, () if self.dialect == "go-0.1" and self.mappings is not None else self.filters)
 
     def check(self) -> None:
         super(StaticConfig, self).check()
         _check_filters(self.filters)
+        if self.dialect == "go-0.1" and len(self.filters) > 1:
+            raise InvalidInput(
+                f"{len(self.filters)} filters: the dialect go-0.1 has one at most; use the present dialect"
+            )
+
+    def same_group(self, other: StaticConfig) -> bool:
+        """Whether both say the same; the order of the members means nothing."""
+        return replace(self, members=tuple(sorted(set(self.members)))) == replace(
+            other, members=tuple(sorted(set(other.members)))
+        )
 
     def to_json(self) -> bytes:
         wire: dict[str, Any] = {"max_members": self.max_members}
@@ -98,16 +126,17 @@ class StaticConfig(GroupConfig):
     @classmethod
     def from_json(cls, data: bytes, where: str) -> StaticConfig:
         wire = _read(data, where)
-        with_filter = "filter" in wire and "filters" not in wire
-        filters = [wire["filter"]] if with_filter and wire["filter"] else wire.get("filters") or []
-        return _checked(
-            where,
-            lambda: cls(
-                filters=tuple(filters),
-                dialect="go-0.1" if with_filter else "present",
+        old = "filter" in wire and "filters" not in wire
+
+        def make() -> StaticConfig:
+            one = _value(wire, "filter", str, "")
+            return cls(
+                filters=((one,) if one else ()) if old else tuple(_values(wire, str, "filters")),
+                dialect="go-0.1" if old else "present",
                 **_owners_from_wire(wire),
-            ),
-        )
+            )
+
+        return _checked(where, make)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +154,7 @@ class ElasticConfig(GroupConfig):
     def filters_of(self, member: str) -> tuple[str, ...]:
         # Mapped members of every language ask for whole partitions: the queue holds nothing else.
         mapped = self.mappings is not None or self.dialect == "go-0.1"
-        filters = () if mapped else [one.filter for one in self.partitioning]
-        return tuple(partition_filters(self.plan.partitions_of(member), filters))
+        return self._filters_of(member, () if mapped else [one.filter for one in self.partitioning])
 
     def check(self) -> None:
         super(ElasticConfig, self).check()
@@ -137,12 +165,16 @@ class ElasticConfig(GroupConfig):
                     f"filter {one.filter!r} names no wildcards to hash: list at least one of its `*`, or give no "
                     "filters at all to hash whole subjects"
                 )
+        if self.dialect == "go-0.1" and len(self.partitioning) != 1:
+            raise InvalidInput(
+                f"{len(self.partitioning)} filters: the dialect go-0.1 has exactly one; use the present dialect"
+            )
         for name, limit in (("messages", self.max_buffered_messages), ("bytes", self.max_buffered_bytes)):
-            if limit < 0:
-                raise InvalidInput(f"a buffer of {limit} {name}: give a positive limit, or 0 for none")
+            if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
+                raise InvalidInput(f"a buffer of {shown(limit)} {name}: give a positive limit, or 0 for none")
 
     def with_owners(self, *, members: Sequence[str] = (), mappings: Plan | None = None) -> ElasticConfig:
-        changed = replace(self, members=tuple(members), mappings=mappings)
+        changed = replace(self, members=tuple(members), mappings=mappings, listed=())
         changed.check()
         return changed
 
@@ -156,8 +188,7 @@ class ElasticConfig(GroupConfig):
             wire["partitioning_wildcards"] = list(self.partitioning[0].wildcards)
         else:
             wire["partitioning_filters"] = [
-                {"filter": one.filter, "partitioning_wildcards": list(one.wildcards)}
-                for one in self.partitioning
+                {"filter": one.filter, "partitioning_wildcards": list(one.wildcards)} for one in self.partitioning
             ] or None
         if self.max_buffered_messages:
             wire["max_buffered_msg"] = self.max_buffered_messages
@@ -169,22 +200,32 @@ class ElasticConfig(GroupConfig):
     def from_json(cls, data: bytes, where: str) -> ElasticConfig:
         wire = _read(data, where)
         old = "filter" in wire and "partitioning_filters" not in wire
-        listed = wire.get("partitioning_filters") or []
-        if old:
-            wildcards = wire.get("partitioning_wildcards", wire.get("partitioning-wildcards")) or []
-            listed = [{"filter": wire["filter"], "partitioning_wildcards": wildcards}]
-        return _checked(
-            where,
-            lambda: cls(
+
+        def make() -> ElasticConfig:
+            listed = [wire] if old else _values(wire, dict, "partitioning_filters")
+            return cls(
                 partitioning=tuple(
-                    Partitioning(one["filter"], tuple(one["partitioning_wildcards"]), wire["max_members"])
-                    for one in listed
+                    Partitioning(_value(one, "filter", str, ""), _wildcards(one), wire["max_members"]) for one in listed
                 ),
-                max_buffered_messages=wire.get("max_buffered_msg", wire.get("msg-buffer-size", 0)) or 0,
-                max_buffered_bytes=wire.get("max_buffered_bytes", 0) or 0,
+                max_buffered_messages=_value(wire, "max_buffered_msg", int, _value(wire, "msg-buffer-size", int, 0)),
+                max_buffered_bytes=_value(wire, "max_buffered_bytes", int, 0),
                 dialect="go-0.1" if old else "present",
                 **_owners_from_wire(wire),
-            ),
+            )
+
+        return _checked(where, make)
+
+
+@lru_cache(maxsize=64)
+def _balanced(members: tuple[str, ...], partitions: int) -> Plan:
+    return balanced(members, partitions)
+
+
+def _check_go_member(member: str) -> None:
+    if not _PRIORITY_GROUP_NAME.fullmatch(member):
+        raise InvalidInput(
+            f"member name {shown(member)}: in the dialect go-0.1 it is also the name of a priority group, for which "
+            "the server takes 1 to 16 of A-Z, a-z, 0-9, '-', '_', '/' and '='; choose a shorter name"
         )
 
 
@@ -198,24 +239,62 @@ def _check_filters(filters: Sequence[str]) -> None:
                 )
 
 
+# ---- reading: records may come from anybody -------------------------------------------------------------
+
+_KINDS: dict[type, str] = {str: "text", int: "whole number", dict: "object"}
+
+
 def _read(data: bytes, where: str) -> dict[str, Any]:
     try:
         wire = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BrokenGroupRecord(f"{where} is not JSON ({error}): repair or delete this key") from error
-    if not isinstance(wire, dict) or not isinstance(wire.get("max_members"), int):
-        raise BrokenGroupRecord(f"{where} is no group configuration: it has no number max_members")
+    if not isinstance(wire, dict) or not _is_a(wire.get("max_members"), int):
+        raise BrokenGroupRecord(
+            f"{where} is no group configuration: it has no whole number max_members; repair or delete this key"
+        )
     return wire
 
 
+def _is_a(value: object, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _value(wire: Mapping[str, Any], name: str, kind: type[T], otherwise: T) -> T:
+    """A field of this kind; `otherwise` where it is missing or null."""
+    value = wire.get(name)
+    if value is None:
+        return otherwise
+    if not _is_a(value, kind):
+        raise InvalidInput(f"{name} is {shown(value)}, not a {_KINDS[kind]}")
+    return value  # type: ignore[no-any-return]  # just checked
+
+
+def _values(wire: Mapping[str, Any], kind: type[T], *names: str) -> list[T]:
+    """The list in the first of these fields that is there; nothing where they are missing or null."""
+    name = next((one for one in names if wire.get(one) is not None), names[0])
+    value = wire.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(_is_a(one, kind) for one in value):
+        raise InvalidInput(f"{name} is {shown(value)}, not a list of {_KINDS[kind]}s")
+    return value
+
+
+def _wildcards(wire: Mapping[str, Any]) -> tuple[int, ...]:
+    return tuple(_values(wire, int, "partitioning_wildcards", "partitioning-wildcards"))
+
+
 def _owners_from_wire(wire: Mapping[str, Any]) -> dict[str, Any]:
-    mappings = wire.get("member_mappings", wire.get("member-mappings"))
+    mappings = tuple(
+        (_value(one, "member", str, ""), tuple(_values(one, int, "partitions")))
+        for one in _values(wire, dict, "member_mappings", "member-mappings")
+    )
     return {
         "max_members": wire["max_members"],
-        "members": tuple(wire.get("members") or ()),
-        "mappings": Plan.from_mappings((one["member"], one["partitions"]) for one in mappings)
-        if mappings
-        else None,
+        "members": tuple(_values(wire, str, "members")),
+        "mappings": Plan.from_mappings(mappings) if mappings else None,
+        "listed": mappings,
     }
 
 
@@ -223,6 +302,8 @@ def _checked(where: str, make: Callable[[], Config]) -> Config:
     try:
         config = make()
         config.check()
-    except (InvalidInput, KeyError, TypeError, AttributeError) as error:
-        raise BrokenGroupRecord(f"{where} is not a valid group configuration: {error}") from error
+    except InvalidInput as error:
+        raise BrokenGroupRecord(
+            f"{where} is not a valid group configuration: {error}. Nothing was changed; repair or delete this key"
+        ) from error
     return config

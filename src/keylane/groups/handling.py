@@ -178,9 +178,7 @@ class Handling:
 
 def _as_coroutine(handler: Handler) -> Callable[[GroupMessage], Awaitable[Any]]:
     """A plain function runs in a thread, so that it never blocks the event loop."""
-    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-        getattr(handler, "__call__", None)
-    ):
+    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None)):
         return handler  # type: ignore[return-value]
 
     async def in_thread(message: GroupMessage) -> None:

@@ -104,9 +104,7 @@ async def join(
     check_group_name(group)
     check_member_name(member)
     stored = await read_any(connection, stream, group)
-    wanted = replace(
-        settings or ConsumerConfig(), max_ack_pending=1 if order == "strict" else max_ack_pending
-    )
+    wanted = replace(settings or ConsumerConfig(), max_ack_pending=1 if order == "strict" else max_ack_pending)
     if max_ack_pending < 1:
         raise InvalidInput(f"max_ack_pending is {max_ack_pending}: at least 1 message must be in flight")
     shape.check_settings(stored.config, wanted)
@@ -206,9 +204,7 @@ class Member:
         bucket = static_bucket if isinstance(self._stored.config, StaticConfig) else elastic_bucket
         reason, failure = "stopped", None
         try:
-            async with bucket(self._connection).hints(
-                shape.key_of_group(self.stream, self.group), self._hinted
-            ):
+            async with bucket(self._connection).hints(shape.key_of_group(self.stream, self.group), self._hinted):
                 self._told(self._hooks.on_joined)
                 while not self._stopping:
                     self._poke.clear()
@@ -338,9 +334,7 @@ class Member:
         try:
             await consumers.create(self._connection, self._queue, config, action="create")
         except NotFound as error:
-            raise GroupEnded(
-                f"stream {self._queue!r} does not exist any more: create the group again"
-            ) from error
+            raise GroupEnded(f"stream {self._queue!r} does not exist any more: create the group again") from error
         except ApiError as error:
             if error.err_code == _FILTERS_OVERLAP:
                 return self._later()
@@ -379,8 +373,7 @@ class Member:
             pin=PinOptions(
                 group=config.priority_groups[0],
                 timeout_s=timeout_s,
-                reset_on_takeover=self._connection.supports("consumer_reset")
-                and (config.max_ack_pending or 1) > 1,
+                reset_on_takeover=self._connection.supports("consumer_reset") and (config.max_ack_pending or 1) > 1,
                 on_pinned=self._activated,
                 on_unpinned=self._deactivated,
             ),

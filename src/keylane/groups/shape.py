@@ -7,6 +7,7 @@ nowhere else. Pure.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from keylane.errors import InvalidInput
 from keylane.groups.config import ElasticConfig, GroupConfig, StaticConfig
@@ -15,6 +16,7 @@ from keylane.jetstream.consumers import ConsumerConfig
 STATIC_BUCKET = "static-consumer-groups"
 ELASTIC_BUCKET = "elastic-consumer-groups"
 DEFAULT_ACK_WAIT_S = 5.0
+DEFAULT_MAX_ACK_PENDING = 1000
 GO_01_ACK_WAIT_S = 6.0
 """Members of the Go library 0.1 take at least this."""
 
@@ -27,6 +29,14 @@ _OVERWRITTEN = (
     "priority_policy",
     "priority_timeout_s",
 )
+
+_SERVER_DEFAULTS: dict[str, Any] = {
+    "ack_wait": 30_000_000_000,
+    "max_ack_pending": 1000,
+    "max_deliver": -1,
+    "max_waiting": 512,
+}
+_NOT_COMPARED = ("durable_name", "filter_subjects", "metadata", "name")
 
 
 def key_of_group(stream: str, group: str) -> str:
@@ -46,24 +56,37 @@ def consumer_stream(config: GroupConfig, stream: str, group: str) -> str:
     return stream if isinstance(config, StaticConfig) else queue_stream(stream, group)
 
 
-def ack_wait_s(config: GroupConfig, wanted: float | None) -> float:
+def ack_wait_s(config: GroupConfig, wanted: ConsumerConfig) -> float:
+    """How long the server waits for an ack: what was asked for, within what the group allows."""
+    if wanted.backoff_s:
+        return wanted.backoff_s[0]  # the server takes its first step for the ack wait
     least = GO_01_ACK_WAIT_S if config.dialect == "go-0.1" else 0.0
-    return max(least, wanted or DEFAULT_ACK_WAIT_S)
+    return max(least, wanted.ack_wait_s or DEFAULT_ACK_WAIT_S)
 
 
 def check_settings(config: GroupConfig, wanted: ConsumerConfig) -> None:
     """Refuse, by name, what would break the group."""
+    wanted.check()
     for name in _OVERWRITTEN:
         if getattr(wanted, name) is not None:
             raise InvalidInput(f"{name} belongs to the group and cannot be set by a member: leave it out")
     if wanted.deliver_subject is not None:
         raise InvalidInput("deliver_subject makes a push consumer, and groups pull: leave it out")
+    if wanted.max_deliver not in (None, -1):
+        raise InvalidInput(
+            f"max_deliver is {wanted.max_deliver}: the server would give up a message and tell nobody; leave it out"
+        )
+    if wanted.max_ack_pending is not None and wanted.max_ack_pending < 1:
+        raise InvalidInput(
+            f"max_ack_pending is {wanted.max_ack_pending}: it bounds what a member holds; give 1 or more"
+        )
     if isinstance(config, ElasticConfig):
         if wanted.ack_policy != "explicit":
             raise InvalidInput(f"ack_policy is {wanted.ack_policy!r}: an elastic group needs explicit acks")
-        if wanted.deliver_policy != "all" or wanted.opt_start_seq or wanted.opt_start_time:
+        if wanted.deliver_policy != "all":
             raise InvalidInput(
-                "a start position belongs to static groups: an elastic group's queue is always read from its start"
+                f"deliver_policy is {wanted.deliver_policy!r}: a start position belongs to static groups; the queue of "
+                "an elastic group is always read from its start"
             )
 
 
@@ -71,7 +94,7 @@ def consumer_config(
     config: StaticConfig | ElasticConfig, group: str, member: str, wanted: ConsumerConfig
 ) -> ConsumerConfig:
     """The consumer of a member, with the caller's own settings in it."""
-    wait_s = ack_wait_s(config, wanted.ack_wait_s)
+    wait_s = ack_wait_s(config, wanted)
     common = replace(
         wanted,
         ack_wait_s=wait_s,
@@ -80,6 +103,8 @@ def consumer_config(
         priority_policy="pinned_client",
         priority_timeout_s=wait_s if config.dialect == "go-0.1" else max(wait_s, 1.0),
     )
+    if wanted.ack_policy == "none":
+        common = replace(common, ack_wait_s=None, max_ack_pending=None)  # the server keeps neither
     name = consumer_name(config, group, member)
     if isinstance(config, StaticConfig):
         return replace(common, durable_name=name)
@@ -88,9 +113,15 @@ def consumer_config(
 
 
 def difference(ours: ConsumerConfig, theirs: ConsumerConfig) -> str | None:
-    """The first setting in which an existing consumer differs from what we would ask for, in words."""
+    """The first setting in which an existing consumer differs from what we would ask for, in words.
+
+    Filters are not compared: they follow the membership.
+    """
     mine, other = ours.to_wire(), theirs.to_wire()
-    for name, value in mine.items():
-        if name not in ("metadata", "name", "durable_name") and other.get(name) != value:
-            return f"{name} is {other.get(name)!r} there and {value!r} here"
+    for name in [*mine, *(one for one in other if one not in mine)]:
+        if name in _NOT_COMPARED:
+            continue
+        here, there = (wire.get(name) or _SERVER_DEFAULTS.get(name) for wire in (mine, other))
+        if (here or None) != (there or None):
+            return f"{name} is {there!r} there and {here!r} here"
     return None

@@ -32,18 +32,14 @@ async def read_static(connection: Connection, stream: str, group: str) -> Stored
     entry = await static_bucket(connection).get(key_of_group(stream, group))
     if entry is None or entry.value is None:
         return None
-    return StoredGroup(
-        StaticConfig.from_json(entry.value, _where(STATIC_BUCKET, stream, group)), entry.revision
-    )
+    return StoredGroup(StaticConfig.from_json(entry.value, _where(STATIC_BUCKET, stream, group)), entry.revision)
 
 
 async def read_elastic(connection: Connection, stream: str, group: str) -> StoredGroup | None:
     entry = await elastic_bucket(connection).get(key_of_group(stream, group))
     if entry is None or entry.value is None:
         return None
-    return StoredGroup(
-        ElasticConfig.from_json(entry.value, _where(ELASTIC_BUCKET, stream, group)), entry.revision
-    )
+    return StoredGroup(ElasticConfig.from_json(entry.value, _where(ELASTIC_BUCKET, stream, group)), entry.revision)
 
 
 async def read_any(connection: Connection, stream: str, group: str) -> StoredGroup:
@@ -51,9 +47,7 @@ async def read_any(connection: Connection, stream: str, group: str) -> StoredGro
     static = await read_static(connection, stream, group)
     elastic = await read_elastic(connection, stream, group)
     if static is not None and elastic is not None:
-        raise GroupError(
-            f"stream {stream!r} has a static and an elastic group named {group!r}: delete one of them"
-        )
+        raise GroupError(f"stream {stream!r} has a static and an elastic group named {group!r}: delete one of them")
     found = static or elastic
     if found is None:
         raise NoSuchGroup(f"stream {stream!r} has no group {group!r}: create it first")

@@ -80,8 +80,7 @@ class ConsumerConfig:
                 check_consumer_name(name)
         if self.name and self.durable_name and self.name != self.durable_name:
             raise InvalidInput(
-                f"a durable consumer has one name: got name {self.name!r} "
-                f"and durable_name {self.durable_name!r}"
+                f"a durable consumer has one name: got name {self.name!r} and durable_name {self.durable_name!r}"
             )
         if self.filter_subject is not None and self.filter_subjects is not None:
             raise InvalidInput("give filter_subject or filter_subjects, not both")
@@ -89,9 +88,7 @@ class ConsumerConfig:
             check_filter(one)
         nested = nested_filters(self.filter_subjects or ())
         if nested is not None:
-            raise InvalidInput(
-                f"every subject of filter {nested[0]!r} also matches {nested[1]!r}: drop one of the two"
-            )
+            raise InvalidInput(f"every subject of filter {nested[0]!r} also matches {nested[1]!r}: drop one of the two")
         if self.filter_subject is not None:
             check_filter(self.filter_subject)
         self._check_start()
@@ -240,8 +237,8 @@ async def update(connection: Connection, stream: str, config: ConsumerConfig) ->
     return await create(connection, stream, config, action="update")
 
 
-async def info(connection: Connection, stream: str, consumer: str) -> ConsumerInfo:
-    return ConsumerInfo.from_wire(await _call(connection, "INFO", stream, consumer))
+async def info(connection: Connection, stream: str, consumer: str, *, timeout_s: float | None = None) -> ConsumerInfo:
+    return ConsumerInfo.from_wire(await _call(connection, "INFO", stream, consumer, timeout_s=timeout_s))
 
 
 async def delete(connection: Connection, stream: str, consumer: str) -> None:
@@ -305,11 +302,17 @@ async def step_down(connection: Connection, stream: str, consumer: str) -> None:
 
 
 async def _call(
-    connection: Connection, verb: str, stream: str, consumer: str, payload: dict[str, Any] | None = None
+    connection: Connection,
+    verb: str,
+    stream: str,
+    consumer: str,
+    payload: dict[str, Any] | None = None,
+    *,
+    timeout_s: float | None = None,
 ) -> dict[str, Any]:
     check_stream_name(stream)
     check_consumer_name(consumer)
-    return await connection.api.request(f"CONSUMER.{verb}.{stream}.{consumer}", payload)
+    return await connection.api.request(f"CONSUMER.{verb}.{stream}.{consumer}", payload, timeout_s)
 
 
 def parse_time(text: str) -> datetime:

@@ -51,6 +51,7 @@ _log = logging.getLogger("keylane.feed")
 
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
+_FIRST_DEADLINE_S = 1.0
 _SHORTEST_WITH_HEARTBEAT_S = 0.2
 _SIGN_OF_LIFE_S = 1.0
 _LINGER_S = 1.0
@@ -91,9 +92,7 @@ class FeedOptions:
         for name in ("max_messages", "max_bytes"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InvalidInput(
-                    f"{name} is {value!r}: a feed must hold something; give a whole number, at least 1"
-                )
+                raise InvalidInput(f"{name} is {value!r}: a feed must hold something; give a whole number, at least 1")
         if check_seconds(self.expires_s, "expires_s") < 0.1:
             raise InvalidInput(f"expires_s is {self.expires_s}: a pull must live at least 0.1 s")
         if not 0 < self.heartbeat_s <= self.expires_s / 2:
@@ -144,11 +143,13 @@ class Feed:
                 hand_out=self._hand_over,
                 forget=self._forget,
                 void_pulls=self._pull_anew,
+                reset=self.reset,
                 sign_of_life=self._send_sign_of_life,
                 fail=self._finish,
             )
 
         self._pulling = False
+        self._held_back = 0
         self._linked = False
         self._unobserve: Callable[[], None] | None = None
         self._last_heard = self._last_moved = self._loop.time()
@@ -275,6 +276,36 @@ class Feed:
             self._take().nak()
         self._client.push()
 
+    async def reset(self, sequence: int | None = None) -> int:
+        """Reset the consumer, as `consumers.reset`, while no pull of this reader is open.
+
+        In a cluster a reset that races with deliveries can lose messages when the leader moves (core/pin.py).
+        Where this reader is pinned, or is the only one, nothing is delivered between the two.
+        """
+        if not self._client.is_connected:
+            raise Disconnected(f"consumer {self.consumer!r} is not reset: the connection is down")
+        self._held_back += 1
+        try:
+            await self._close_pulls()
+            return await consumers.reset(self._connection, self.stream, self.consumer, sequence=sequence)
+        finally:
+            self._held_back -= 1
+            self._refill()
+
+    async def _close_pulls(self) -> None:
+        """End all open pulls: their inbox is gone before the server reads what is sent next."""
+        old = self._subscription
+        if old is None:
+            return
+        inbox = self._client.new_inbox()
+        new = await self._client.route(f"{inbox}.>", self)
+        if self._subscription is not old:  # drained meanwhile
+            await self._client.unroute(new)
+            return
+        self._inbox, self._subscription = inbox, new
+        self._window.void()
+        await self._client.unroute(old)
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -317,9 +348,7 @@ class Feed:
                 self._buffered_bytes = 0
             else:
                 batch = [buffer.popleft() for _ in range(size)]
-                self._buffered_bytes -= sum(
-                    [len(message.data) + len(message.raw_headers) for message in batch]
-                )
+                self._buffered_bytes -= sum([len(message.data) + len(message.raw_headers) for message in batch])
             self._refill()
             yield batch
 
@@ -353,7 +382,7 @@ class Feed:
                 if messages:
                     return messages
                 raise self._error or FeedEnded(f"the feed on {self.stream}/{self.consumer} is closed")
-            if self._window.asked == 0 and self._trouble is None and self._client.is_connected:
+            if self._window.asked == 0 and not self._held_back and self._trouble is None and self._client.is_connected:
                 self._send(self._window.ask_for(batch - len(messages)), left_s)
             try:
                 async with asyncio.timeout(left_s):
@@ -425,9 +454,7 @@ class Feed:
         if arrived:
             self._arrived = []
             self._last_moved = self._last_heard
-            self._window.delivered(
-                len(arrived), max([len(one.data) + len(one.raw_headers) for one in arrived])
-            )
+            self._window.delivered(len(arrived), max([len(one.data) + len(one.raw_headers) for one in arrived]))
             self._refill_every = max(1, self._window.size // 8)
             self._failures = 0
             if self._pinning is not None:
@@ -473,9 +500,7 @@ class Feed:
             case Meaning.PIN_LOST if self._pinning is not None:
                 self._pinning.refused()
             case Meaning.DELETED:
-                self._finish(
-                    ConsumerGone(f"consumer {self.consumer!r} of stream {self.stream!r} was deleted")
-                )
+                self._finish(ConsumerGone(f"consumer {self.consumer!r} of stream {self.stream!r} was deleted"))
             case Meaning.TOO_LARGE:
                 self._finish(
                     MessageTooLarge(
@@ -505,8 +530,6 @@ class Feed:
     def _link_changed(self, up: bool) -> None:
         self._linked = up
         self._window.void()
-        if self._pinning is not None:
-            self._pinning.link_changed()
         self._last_heard = self._loop.time()
         self._all_here.set()
         if up:
@@ -528,7 +551,7 @@ class Feed:
         )
 
     def _refill(self) -> None:
-        if not self._pulling or self._trouble is not None:
+        if not self._pulling or self._held_back or self._trouble is not None:
             return
         # Both: the status falls before we are told, and rises before the subscriptions are known to be there.
         if not self._linked or not self._client.is_connected:
@@ -610,7 +633,9 @@ class Feed:
         await asyncio.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(self._failures - 1, 10)))
         if trouble in (Meaning.UNAVAILABLE, Meaning.LIMIT) and self._client.is_connected:
             try:
-                await self._read_limits()
+                # Without a leader nobody answers: ask again soon rather than wait long for one answer.
+                deadline_s = min(self._connection.request_timeout_s, _FIRST_DEADLINE_S * self._failures)
+                await self._read_limits(deadline_s)
             except NotFound as error:
                 raise ConsumerGone(
                     f"consumer {self.consumer!r} of stream {self.stream!r} does not exist any more"
@@ -622,9 +647,9 @@ class Feed:
         self._last_heard = self._loop.time()
         self._refill()
 
-    async def _read_limits(self) -> None:
+    async def _read_limits(self, timeout_s: float | None = None) -> None:
         """Keep pulls within what the consumer's configuration allows."""
-        info = await consumers.info(self._connection, self.stream, self.consumer)
+        info = await consumers.info(self._connection, self.stream, self.consumer, timeout_s=timeout_s)
         config = info.config
         if config.deliver_subject is not None:
             raise PullRefused(
@@ -649,9 +674,7 @@ class Feed:
             )
 
 
-async def open_feed(
-    connection: Connection, stream: str, consumer: str, options: FeedOptions | None = None
-) -> Feed:
+async def open_feed(connection: Connection, stream: str, consumer: str, options: FeedOptions | None = None) -> Feed:
     """A started feed on an existing pull consumer. A missing consumer raises `NotFound`."""
     feed = Feed(connection, stream, consumer, options or FeedOptions())
     await feed._read_limits()

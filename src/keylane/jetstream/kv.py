@@ -6,16 +6,18 @@ read goes to the stream's leader, and a watch is only a hint to read again: a pl
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nats.aio.msg import Msg
-from nats.js.api import KeyValueConfig, StorageType
+from nats.errors import ConnectionClosedError
 
-from keylane.errors import NotFound, PublishRejected, RevisionConflict
+from keylane.errors import ApiError, NotFound, PublishRejected, RevisionConflict
 from keylane.jetstream.headers import parse_headers
 from keylane.jetstream.publish import open_publisher
 
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from keylane.jetstream.connection import Connection
 
 _WRONG_REVISION = (10071, 10164)
+_NAME_TAKEN = 10058
+_FIRST_PAUSE_S = 0.01
+_LONGEST_PAUSE_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +55,26 @@ class Bucket:
         try:
             await self._connection.api.request(f"STREAM.INFO.{self._stream}")
         except NotFound:
-            await self._connection.jetstream.create_key_value(
-                KeyValueConfig(bucket=self.name, storage=StorageType.FILE, replicas=replicas, direct=True)
-            )
+            await self._create(replicas)
+
+    async def _create(self, replicas: int) -> None:
+        """As the KV libraries of every language make a bucket with a history of one."""
+        config = {
+            "name": self._stream,
+            "subjects": [self._subject(">")],
+            "storage": "file",
+            "num_replicas": replicas,
+            "max_msgs_per_subject": 1,
+            "discard": "new",
+            "allow_direct": True,
+            "allow_rollup_hdrs": True,
+            "deny_delete": True,
+        }
+        try:
+            await self._connection.api.request(f"STREAM.CREATE.{self._stream}", config)
+        except ApiError as error:
+            if error.err_code != _NAME_TAKEN:  # somebody else was quicker
+                raise
 
     async def get(self, key: str) -> KvEntry | None:
         """The newest record of a key, as its leader has it; None if there never was one, or no bucket."""
@@ -86,9 +108,7 @@ class Bucket:
             return []
         cut = len(self._subject(""))
         found = sorted(subject[cut:] for subject in (answer["state"].get("subjects") or {}))
-        return [
-            key for key in found if (entry := await self.get(key)) is not None and entry.value is not None
-        ]
+        return [key for key in found if (entry := await self.get(key)) is not None and entry.value is not None]
 
     @asynccontextmanager
     async def hints(self, key: str, changed: Callable[[], None]) -> AsyncIterator[None]:
@@ -101,7 +121,7 @@ class Bucket:
         try:
             yield
         finally:
-            if not self._connection.is_closed:
+            with suppress(ConnectionClosedError):  # then nothing is left to end
                 await subscription.unsubscribe()
 
     async def _write(self, key: str, value: bytes, headers: dict[str, str], revision: int) -> int:
@@ -125,14 +145,19 @@ async def change(
     read: Callable[[], Awaitable[KvEntry | None]],
     write: Callable[[KvEntry | None], Awaitable[None]],
     *,
-    tries: int = 20,
+    deadline_s: float = 15.0,
 ) -> None:
-    """Read, decide, write; again if somebody else wrote in between."""
-    for attempt in range(tries):
+    """Read, decide, write; again if somebody else wrote in between, until the deadline."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + deadline_s
+    pause_s = _FIRST_PAUSE_S
+    while True:
         try:
             await write(await read())
         except RevisionConflict:
-            if attempt == tries - 1:
+            if loop.time() + pause_s > end:
                 raise
         else:
             return
+        await asyncio.sleep(random.uniform(0, pause_s))  # noqa: S311 - spreads writers, no secret
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

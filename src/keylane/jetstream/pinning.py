@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ _log = logging.getLogger("keylane.pin")
 
 PIN_HEADER = "Nats-Pin-Id"
 _RETRY_S = 0.1
+_RESET_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,7 @@ class Pinning:
         hand_out: Callable[[list[Message]], None],
         forget: Callable[[], None],
         void_pulls: Callable[[], None],
+        reset: Callable[[], Awaitable[int]],
         sign_of_life: Callable[[], None],
         fail: Callable[[KeylaneError], None],
     ) -> None:
@@ -68,6 +70,7 @@ class Pinning:
         self._hand_out = hand_out
         self._forget = forget
         self._void_pulls = void_pulls
+        self._reset_quietly = reset
         self._sign_of_life = sign_of_life
         self._fail = fail
         self._loop = asyncio.get_running_loop()
@@ -155,19 +158,10 @@ class Pinning:
         """A pull was sent: the server starts the pin's timeout anew."""
         self._asked_at = self._loop.time()
 
-    def link_changed(self) -> None:
-        """The link was lost or is back; deliveries may be lost."""
-        if not self.good:
-            # While waiting for deliveries to start anew their number alone cannot show that the start was missed.
-            self._next_sequence = 0
-
     def check_for_standstill(self) -> None:
         """Did a pull leave lately? If not, this process was stopped or blocked, or its link was down."""
         now = self._loop.time()
-        if (
-            self._pin.pin_id is not None
-            and now - max(self._asked_at, self._doubted_at) > self._options.timeout_s
-        ):
+        if self._pin.pin_id is not None and now - max(self._asked_at, self._doubted_at) > self._options.timeout_s:
             self._doubted_at = now
             _log.warning("%s/%s: no pull for long; checking the pin", self._stream, self._consumer)
             self._perform(Event.STALLED)
@@ -219,6 +213,8 @@ class Pinning:
                 case Action.RESET:
                     self._attempt += 1
                     self._spawn(self._reset(self._attempt))
+                case Action.REVIVE:
+                    self._spawn(self._revive())
                 case Action.VERIFY:
                     self._attempt += 1
                     self._spawn(self._verify(self._attempt))
@@ -242,18 +238,23 @@ class Pinning:
     async def _reset(self, attempt: int) -> None:
         event = Event.RESET_DONE
         try:
-            await consumers.reset(self._connection, self._stream, self._consumer)
+            async with asyncio.timeout(_RESET_S):
+                await self._reset_quietly()
         except NotFound as error:
             self._fail(_gone(self._stream, self._consumer, error))
             return
-        except KeylaneError as error:
-            _log.warning(
-                "%s/%s: reset on takeover failed, trying again: %s", self._stream, self._consumer, error
-            )
+        except (KeylaneError, TimeoutError) as error:
+            _log.warning("%s/%s: reset on takeover failed, trying again: %s", self._stream, self._consumer, error)
             await asyncio.sleep(_RETRY_S)
             event = Event.RESET_FAILED
         if attempt == self._attempt:
             self._perform(event)
+
+    async def _revive(self) -> None:
+        try:
+            await consumers.reset(self._connection, self._stream, self._consumer)
+        except KeylaneError as error:
+            _log.warning("%s/%s: the consumer has no reader: %s", self._stream, self._consumer, error)
 
     async def _verify(self, attempt: int) -> None:
         while attempt == self._attempt:
@@ -263,9 +264,7 @@ class Pinning:
                 self._fail(_gone(self._stream, self._consumer, error))
                 return
             except KeylaneError as error:
-                _log.warning(
-                    "%s/%s: cannot check the pin, trying again: %s", self._stream, self._consumer, error
-                )
+                _log.warning("%s/%s: cannot check the pin, trying again: %s", self._stream, self._consumer, error)
                 await asyncio.sleep(_RETRY_S)
                 continue
             if attempt == self._attempt:

@@ -36,7 +36,7 @@ def facts(panel: str) -> dict[str, str]:
 
 
 async def test_info_of_a_pinned_consumer(
-    connection: Connection, nats_server: NatsServer, stream: str, keylane_run: Run
+    connection: Connection, nats_server: NatsServer, stream: str, keylane_run: Run, keylane_here: RunHere
 ) -> None:
     await priority.create(connection, stream, pinned("workers", filter_subjects=(f"{stream}.a",), max_ack_pending=7))
     for _ in range(10):
@@ -47,10 +47,8 @@ async def test_info_of_a_pinned_consumer(
         assert first is not None
         assert second is not None
         await first.ack_confirmed()
-        shown, as_json = await asyncio.gather(
-            keylane_run("consumer", "info", stream, "workers", "-s", nats_server.url),
-            keylane_run("consumer", "info", stream, "workers", "--json", "--server", nats_server.url),
-        )
+        words = ("consumer", "info", stream, "workers", "-s", nats_server.url)
+        shown, as_json = await asyncio.gather(keylane_run(*words), asyncio.to_thread(keylane_here, *words, "--json"))
         state = await priority.group_state(connection, stream, "workers")
         assert (shown.returncode, shown.stderr) == (0, "")
         assert f"{stream} / workers" in shown.stdout.splitlines()[0]

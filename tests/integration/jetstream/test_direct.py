@@ -91,11 +91,11 @@ async def test_headers_like_the_servers_own_are_kept(connection: Connection, uni
     """A message that was republished from another stream carries the names that direct get uses."""
     stream = await make_stream(connection, unique("direct"))
     strange = {
+        "Name": "é",
         "Nats-Stream": "OTHER",
         "Nats-Subject": "other.subject",
         "Nats-Sequence": "77",
         "Nats-Last-Sequence": "70",
-        "Name": "é",
     }
     await publish_many(connection, [Outgoing(f"{stream}.a", b"1", strange), Outgoing(f"{stream}.b", b"2", strange)])
     messages, _ = await read_batch(connection, stream)

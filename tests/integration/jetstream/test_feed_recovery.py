@@ -239,6 +239,36 @@ async def test_what_is_held_stays_bounded_over_many_links(own_server: NatsServer
             assert len(feed._buffer) + feed._window.asked <= 50
 
 
+async def test_a_pull_that_could_not_leave_is_not_sent_later(own_server: NatsServer) -> None:
+    """It would bring messages that nobody counts."""
+    async with (
+        await keylane.connect(own_server.url) as steady,
+        await keylane.connect(own_server.url) as connection,
+    ):
+        stream = await make_stream(steady, "S")
+        await fill(steady, stream, 1000)
+        await make_consumer(steady, stream, ack_wait_s=600)
+        async with (
+            Pulls.of(steady, stream, "reader") as pulls,
+            await open_feed(connection, stream, "reader", FeedOptions(max_messages=50)) as feed,
+        ):
+            (await anext(feed)).ack()
+            while not any(b"MSG.NEXT" in command for command in connection.nats.outbox):
+                (await anext(feed)).ack()
+            before = len(pulls.batches)
+            await connection.nats.force_reconnect()  # in the turn in which the pull was made
+            await link_is(connection, up=False)
+            await link_is(connection, up=True)
+            await eventually(
+                lambda: consumers.info(steady, stream, "reader"),
+                lambda info: (
+                    info.num_waiting == feed._window.asked == 0 and info.num_ack_pending == len(feed._buffer) > 0
+                ),
+            )
+            assert len(feed._buffer) <= 50
+            assert len(pulls.batches) == before + 1
+
+
 @pytest.mark.parametrize("what", ["consumer", "stream"])
 async def test_deleted_behind_a_cut_link(own_server: NatsServer, what: str) -> None:
     async with (

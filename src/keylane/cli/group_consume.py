@@ -1,0 +1,207 @@
+"""`consume`: take part in a group as a member and print every message, for trials and for a look inside.
+
+Owns what is printed and how it ends: the first Ctrl-C or SIGTERM drains and ends with success, the second ends
+at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from keylane import groups
+from keylane.cli.connecting import ConnectionOptions
+from keylane.cli.consumer_view import as_utc
+from keylane.cli.group_sight import Kind, config_of
+from keylane.cli.groups_shown import ranges
+from keylane.groups.member import Order
+
+_SHOWN_CHARS = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """Who takes part, and how the messages are handled."""
+
+    kind: Kind
+    stream: str
+    group: str
+    member: str
+    sleep_s: float
+    order: Order
+    concurrency: int
+    max_ack_pending: int
+
+
+class Lines:
+    """One line for each thing that happens, as words or as JSON."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self.stop = asyncio.Event()
+        """Set when nobody reads the lines any more, and by a signal."""
+        self.failure: OSError | None = None
+
+    def tell(self, event: str, words: str, **facts: Any) -> None:
+        now = datetime.now(UTC)
+        line = (
+            json.dumps({"time": as_utc(now), "event": event} | facts)
+            if self._as_json
+            else f"{now.astimezone():%H:%M:%S.%f}"[:-3] + f"  {words}"
+        )
+        try:
+            print(line, flush=True)
+        except OSError as error:  # the pipe was closed
+            self.failure = self.failure or error
+            self.stop.set()
+
+    def message(self, message: groups.GroupMessage) -> None:
+        where = f"partition {message.partition}  seq {message.source_sequence}"
+        again = f"  delivery {message.delivered_count}" if message.delivered_count > 1 else ""
+        self.tell(
+            "message",
+            f"{_printable(message.subject)}  {where}{again}  {_excerpt(message.data)}",
+            subject=message.subject,
+            partition=message.partition,
+            key=message.key,
+            sequence=message.sequence,
+            source_sequence=message.source_sequence,
+            delivered_count=message.delivered_count,
+            pinned_id=message.headers.get("Nats-Pin-Id"),
+            **_payload(message.data),
+        )
+
+
+async def consume(trial: Trial, link: ConnectionOptions, *, as_json: bool) -> None:
+    """Until a signal, or until the group ends. Raises the error if one ended it."""
+    lines = Lines(as_json=as_json)
+
+    async def handler(message: groups.GroupMessage) -> None:
+        if trial.sleep_s:
+            await asyncio.sleep(trial.sleep_s)
+        lines.message(message)
+        if lines.failure is not None:
+            raise lines.failure  # not acked: nobody saw it
+
+    with _warnings_as(lines):
+        async with await link.connect(
+            on_disconnect=lambda why: lines.tell("disconnected", f"reconnecting ({why})", reason=why),
+            on_reconnect=lambda server: lines.tell("connected", f"connected to {server}", server=server),
+        ) as connection:
+            config = await config_of(connection, trial.kind, trial.stream, trial.group)
+            member = await groups.join(
+                connection,
+                trial.stream,
+                trial.group,
+                trial.member,
+                handler,
+                order=trial.order,
+                concurrency=trial.concurrency,
+                max_ack_pending=trial.max_ack_pending,
+                hooks=_hooks(lines, trial, listed=config.has_member(trial.member)),
+            )
+            with _signals(lines.stop):
+                await _until_the_end(member, lines)
+    if lines.failure is not None:
+        raise lines.failure
+
+
+async def _until_the_end(member: groups.Member, lines: Lines) -> None:
+    ended = asyncio.create_task(member.wait())
+    asked = asyncio.create_task(lines.stop.wait())
+    try:
+        await asyncio.wait({ended, asked}, return_when=asyncio.FIRST_COMPLETED)
+        if not ended.done():
+            lines.tell("stopping", "stopping: what is at work is finished first; Ctrl-C again ends at once")
+            await member.stop()
+        await ended
+    finally:
+        asked.cancel()
+        ended.cancel()
+
+
+def _hooks(lines: Lines, trial: Trial, *, listed: bool) -> groups.MemberHooks:
+    def joined() -> None:
+        more = "" if listed else f"; the group does not list it yet, so it waits: keylane elastic add {where}"
+        lines.tell("joined", f"joined {trial.group} as {trial.member}{more}", member=trial.member, listed=listed)
+
+    def rebalanced(before: tuple[int, ...], after: tuple[int, ...]) -> None:
+        words = f"partitions {ranges(after)} (before: {ranges(before)})"
+        lines.tell("rebalanced", words, before=list(before), after=list(after))
+
+    where = f"{trial.stream} {trial.group} {trial.member}"
+    return groups.MemberHooks(
+        on_joined=joined,
+        on_activated=lambda: lines.tell("active", "active: this instance is pinned"),
+        on_deactivated=lambda: lines.tell("standby", "standby: another instance may be pinned"),
+        on_rebalanced=rebalanced,
+        on_ended=lambda reason: lines.tell("ended", f"ended: {reason}", reason=reason),
+        on_failure=lambda *_: None,  # only a closed pipe fails, and that ends the command
+    )
+
+
+class _AsLines(logging.Handler):
+    """What the library warns of is for the person at the screen."""
+
+    def __init__(self, lines: Lines) -> None:
+        super().__init__(logging.WARNING)
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.tell("warning", f"warning: {record.getMessage()}", text=record.getMessage())
+
+
+@contextmanager
+def _warnings_as(lines: Lines) -> Iterator[None]:
+    log, handler = logging.getLogger("keylane.groups"), _AsLines(lines)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+
+
+@contextmanager
+def _signals(stop: asyncio.Event) -> Iterator[None]:
+    """The first signal asks for the end, the second cancels whatever still runs."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+
+    def ask() -> None:
+        if stop.is_set():
+            task.cancel()
+        stop.set()
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        loop.add_signal_handler(number, ask)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+def _payload(data: bytes) -> dict[str, str]:
+    try:
+        return {"data": data.decode()}
+    except UnicodeDecodeError:
+        return {"data_base64": base64.b64encode(data).decode()}
+
+
+def _excerpt(data: bytes) -> str:
+    text = _printable(data[: 2 * _SHOWN_CHARS].decode("utf-8", "backslashreplace"))
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}… ({len(data):,} bytes)"
+
+
+def _printable(text: str) -> str:
+    """Nothing that a message carries may steer the terminal."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
