@@ -15,15 +15,15 @@ from pathlib import Path
 import keylane
 from bench.contest import Say
 from chaos import timing
-from chaos.evidence import FILTER, Handled, merged, read, verdict
-from chaos.load import Load, load
+from chaos.evidence import Handled, Happening, explained, merged, read, verdict
+from chaos.load import FILTER, Load, load
 from chaos.members import Group, MemberProcess, Members, Peer, members
 from keylane import groups
 from keylane.groups.shape import GO_01_ACK_WAIT_S
 from keylane.jetstream import streams
 from keylane.jetstream.connection import Connection
 from keylane.server import NatsServer
-from tests.peers.go import find_go
+from tests.peers.go import program
 from tests.peers.presence import PeerMissing
 
 PARTITIONS = 10
@@ -59,6 +59,7 @@ class Figures:
     lost: int = 0
     duplicated: int = 0
     out_of_order: int = 0
+    explained: list[str] = field(default_factory=list)
 
     def as_json(self, contestant: Contestant) -> dict[str, object]:
         return {
@@ -69,6 +70,7 @@ class Figures:
             "lost": self.lost,
             "duplicated": self.duplicated,
             "out_of_order": self.out_of_order,
+            "explained": self.explained,
         }
 
 
@@ -77,7 +79,7 @@ def run(rounds: int, scale: float, say: Say) -> tuple[dict[str, object], str]:
     trials = max(1, round(3 * scale))
     contestants = [OURS, SHORT]
     try:
-        find_go()
+        program("pcgroups-peer", say)
     except PeerMissing as missing:
         say(f"left out: {REFERENCE.name} ({missing})")
     else:
@@ -94,20 +96,24 @@ def run(rounds: int, scale: float, say: Say) -> tuple[dict[str, object], str]:
 
 async def _round(one: Contestant, trials: int, figures: Figures) -> None:
     """Kills and stops by turns. After each the survivor is active, and a new instance waits."""
+    happenings: list[Happening] = []
+    start_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="failover-") as directory, NatsServer.start() as server:
         async with await keylane.connect(server.url) as connection:
             await _create(connection, one)
             group = Group(server.url, STREAM, GROUP)
             async with (
-                members(one.peer, group, Path(directory), ack_wait_s=one.ack_wait_s) as running,
+                members(group, Path(directory), ack_wait_s=one.ack_wait_s) as running,
                 load(connection, RATE) as source,
             ):
-                active = await _instance(running)
+                active = await _instance(running, one)
                 await active.handled_something_after(active.evidence.stat().st_size, _LONGEST_S)
                 for _ in range(trials):
-                    standby = await _instance(running)
+                    standby = await _instance(running, one)
+                    happenings.append(Happening(time.monotonic(), "kill -9"))
                     figures.kill_s.append(await _handover(active, standby, kill=True))
-                    active, standby = standby, await _instance(running)
+                    active, standby = standby, await _instance(running, one)
+                    happenings.append(Happening(time.monotonic(), "clean stop"))
                     figures.stop_s.append(await _handover(active, standby, kill=False))
                     active = standby
                 await source.stop()
@@ -117,7 +123,7 @@ async def _round(one: Contestant, trials: int, figures: Figures) -> None:
                     read(process.evidence, f"{MEMBER}#{number}", PARTITIONS)
                     for number, process in enumerate(running.started)
                 ]
-    _judge(source, merged(logs), figures)
+    _judge(source, merged(logs), happenings, start_s, figures)
 
 
 async def _create(connection: Connection, one: Contestant) -> None:
@@ -136,9 +142,9 @@ async def _create(connection: Connection, one: Contestant) -> None:
     )
 
 
-async def _instance(running: Members) -> MemberProcess:
+async def _instance(running: Members, contestant: Contestant) -> MemberProcess:
     """One more instance, and time for it to join and for everything to run evenly."""
-    one = await running.start(MEMBER)
+    one = await running.start(MEMBER, contestant.peer)
     await one.ready()
     await asyncio.sleep(_SETTLED_S)
     running.check()
@@ -166,12 +172,13 @@ async def _drained(connection: Connection, source: Load) -> None:
         await asyncio.sleep(0.05)
 
 
-def _judge(source: Load, handled: list[Handled], figures: Figures) -> None:
+def _judge(source: Load, handled: list[Handled], happenings: list[Happening], start_s: float, figures: Figures) -> None:
     found = verdict(source.keys, handled)
     figures.sent += found.sent
     figures.lost += len(found.lost)
     figures.duplicated += len(found.duplicated)
     figures.out_of_order += len(found.out_of_order)
+    figures.explained += explained(found, handled, source.keys, happenings, start_s)
 
 
 def _shown(seconds: list[float | None]) -> str:

@@ -15,7 +15,7 @@ from chaos import rebalance, timing
 from chaos.members import Peer
 from chaos.rebalance import Outcome, Storage
 from keylane.groups.admin import PlanName
-from tests.peers.go import find_go
+from tests.peers.go import program
 from tests.peers.presence import PeerMissing
 
 GO = "Go pcgroups 0.1"
@@ -132,7 +132,7 @@ def run(rounds: int, scale: float, say: Say) -> tuple[dict[str, object], str]:
 
 def _has_go(say: Say) -> bool:
     try:
-        find_go()
+        program("pcgroups-peer", say)
     except PeerMissing as missing:
         say(f"left out: {GO} ({missing})")
         return False

@@ -15,8 +15,6 @@ from typing import NamedTuple
 from keylane.core.partitions import partition_number
 from keylane.testing import Effect, Verdict, judge
 
-PREFIX = "orders."
-FILTER = "orders.*"
 MOST_EXPLAINED = 20
 
 
@@ -38,7 +36,10 @@ class Happening(NamedTuple):
 
 
 def read(file: Path, by: str, partitions: int) -> list[Handled]:
-    """The evidence of one process, oldest first. A last line cut short by a kill was not written: left out."""
+    """The evidence of one process, oldest first. The last token of a subject is the key.
+
+    A last line that a kill cut short is left out: it was not written.
+    """
     found = []
     places: dict[bytes, tuple[str, int]] = {}
     for line in file.read_bytes().split(b"\n")[:-1]:
@@ -47,7 +48,7 @@ def read(file: Path, by: str, partitions: int) -> list[Handled]:
         at_ns, subject, sequence, _ = line.split(b" ")
         place = places.get(subject)
         if place is None:
-            key = subject.decode().removeprefix(PREFIX)
+            key = subject.decode().rpartition(".")[2]
             place = places[subject] = key, partition_number(key, partitions)
         found.append(Handled(int(at_ns) / 1e9, *place, int(sequence), by))
     return found

@@ -8,10 +8,11 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from chaos.evidence import PREFIX
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.publish import PublishAck, open_publisher
 
+PREFIX = "orders."
+FILTER = "orders.*"
 KEYS = 200
 _STEP_S = 0.004
 

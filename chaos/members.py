@@ -36,6 +36,7 @@ class Group:
     url: str
     stream: str
     group: str
+    kind: Literal["elastic", "static"] = "elastic"
 
 
 class MemberProcess:
@@ -93,20 +94,21 @@ class MemberProcess:
 class Members:
     """All processes of a run; `started` keeps also those that ended, because their evidence counts."""
 
-    peer: Peer
     group: Group
     directory: Path
     ack_wait_s: float = 0.0
+    max_ack_pending: int | None = None
+    """None: keylane's default; the Go reference keeps order with one message in flight only, so it gets 1."""
     started: list[MemberProcess] = field(default_factory=list)
 
-    async def start(self, member: str) -> MemberProcess:
+    async def start(self, member: str, peer: Peer) -> MemberProcess:
         """Start an instance. It may still be on its way to join: see `ready`."""
         number = len(self.started)
-        evidence = self.directory / f"{number}-{member}.evidence"
-        errors = self.directory / f"{number}-{member}.errors"
+        name = f"{self.group.stream}-{member}-{number}"
+        evidence, errors = self.directory / f"{name}.evidence", self.directory / f"{name}.errors"
         with evidence.open("wb") as out, errors.open("wb") as err:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, tether.__file__, *self._command(member),
+                sys.executable, tether.__file__, *self._command(member, peer),
                 stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=err, cwd=REPOSITORY,
             )  # fmt: skip
         one = MemberProcess(member, process, evidence, errors)
@@ -123,22 +125,24 @@ class Members:
     async def kill(self) -> None:
         await asyncio.gather(*(one.kill() for one in self.started))
 
-    def _command(self, member: str) -> Sequence[str]:
+    def _command(self, member: str, peer: Peer) -> Sequence[str]:
         where = ["--url", self.group.url, "--stream", self.group.stream, "--group", self.group.group]
-        if self.peer == "keylane":
+        pending = self.max_ack_pending if self.max_ack_pending is not None or peer == "keylane" else 1
+        how = ["--member", member] + (["--max-ack-pending", str(pending)] if pending is not None else [])
+        if peer == "keylane":
             wait = ["--ack-wait", str(self.ack_wait_s)]
-            return [sys.executable, "-m", "chaos.worker", *where, "--member", member, *wait]
-        # The reference keeps order with one message in flight only.
-        wait = ["--ack-wait", f"{self.ack_wait_s}s", "--max-ack-pending", "1"]
-        return [str(program("pcgroups-peer")), "consume", *where, "--member", member, *wait, "--evidence"]
+            return [sys.executable, "-m", "chaos.worker", *where, *how, *wait]
+        wait = ["--ack-wait", f"{self.ack_wait_s}s"]
+        program_path = str(program("pcgroups-peer"))
+        return [program_path, "consume", *where, *how, *wait, "--kind", self.group.kind, "--evidence"]
 
 
 @asynccontextmanager
-async def members(peer: Peer, group: Group, directory: Path, *, ack_wait_s: float = 0.0) -> AsyncIterator[Members]:
+async def members(
+    group: Group, directory: Path, *, ack_wait_s: float = 0.0, max_ack_pending: int | None = None
+) -> AsyncIterator[Members]:
     """Processes for as long as the block lasts; whatever is still there at its end is killed."""
-    if peer == "go":
-        await asyncio.to_thread(program, "pcgroups-peer")
-    running = Members(peer, group, directory, ack_wait_s)
+    running = Members(group, directory, ack_wait_s, max_ack_pending)
     try:
         yield running
     finally:

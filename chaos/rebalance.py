@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 import keylane
 from chaos import timing
-from chaos.evidence import FILTER, Handled, Happening, explained, merged, read, verdict
-from chaos.load import Load, load
+from chaos.evidence import Handled, Happening, explained, merged, read, verdict
+from chaos.load import FILTER, Load, load
 from chaos.members import Group, Members, Peer, RunBroken, members
 from chaos.timing import Change
 from keylane import groups
@@ -27,6 +27,7 @@ from keylane.jetstream import streams
 from keylane.jetstream.connection import Connection
 from keylane.server import NatsServer
 from keylane.testing import Verdict
+from tests.peers.go import program
 
 Say = Callable[[str], None]
 Storage = Literal["memory", "file"]
@@ -102,13 +103,15 @@ class Outcome:
 
 async def run(settings: Settings, say: Say) -> Outcome:
     """Start everything, make the changes, end everything, judge."""
+    if settings.peer == "go":
+        program("pcgroups-peer", say)
     with tempfile.TemporaryDirectory(prefix="chaos-") as directory, NatsServer.start() as server:
         async with await keylane.connect(server.url) as connection:
             present = await _create(connection, settings)
             group = Group(server.url, STREAM, GROUP)
-            async with members(settings.peer, group, Path(directory)) as running:
+            async with members(group, Path(directory)) as running:
                 for name in NAMES:
-                    await running.start(name)
+                    await running.start(name, settings.peer)
                 await asyncio.gather(*(one.ready() for one in running.started))
                 async with load(connection, settings.rate) as source:
                     await _everyone_is_at_work(running, present)

@@ -39,6 +39,7 @@ async def work(options: argparse.Namespace) -> None:
             options.group,
             options.member,
             handler,
+            max_ack_pending=options.max_ack_pending,
             settings=ConsumerConfig(ack_wait_s=options.ack_wait) if options.ack_wait else None,
             hooks=groups.MemberHooks(on_joined=lambda: _write(out, b"ready\n")),
         )
@@ -60,4 +61,5 @@ if __name__ == "__main__":
     for name in ("url", "stream", "group", "member"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--ack-wait", type=float, default=0.0, help="seconds; 0 leaves keylane's default")
+    parser.add_argument("--max-ack-pending", type=int, default=1000, help="unacknowledged messages allowed")
     keylane.run(work(parser.parse_args()))

@@ -20,7 +20,7 @@ from rich.table import Table
 
 import keylane
 from keylane import groups
-from keylane.errors import RequestTimeout
+from keylane.errors import GroupEnded, KeylaneError, RequestTimeout
 from keylane.jetstream import streams
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.publish import open_publisher
@@ -79,9 +79,12 @@ async def play(seconds: float, rate: int) -> Verdict:
             await _prepare(connection)
             console.print(f"Stream {STREAM}, elastic group {GROUP!r} of {PARTITIONS} partitions")
             run = Run(server.url)
+            sent: list[int] = []
             try:
                 with Live(console=console, get_renderable=lambda: _picture(run), refresh_per_second=8):
                     sent = await _perform(connection, run, seconds, rate)
+            except* KeylaneError as failures:
+                raise failures.exceptions[0] from None
             finally:
                 await _end_members(run)
     verdict = judge(sent, run.effects)
@@ -129,7 +132,9 @@ async def _perform(connection: Connection, run: Run, seconds: float, rate: int) 
 
 async def _events(connection: Connection, run: Run, seconds: float, start: Callable[[str, str], object]) -> None:
     await asyncio.sleep(seconds / 4)
-    victim = next(one for name, one in run.instances.items() if name.startswith("bob") and one.state == "active")
+    await _wait_for(run, _active_bob, _START_DEADLINE_S, "bob did not become active")
+    victim = _active_bob(run)
+    assert victim is not None
     victim.state = "killed"
     victim.process.kill()
     run.story.append(f"{victim.name} was killed (SIGKILL): the other instance of bob takes over in {ACK_WAIT_S} s")
@@ -173,6 +178,8 @@ async def _listen(run: Run, instance: Instance) -> None:
     instance.partitions = ()
     if instance.state != "killed":
         instance.state = "stopped"
+        if instance.process.returncode:
+            raise GroupEnded(f"the demo's member {instance.name} failed: its own words are above")
     run.changed.set()
 
 
@@ -213,6 +220,10 @@ async def _wait_for(run: Run, condition: Callable[[Run], object], deadline_s: fl
                 await run.changed.wait()
     except TimeoutError:
         raise RequestTimeout(f"{problem} within {deadline_s:g} s") from None
+
+
+def _active_bob(run: Run) -> Instance | None:
+    return next((one for name, one in run.instances.items() if name.startswith("bob") and one.state == "active"), None)
 
 
 def _everyone_ready(run: Run) -> bool:

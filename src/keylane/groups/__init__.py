@@ -1,7 +1,7 @@
 """Partitioned consumer groups: static on streams that carry partitions, elastic on any stream.
 
-`admin` makes and changes groups, `member` takes part in one, `handling` runs the handler, `config` and `shape` are the
-contracts with members in other languages.
+`creating` makes groups, `admin` looks at them and changes them, `member` takes part in one and `seat` has its consumer,
+`handling` runs the handler, `config` and `shape` are the contracts with members in other languages.
 """
 
 from __future__ import annotations
@@ -10,9 +10,6 @@ from keylane.groups.admin import (
     GroupName,
     active_members,
     add_members,
-    create_elastic,
-    create_static,
-    delete,
     delete_mapping,
     drop_members,
     get_config,
@@ -22,6 +19,7 @@ from keylane.groups.admin import (
     step_down,
 )
 from keylane.groups.config import ElasticConfig, StaticConfig
+from keylane.groups.creating import create_elastic, create_static, delete
 from keylane.groups.member import Member, MemberHooks, join
 from keylane.groups.message import GroupMessage
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from datetime import datetime
+from enum import Enum, auto
 from typing import NamedTuple
 
 from keylane.jetstream.message import Message
@@ -17,14 +19,25 @@ class Place(NamedTuple):
     key: str
 
 
+class Outcome(Enum):
+    """What a handler said about a message."""
+
+    DONE = auto()
+    """Acked or terminated."""
+    AGAIN = auto()
+
+
 class GroupMessage:
     """One message of a group. Settled by the group when the handler returns, or by the handler in manual mode."""
 
-    __slots__ = ("delivery", "place")
+    __slots__ = ("delivery", "home", "outcome", "place")
 
     def __init__(self, delivery: Message, place: Place) -> None:
         self.delivery = delivery
         self.place = place
+        self.outcome: Outcome | None = None
+        self.home: asyncio.AbstractEventLoop | None = None
+        """Set while a thread has the message: what it says is carried to the event loop."""
 
     def __repr__(self) -> str:
         return f"<GroupMessage {self.subject} partition={self.partition} sequence={self.sequence}>"
@@ -71,19 +84,29 @@ class GroupMessage:
         return self.delivery.timestamp
 
     def ack(self) -> None:
-        self.delivery.ack()
+        self._say(Outcome.DONE, self.delivery.ack)
 
     async def ack_confirmed(self, timeout_s: float = 5.0) -> None:
+        """Ack and wait until the server has the ack."""
         await self.delivery.ack_confirmed(timeout_s)
+        self.outcome = Outcome.DONE
 
     def nak(self, delay_s: float = 0) -> None:
-        self.delivery.nak(delay_s)
+        """Deliver it again, at once or after a delay; later messages of its key do not wait for it."""
+        self._say(Outcome.AGAIN, lambda: self.delivery.nak(delay_s))
 
     def term(self, reason: str = "") -> None:
-        self.delivery.term(reason)
+        self._say(Outcome.DONE, lambda: self.delivery.term(reason))
 
     def in_progress(self) -> None:
-        self.delivery.in_progress()
+        self._say(self.outcome, self.delivery.in_progress)
+
+    def _say(self, outcome: Outcome | None, send: Callable[[], None]) -> None:
+        if self.home is None or self.outcome is not None:
+            send()
+        else:
+            self.home.call_soon_threadsafe(send)
+        self.outcome = outcome
 
 
 Placing = Callable[[bytes], Place]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from keylane.core.partitions import Partitioning, strip_partition
@@ -11,8 +11,11 @@ from keylane.groups.message import Place, Placing
 
 _REMEMBERED = 65_536
 
+KeyOf = Callable[[str], str]
+"""The key of a subject, in the words of whoever knows better."""
 
-def placing(partitioning: Sequence[Partitioning], *, whole_subject: bool) -> Placing:
+
+def placing(partitioning: Sequence[Partitioning], *, whole_subject: bool, key_of: KeyOf | None = None) -> Placing:
     """A function for one group. Subjects repeat, so their places are remembered.
 
     Where the key is not known (no partitioning given, and subjects are not hashed whole), the partition is the key.
@@ -21,6 +24,8 @@ def placing(partitioning: Sequence[Partitioning], *, whole_subject: bool) -> Pla
     @lru_cache(maxsize=_REMEMBERED)
     def place(raw_subject: bytes) -> Place:
         partition, subject = strip_partition(raw_subject.decode("utf-8", "surrogateescape"))
+        if key_of is not None:
+            return Place(partition, subject, key_of(subject))
         for one in partitioning:
             if matches(one.filter, subject):
                 return Place(partition, subject, one.key(subject))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
-from keylane.errors import GroupError, NoSuchGroup
+from keylane.errors import GroupError, InvalidInput, NoSuchGroup
 from keylane.groups.config import ElasticConfig, StaticConfig
 from keylane.groups.shape import ELASTIC_BUCKET, STATIC_BUCKET, key_of_group
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.kv import Bucket, KvEntry, change
+
+Kind = Literal["static", "elastic"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,29 +31,38 @@ def elastic_bucket(connection: Connection) -> Bucket:
     return Bucket(connection, ELASTIC_BUCKET)
 
 
+def record_name(bucket: str, stream: str, group: str) -> str:
+    """What errors call a record."""
+    return f"record {key_of_group(stream, group)!r} in bucket {bucket!r}"
+
+
 async def read_static(connection: Connection, stream: str, group: str) -> StoredGroup | None:
     entry = await static_bucket(connection).get(key_of_group(stream, group))
     if entry is None or entry.value is None:
         return None
-    return StoredGroup(StaticConfig.from_json(entry.value, _where(STATIC_BUCKET, stream, group)), entry.revision)
+    config = StaticConfig.from_json(entry.value, record_name(STATIC_BUCKET, stream, group))
+    return StoredGroup(config, entry.revision)
 
 
 async def read_elastic(connection: Connection, stream: str, group: str) -> StoredGroup | None:
     entry = await elastic_bucket(connection).get(key_of_group(stream, group))
     if entry is None or entry.value is None:
         return None
-    return StoredGroup(ElasticConfig.from_json(entry.value, _where(ELASTIC_BUCKET, stream, group)), entry.revision)
+    config = ElasticConfig.from_json(entry.value, record_name(ELASTIC_BUCKET, stream, group))
+    return StoredGroup(config, entry.revision)
 
 
-async def read_any(connection: Connection, stream: str, group: str) -> StoredGroup:
-    """The group of this name, static or elastic."""
-    static = await read_static(connection, stream, group)
-    elastic = await read_elastic(connection, stream, group)
+async def read_any(connection: Connection, stream: str, group: str, kind: Kind | None = None) -> StoredGroup:
+    """The group of this name. Other libraries let a static and an elastic one share it: then say which."""
+    if kind not in (None, "static", "elastic"):
+        raise InvalidInput(f"kind is {kind!r}: use static or elastic")
+    static = await read_static(connection, stream, group) if kind != "elastic" else None
+    elastic = await read_elastic(connection, stream, group) if kind != "static" else None
     if static is not None and elastic is not None:
-        raise GroupError(f"stream {stream!r} has a static and an elastic group named {group!r}: delete one of them")
+        raise GroupError(f"stream {stream!r} has a static and an elastic group named {group!r}: say which with kind=")
     found = static or elastic
     if found is None:
-        raise NoSuchGroup(f"stream {stream!r} has no group {group!r}: create it first")
+        raise NoSuchGroup(f"stream {stream!r} has no {kind + ' ' if kind else ''}group {group!r}: create it first")
     return found
 
 
@@ -65,7 +77,7 @@ async def change_elastic(
     async def write(entry: KvEntry | None) -> None:
         if entry is None or entry.value is None:
             raise NoSuchGroup(f"stream {stream!r} has no elastic group {group!r}: create it first")
-        before = ElasticConfig.from_json(entry.value, _where(ELASTIC_BUCKET, stream, group))
+        before = ElasticConfig.from_json(entry.value, record_name(ELASTIC_BUCKET, stream, group))
         after = decide(before)
         decided.append(after)
         if after != before:
@@ -73,7 +85,3 @@ async def change_elastic(
 
     await change(lambda: bucket.get(key), write)
     return decided[-1]
-
-
-def _where(bucket: str, stream: str, group: str) -> str:
-    return f"record {key_of_group(stream, group)!r} in bucket {bucket!r}"

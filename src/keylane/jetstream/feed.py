@@ -630,11 +630,12 @@ class Feed:
     async def _recover(self) -> None:
         trouble = self._trouble
         self._failures += 1
-        await asyncio.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(self._failures - 1, 10)))
+        failures = self._failures  # messages that arrive in the meantime set it to zero
+        await asyncio.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(failures - 1, 10)))
         if trouble in (Meaning.UNAVAILABLE, Meaning.LIMIT) and self._client.is_connected:
             try:
                 # Without a leader nobody answers: ask again soon rather than wait long for one answer.
-                deadline_s = min(self._connection.request_timeout_s, _FIRST_DEADLINE_S * self._failures)
+                deadline_s = min(self._connection.request_timeout_s, _FIRST_DEADLINE_S * failures)
                 await self._read_limits(deadline_s)
             except NotFound as error:
                 raise ConsumerGone(

@@ -240,15 +240,21 @@ class Pinning:
         try:
             async with asyncio.timeout(_RESET_S):
                 await self._reset_quietly()
-        except NotFound as error:
-            self._fail(_gone(self._stream, self._consumer, error))
-            return
         except (KeylaneError, TimeoutError) as error:
             _log.warning("%s/%s: reset on takeover failed, trying again: %s", self._stream, self._consumer, error)
             await asyncio.sleep(_RETRY_S)
-            event = Event.RESET_FAILED
+            event = await self._why_reset_failed()
         if attempt == self._attempt:
             self._perform(event)
+
+    async def _why_reset_failed(self) -> Event:
+        try:
+            return Event.RESET_FAILED if await self.is_ours() else Event.REFUSED
+        except NotFound as error:
+            self._fail(_gone(self._stream, self._consumer, error))
+            return Event.REFUSED
+        except KeylaneError:
+            return Event.RESET_FAILED
 
     async def _revive(self) -> None:
         try:

@@ -41,12 +41,8 @@ async def test_publish_consume_and_ordered_count_every_message(
         config = ConsumerConfig(durable_name="c", ack_policy=AckPolicy.EXPLICIT, max_ack_pending=1000)
         await jetstream.add_consumer(stream, config)
         url = nats_server.url
-        published = await asyncio.to_thread(
-            bench_peer, "publish", url, subject=stream, size=16, async_max=500
-        )
-        consumed = await asyncio.to_thread(
-            bench_peer, "consume", url, stream=stream, consumer="c", pull_max=300
-        )
+        published = await asyncio.to_thread(bench_peer, "publish", url, subject=stream, size=16, async_max=500)
+        consumed = await asyncio.to_thread(bench_peer, "consume", url, stream=stream, consumer="c", pull_max=300)
         ordered = await asyncio.to_thread(bench_peer, "ordered", url, stream=stream)
 
         for measured in (published, consumed, ordered):

@@ -68,9 +68,7 @@ def numbers_by_key(deliveries: list[Delivery]) -> dict[str, list[int]]:
 async def test_elastic_group_consumes_what_python_published(
     jetstream: JetStreamContext, pcgroups: PcgroupsPeer, elastic: str
 ) -> None:
-    assert await asyncio.to_thread(pcgroups.ask, "add-members", stream=elastic, group="g", members="a") == [
-        "a"
-    ]
+    assert await asyncio.to_thread(pcgroups.ask, "add-members", stream=elastic, group="g", members="a") == ["a"]
     with pcgroups.member("a", stream=elastic, group="g", max_ack_pending=1) as member:
         await publish(jetstream, elastic)
         deliveries = await asyncio.to_thread(member.take, MESSAGES, timeout_s=60)
@@ -82,9 +80,7 @@ async def test_elastic_group_consumes_what_python_published(
     assert [delivery.sequence for delivery in deliveries] == list(range(1, MESSAGES + 1))
 
 
-async def test_membership_and_mapping_are_stored_as_go_reads_them(
-    pcgroups: PcgroupsPeer, elastic: str
-) -> None:
+async def test_membership_and_mapping_are_stored_as_go_reads_them(pcgroups: PcgroupsPeer, elastic: str) -> None:
     def walk() -> None:
         group = {"stream": elastic, "group": "g"}
         pcgroups.ask("add-members", **group, members="a,b,c")
@@ -102,9 +98,7 @@ async def test_membership_and_mapping_are_stored_as_go_reads_them(
     await asyncio.to_thread(walk)
 
 
-async def test_step_down_moves_the_pin(
-    jetstream: JetStreamContext, pcgroups: PcgroupsPeer, elastic: str
-) -> None:
+async def test_step_down_moves_the_pin(jetstream: JetStreamContext, pcgroups: PcgroupsPeer, elastic: str) -> None:
     group = {"stream": elastic, "group": "g"}
     await asyncio.to_thread(pcgroups.ask, "add-members", **group, members="a")
     with pcgroups.member("a", **group) as member:
@@ -120,9 +114,7 @@ async def test_static_group_consumes_its_partitions(
     jetstream: JetStreamContext, pcgroups: PcgroupsPeer, unique: Callable[..., str]
 ) -> None:
     stream = unique("go")
-    transform = SubjectTransform(
-        src=f"{stream}.*", dest=f"{{{{partition(4,1)}}}}.{stream}.{{{{wildcard(1)}}}}"
-    )
+    transform = SubjectTransform(src=f"{stream}.*", dest=f"{{{{partition(4,1)}}}}.{stream}.{{{{wildcard(1)}}}}")
     config = StreamConfig(name=stream, subjects=[f"{stream}.*"], subject_transform=transform)
     await jetstream.add_stream(config)
     try:
@@ -149,9 +141,7 @@ async def matching(jetstream: JetStreamContext, stream: str, partitions: tuple[i
     """How many messages the server stored under these partitions."""
     info = await jetstream.stream_info(stream, subjects_filter=">")
     assert info.state.subjects is not None
-    return sum(
-        count for subject, count in info.state.subjects.items() if int(subject.split(".")[0]) in partitions
-    )
+    return sum(count for subject, count in info.state.subjects.items() if int(subject.split(".")[0]) in partitions)
 
 
 def test_filters_follow_members_and_mapping(pcgroups: PcgroupsPeer) -> None:

@@ -246,7 +246,7 @@ async def test_a_pull_that_could_not_leave_is_not_sent_later(own_server: NatsSer
         await keylane.connect(own_server.url) as connection,
     ):
         stream = await make_stream(steady, "S")
-        await fill(steady, stream, 1000)
+        await fill(steady, stream, 45)
         await make_consumer(steady, stream, ack_wait_s=600)
         async with (
             Pulls.of(steady, stream, "reader") as pulls,
@@ -259,6 +259,8 @@ async def test_a_pull_that_could_not_leave_is_not_sent_later(own_server: NatsSer
             await connection.nats.force_reconnect()  # in the turn in which the pull was made
             await link_is(connection, up=False)
             await link_is(connection, up=True)
+            await connection.flush()
+            await fill(steady, stream, 500)
             await eventually(
                 lambda: consumers.info(steady, stream, "reader"),
                 lambda info: (

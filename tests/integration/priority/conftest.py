@@ -133,9 +133,7 @@ async def make_ground(
             await streams.delete(connection, stream)
 
     stack.push_async_callback(remove)
-    consumer = ConsumerConfig(
-        durable_name="workers", priority_groups=(GROUP,), priority_policy=policy, **options
-    )
+    consumer = ConsumerConfig(durable_name="workers", priority_groups=(GROUP,), priority_policy=policy, **options)
     await create(connection, stream, consumer)
     return Ground(connection, stream, "workers")
 
@@ -227,9 +225,7 @@ def start_worker(stack: AsyncExitStack) -> StartWorker:
 
     async def start(url: str | list[str], ground: Ground, name: str, **options: Any) -> Worker:
         where = {"url": url, "stream": ground.stream, "consumer": ground.consumer}
-        worker = await Worker.start(
-            [sys.executable, str(WORKER)], {**where, "name": name, "options": options}
-        )
+        worker = await Worker.start([sys.executable, str(WORKER)], {**where, "name": name, "options": options})
         stack.push_async_callback(worker.end)
         return worker
 

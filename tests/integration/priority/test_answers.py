@@ -35,10 +35,7 @@ POLICIES = ("overflow", "pinned_client", "prioritized")
     ("policy", "request_fields", "text", "error"),
     [
         *((policy, {}, "Priority Group missing", PriorityGroupMissing) for policy in POLICIES),
-        *(
-            (policy, {"group": "other"}, "Invalid Priority Group", PriorityGroupInvalid)
-            for policy in POLICIES
-        ),
+        *((policy, {"group": "other"}, "Invalid Priority Group", PriorityGroupInvalid) for policy in POLICIES),
         (
             "pinned_client",
             {"group": GROUP, "min_pending": 1},
@@ -86,9 +83,7 @@ async def test_a_bad_request_is_refused_with_its_own_error(
     assert meaning_of(Status(*status)) is Meaning.INVALID
     if error is None:
         return
-    feed = await open_feed(
-        place.connection, place.stream, place.consumer, FeedOptions(pull_fields=request_fields)
-    )
+    feed = await open_feed(place.connection, place.stream, place.consumer, FeedOptions(pull_fields=request_fields))
     with pytest.raises(error, match=f"400 Bad Request - {text}; ") as refused:
         await asyncio.wait_for(anext(feed), 5)
     assert type(refused.value) is error
@@ -136,9 +131,7 @@ async def test_both_texts_of_423(ground: MakeGround, open_client: OpenClient) ->
 
 
 async def test_the_409s(ground: MakeGround) -> None:
-    place = await ground(
-        "overflow", storage="memory", max_batch=5, max_expires_s=10, max_bytes=1000, max_waiting=1
-    )
+    place = await ground("overflow", storage="memory", max_batch=5, max_expires_s=10, max_bytes=1000, max_waiting=1)
     seen: dict[str, Meaning] = {}
 
     async def expect(beginning: str, status: tuple[int, str]) -> None:
@@ -149,9 +142,7 @@ async def test_the_409s(ground: MakeGround) -> None:
 
     async with raw_puller(place.connection, place.stream, place.consumer) as puller:
         await expect("Exceeded MaxRequestBatch of 5", await puller.refusal(group=GROUP, batch=6))
-        await expect(
-            "Exceeded MaxRequestExpires of 10s", await puller.refusal(group=GROUP, expires=int(11e9))
-        )
+        await expect("Exceeded MaxRequestExpires of 10s", await puller.refusal(group=GROUP, expires=int(11e9)))
         await expect("Exceeded MaxRequestMaxBytes of 1000", await puller.refusal(group=GROUP, max_bytes=1001))
         await puller.pull(group=GROUP, min_pending=100)
         await expect("Exceeded MaxWaiting", await puller.refusal(group=GROUP))
@@ -193,9 +184,7 @@ async def test_a_push_consumer(ground: MakeGround) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-async def test_a_deleted_consumer_ends_the_reader(
-    ground: MakeGround, open_client: OpenClient, policy: str
-) -> None:
+async def test_a_deleted_consumer_ends_the_reader(ground: MakeGround, open_client: OpenClient, policy: str) -> None:
     place = await ground(policy, storage="memory")
     notices: list[Notice] = []
     feed = await consume(await open_client(), place.stream, place.consumer, on_notice=notices.append)
@@ -209,9 +198,7 @@ async def test_a_deleted_consumer_ends_the_reader(
     await feed.close()
 
 
-async def test_a_consumer_replaced_by_one_with_another_policy(
-    ground: MakeGround, open_client: OpenClient
-) -> None:
+async def test_a_consumer_replaced_by_one_with_another_policy(ground: MakeGround, open_client: OpenClient) -> None:
     """An open reader does not carry its terms over to a consumer that does not know them."""
     place = await ground("overflow", storage="memory")
     feed = await consume(
@@ -221,9 +208,7 @@ async def test_a_consumer_replaced_by_one_with_another_policy(
     await create(
         place.connection,
         place.stream,
-        ConsumerConfig(
-            durable_name=place.consumer, priority_groups=(GROUP,), priority_policy="pinned_client"
-        ),
+        ConsumerConfig(durable_name=place.consumer, priority_groups=(GROUP,), priority_policy="pinned_client"),
     )
     with pytest.raises((ConsumerGone, NotAnOverflowConsumer)):
         await asyncio.wait_for(anext(feed), 5)
@@ -307,9 +292,7 @@ async def test_codes_of_a_consumer_that_breaks_a_rule(
 async def test_code_of_an_unknown_group(ground: MakeGround) -> None:
     place = await ground("pinned_client", storage="memory")
     with pytest.raises(ApiError) as refused:
-        await place.connection.api.request(
-            f"CONSUMER.UNPIN.{place.stream}.{place.consumer}", {"group": "other"}
-        )
+        await place.connection.api.request(f"CONSUMER.UNPIN.{place.stream}.{place.consumer}", {"group": "other"})
     assert refused.value.err_code == 10160
     with pytest.raises(ApiError) as refused:
         await consumers.unpin(place.connection, place.stream, place.consumer, "seventeen-letters")
@@ -356,14 +339,10 @@ async def test_what_the_server_leaves_to_the_client(ground: MakeGround) -> None:
 
 async def test_group_and_policy_never_change(ground: MakeGround) -> None:
     place = await ground("overflow", retention="limits", storage="memory")
-    changed = ConsumerConfig(
-        durable_name=place.consumer, priority_groups=(GROUP,), priority_policy="pinned_client"
-    )
+    changed = ConsumerConfig(durable_name=place.consumer, priority_groups=(GROUP,), priority_policy="pinned_client")
     with pytest.raises(InvalidInput, match="policy is overflow and cannot become pinned_client"):
         await update(place.connection, place.stream, changed)
-    renamed = ConsumerConfig(
-        durable_name=place.consumer, priority_groups=("other",), priority_policy="overflow"
-    )
+    renamed = ConsumerConfig(durable_name=place.consumer, priority_groups=("other",), priority_policy="overflow")
     with pytest.raises(InvalidInput, match=r"group is \['jobs'\] and cannot become \['other'\]"):
         await update(place.connection, place.stream, renamed)
     plain = ConsumerConfig(durable_name="plain")

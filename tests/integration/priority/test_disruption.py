@@ -17,8 +17,9 @@ from keylane.errors import ApiError, KeylaneError, PublishFailed
 from keylane.jetstream import consumers, streams
 from keylane.jetstream.consumers import PriorityPolicy
 from keylane.jetstream.publish import Outgoing, PublishAck, publish_many
+from keylane.priority import unpin
 from keylane.server import NatsCluster, NatsServer
-from tests.integration.priority.conftest import Ground, OpenClient, Reader, StartReader, make_ground
+from tests.integration.priority.conftest import Ground, MakeGround, OpenClient, Reader, StartReader, make_ground
 from tests.integration.priority.evidence import judge
 
 COMMON = {"ack_wait_s": 3, "max_ack_pending": 50}
@@ -93,9 +94,7 @@ async def at_work(
         works: list[Work] = []
         for policy, (terms, *reader_terms) in POLICIES.items():
             options = {**COMMON, **terms}
-            place = await make_ground(
-                stack, connections[0], name("disrupted"), policy, replicas=replicas, **options
-            )
+            place = await make_ground(stack, connections[0], name("disrupted"), policy, replicas=replicas, **options)
             readers = [
                 await read(connection, place, f"{policy}-{number}", **own)
                 for number, (connection, own) in enumerate(zip(connections[1:], reader_terms, strict=True))
@@ -154,34 +153,53 @@ async def test_leaders_step_down(
             assert (await streams.state(place.connection, place.stream)).leader != before
 
 
+async def test_takeovers_under_load_with_a_new_leader_each_time(
+    cluster_ground: MakeGround, open_cluster_client: OpenClient, read: StartReader
+) -> None:
+    """A reset that races with deliveries makes the servers forget messages in flight; a new leader deletes them."""
+    place = await cluster_ground("pinned_client", priority_timeout_s=2, max_ack_pending=200, ack_wait_s=5)
+    published = await place.publish(2500)
+    readers = [await read(await open_cluster_client(), place, f"reader-{number}") for number in range(2)]
+    for reader in readers:
+        reader.handle_s = 0.0005
+    work = Work(place, "pinned_client", readers)
+    await work.handled(200)
+    for _ in range(4):
+        await until_done(unpin, place.connection, place.stream, place.consumer)
+        await work.handled(1)
+        await until_done(consumers.step_down, place.connection, place.stream, place.consumer)
+        await work.handled(50)
+    await work.finish()
+    assert judge(published, *(reader.log for reader in readers)).in_order_and_complete
+    assert (await streams.state(place.connection, place.stream)).messages == 0
+    for reader in readers:
+        await reader.stop()
+
+
 async def test_a_node_dies(stack: AsyncExitStack, read: StartReader, unique: Callable[..., str]) -> None:
     """First the node that leads the pinned consumer, then one that only a reader hangs on."""
     cluster = await asyncio.to_thread(NatsCluster.start, 3)
     stack.push_async_callback(asyncio.to_thread, cluster.stop)
-    connections = [
-        await stack.enter_async_context(await keylane.connect([node.url])) for node in cluster.nodes
-    ]
+    connections = [await stack.enter_async_context(await keylane.connect([node.url])) for node in cluster.nodes]
     async with at_work(connections, unique, read, replicas=3) as works:
         (pinned,) = [work for work in works if work.policy == "pinned_client"]
         place = pinned.place
         leader = (await consumers.info(place.connection, place.stream, place.consumer)).leader
         assert leader is not None
-        await kill_and_restart(cluster, cluster.node(leader), works)
+        await kill(cluster.node(leader), works)
+        await asyncio.to_thread(cluster.node(leader).restart)
+        await asyncio.to_thread(cluster.wait_ready)
         (reader,) = [index for index, one in enumerate(pinned.readers) if one.feed.is_pinned]
-        await kill_and_restart(cluster, cluster.nodes[1 + reader], works)
+        await kill(cluster.nodes[1 + reader], works)
 
 
-async def kill_and_restart(cluster: NatsCluster, node: NatsServer, works: list[Work]) -> None:
+async def kill(node: NatsServer, works: list[Work]) -> None:
     node.kill()
     for work in works:
         await work.handled(50)
-    await asyncio.to_thread(node.restart)
-    await asyncio.to_thread(cluster.wait_ready)
 
 
-async def test_a_single_server_restarts(
-    stack: AsyncExitStack, read: StartReader, unique: Callable[..., str]
-) -> None:
+async def test_a_single_server_restarts(stack: AsyncExitStack, read: StartReader, unique: Callable[..., str]) -> None:
     """Once cleanly, once after a kill."""
     server = await asyncio.to_thread(NatsServer.start)
     stack.push_async_callback(asyncio.to_thread, server.stop)

@@ -26,9 +26,7 @@ async def settle(place: Ground) -> consumers.ConsumerInfo:
 async def test_nothing_at_999_and_messages_at_1000(ground: MakeGround, open_client: OpenClient) -> None:
     place = await ground("overflow", storage="memory")
     await place.publish(999)
-    async with await open_fetcher(
-        await open_client(), place.stream, place.consumer, min_pending=1000
-    ) as fetcher:
+    async with await open_fetcher(await open_client(), place.stream, place.consumer, min_pending=1000) as fetcher:
         assert await fetcher.fetch(10, timeout_s=QUIET_S) == []
         waiting = asyncio.create_task(fetcher.fetch(1, timeout_s=5))
         await place.publish(1)
@@ -99,9 +97,7 @@ async def test_heartbeats_flow_while_the_conditions_do_not_hold(
 
 @pytest.mark.parametrize("first", ["eager", "picky"])
 @pytest.mark.parametrize(("min_pending", "shared"), [(1, True), (2, False)])
-async def test_who_is_served_with_one_in_flight(
-    ground: MakeGround, first: str, min_pending: int, shared: bool
-) -> None:
+async def test_who_is_served_with_one_in_flight(ground: MakeGround, first: str, min_pending: int, shared: bool) -> None:
     """A fact of nats-server 2.15: it looks at the conditions and otherwise takes pulls in turn.
 
     The design behind the policy says that a pull without conditions goes before one with min_pending 1.

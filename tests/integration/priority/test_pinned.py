@@ -16,15 +16,10 @@ from tests.integration.priority.evidence import judge, receivers
 TIMEOUT_S = 1.5
 
 
-async def test_of_five_clients_one_receives(
-    ground: MakeGround, open_client: OpenClient, read: StartReader
-) -> None:
+async def test_of_five_clients_one_receives(ground: MakeGround, open_client: OpenClient, read: StartReader) -> None:
     place = await ground("pinned_client", priority_timeout_s=TIMEOUT_S)
     told: list[str] = []
-    readers = [
-        await read(await open_client(), place, f"reader-{number}", on_pinned=told.append)
-        for number in range(5)
-    ]
+    readers = [await read(await open_client(), place, f"reader-{number}", on_pinned=told.append) for number in range(5)]
     published: list[int] = []
     for _ in range(3):
         published += await place.publish(40)
@@ -62,9 +57,7 @@ async def test_an_admin_moves_the_pin_within_a_second(
     await second.stop()
 
 
-async def test_the_old_one_can_be_pinned_again(
-    ground: MakeGround, open_client: OpenClient, read: StartReader
-) -> None:
+async def test_the_old_one_can_be_pinned_again(ground: MakeGround, open_client: OpenClient, read: StartReader) -> None:
     """With nobody else waiting, an unpinned reader gets a new pin for its next message."""
     place = await ground("pinned_client", priority_timeout_s=30)
     pinned: list[str] = []
@@ -81,9 +74,7 @@ async def test_the_old_one_can_be_pinned_again(
     await only.stop()
 
 
-async def test_a_clean_stop_hands_over_at_once(
-    ground: MakeGround, open_client: OpenClient, read: StartReader
-) -> None:
+async def test_a_clean_stop_hands_over_at_once(ground: MakeGround, open_client: OpenClient, read: StartReader) -> None:
     place = await ground("pinned_client", priority_timeout_s=30, max_ack_pending=100, ack_wait_s=30)
     first = await read(await open_client(), place, "first", max_messages=50, handle_s=0.01)
     published = await place.publish(300)
@@ -174,9 +165,7 @@ async def test_a_reader_that_does_not_read_keeps_its_pin(
     """Its buffer is full, so it can ask for nothing; a sign of life keeps the pin over several timeouts."""
     place = await ground("pinned_client", priority_timeout_s=1, max_ack_pending=100, ack_wait_s=30)
     lost: list[str] = []
-    feed = await consume(
-        await open_client(), place.stream, place.consumer, max_messages=10, on_unpinned=lost.append
-    )
+    feed = await consume(await open_client(), place.stream, place.consumer, max_messages=10, on_unpinned=lost.append)
     published = await place.publish(30)
     first = await feed.next(5)
     assert first is not None
@@ -200,9 +189,7 @@ async def test_a_blocked_event_loop_asks_before_it_goes_on(
     """The pin survived a pause shorter than two timeouts only if the server says so."""
     place = await ground("pinned_client", priority_timeout_s=1, max_ack_pending=100, ack_wait_s=30)
     lost: list[str] = []
-    feed = await consume(
-        await open_client(), place.stream, place.consumer, max_messages=10, on_unpinned=lost.append
-    )
+    feed = await consume(await open_client(), place.stream, place.consumer, max_messages=10, on_unpinned=lost.append)
     published = await place.publish(30)
     first = await feed.next(5)
     assert first is not None
@@ -217,9 +204,7 @@ async def test_a_blocked_event_loop_asks_before_it_goes_on(
 
 
 @pytest.mark.parametrize(("timeout_s", "expires_s"), [(1.0, 0.6), (2.0, 2.0), (0.5, 30.0)])
-async def test_a_pin_that_would_flap_is_refused(
-    ground: MakeGround, timeout_s: float, expires_s: float
-) -> None:
+async def test_a_pin_that_would_flap_is_refused(ground: MakeGround, timeout_s: float, expires_s: float) -> None:
     place = await ground("pinned_client", priority_timeout_s=timeout_s)
     with pytest.raises(InvalidInput) as refused:
         await consume(place.connection, place.stream, place.consumer, expires_s=expires_s)

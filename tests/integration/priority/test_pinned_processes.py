@@ -32,9 +32,7 @@ async def pinned_one(workers: list[Worker]) -> Worker:
     return waits[first]
 
 
-async def test_kill_minus_nine(
-    nats_server: NatsServer, ground: MakeGround, start_worker: StartWorker
-) -> None:
+async def test_kill_minus_nine(nats_server: NatsServer, ground: MakeGround, start_worker: StartWorker) -> None:
     place = await ground("pinned_client", **TERMS)
     workers = await start_five(start_worker, nats_server.url, place, handle_s=0.005)
     published = await place.publish(400)
@@ -72,9 +70,7 @@ async def freeze_and_thaw(
     return old, new, published, thawed_at
 
 
-async def test_stopped_and_continued(
-    nats_server: NatsServer, ground: MakeGround, start_worker: StartWorker
-) -> None:
+async def test_stopped_and_continued(nats_server: NatsServer, ground: MakeGround, start_worker: StartWorker) -> None:
     place = await ground("pinned_client", **TERMS)
     old, new, published, thawed_at = await freeze_and_thaw(nats_server.url, place, start_worker, blind=False)
     assert [line for line in old.log if line.at > thawed_at] == []

@@ -88,9 +88,7 @@ async def test_a_full_reader_lets_the_next_priority_through(
 
 async def test_equal_priorities_share(ground: MakeGround, open_client: OpenClient, read: StartReader) -> None:
     place = await ground("prioritized")
-    readers = [
-        await read(await open_client(), place, name, priority=3, max_messages=10) for name in ("one", "two")
-    ]
+    readers = [await read(await open_client(), place, name, priority=3, max_messages=10) for name in ("one", "two")]
     published = await place.publish(100)
     await readers[0].together(readers[1], count=100)
     assert all(len(reader.log) > 10 for reader in readers)
@@ -114,9 +112,7 @@ async def test_without_a_priority_a_pull_is_served_first(
 
 async def test_fetch_by_priority(ground: MakeGround, open_client: OpenClient, read: StartReader) -> None:
     place = await ground("prioritized")
-    low = asyncio.create_task(
-        fetch(await open_client(), place.stream, place.consumer, 5, timeout_s=5, priority=9)
-    )
+    low = asyncio.create_task(fetch(await open_client(), place.stream, place.consumer, 5, timeout_s=5, priority=9))
     high = await read(await open_client(), place, "high", priority=0)
     await place.pulls(2)
     published = await place.publish(10)

@@ -56,17 +56,13 @@ async def after_a_death(
     return heir.sequences
 
 
-async def test_in_order_on_a_work_queue(
-    ground: MakeGround, open_client: OpenClient, read: StartReader
-) -> None:
+async def test_in_order_on_a_work_queue(ground: MakeGround, open_client: OpenClient, read: StartReader) -> None:
     place = await ground("pinned_client", **TERMS)
     got = await after_a_death(place, open_client, read, 9)
     assert got == [3, 5, 6, 7, 8, 9, 10, 11, 12]
 
 
-async def test_not_in_order_without_the_reset(
-    ground: MakeGround, open_client: OpenClient, read: StartReader
-) -> None:
+async def test_not_in_order_without_the_reset(ground: MakeGround, open_client: OpenClient, read: StartReader) -> None:
     """What the option is for; and the tests here can fail."""
     place = await ground("pinned_client", **TERMS)
     got = await after_a_death(place, open_client, read, 4, reset_on_takeover=False)
@@ -237,22 +233,26 @@ async def test_the_first_delivery_after_the_reset_may_get_lost(
     place = await ground("pinned_client", **TERMS)
     published = await place.publish(8)
     log = await die_at_work(await open_client(), place)
-    admin, resets, reset = await open_client(), 0, consumers.reset
+    resets, reset = 0, consumers.reset
 
-    async def reset_and_lose(*_: object, **__: object) -> int:
-        nonlocal resets
-        resets += 1
-        if resets > 1:
-            return await reset(admin, place.stream, place.consumer)
-        bad_link.proxy.lose()
-        at = await reset(admin, place.stream, place.consumer)
+    async def cut_when_lost() -> None:
         await asyncio.wait_for(bad_link.proxy.lost.wait(), 5)
         bad_link.proxy.cut()
+
+    cutting = asyncio.create_task(cut_when_lost())
+
+    async def reset_and_lose(*where: Any, **options: Any) -> int:
+        nonlocal resets
+        resets += 1
+        at = await reset(*where, **options)
+        if resets == 1:
+            bad_link.proxy.lose()
         return at
 
     monkeypatch.setattr(consumers, "reset", reset_and_lose)
     heir = await read(bad_link.connection, place, "heir")
     published += await place.publish(1)
+    await cutting
     await asyncio.wait_for(bad_link.back.wait(), 5)
     published += await place.publish(3)
     await heir.got(9, timeout_s=10)

@@ -25,9 +25,7 @@ class Worker:
     @classmethod
     async def start(cls, command: list[str], job: dict[str, Any]) -> Worker:
         """Run the command with the job as its argument, and wait until it reads."""
-        process = await asyncio.create_subprocess_exec(
-            *command, json.dumps(job), stdout=asyncio.subprocess.PIPE
-        )
+        process = await asyncio.create_subprocess_exec(*command, json.dumps(job), stdout=asyncio.subprocess.PIPE)
         worker = cls(job["name"], process)
         worker._reading = asyncio.create_task(worker._read())
         try:

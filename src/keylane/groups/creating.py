@@ -1,0 +1,275 @@
+"""Making and deleting groups, and every collision that would make two groups share something."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from nats.js.api import StorageType, StreamInfo, SubjectTransform
+
+from keylane.core.names import check_group_name, check_stream_name
+from keylane.core.partitions import Partitioning, parse_transform
+from keylane.core.plans import Plan
+from keylane.errors import ApiError, GroupConflict, InvalidInput, NotFound, RevisionConflict
+from keylane.groups import shape
+from keylane.groups.config import Dialect, ElasticConfig, GroupConfig, StaticConfig
+from keylane.groups.store import (
+    Kind,
+    elastic_bucket,
+    read_any,
+    read_elastic,
+    read_static,
+    static_bucket,
+)
+from keylane.jetstream import consumers, streams
+from keylane.jetstream.connection import Connection
+from keylane.jetstream.kv import KvEntry, change
+
+_log = logging.getLogger("keylane.groups")
+
+Mappings = Mapping[str, Iterable[int]]
+
+_STREAM_EXISTS_DIFFERENTLY = 10058
+
+
+async def create_static(
+    connection: Connection,
+    stream: str,
+    group: str,
+    *,
+    max_members: int,
+    filters: Sequence[str] = (),
+    members: Sequence[str] = (),
+    mappings: Mappings | None = None,
+    dialect: Dialect = "present",
+) -> StaticConfig:
+    """Create a group on a stream whose subjects begin with a partition number. The identical group is fine."""
+    check_names(stream, group)
+    config = StaticConfig(
+        max_members=max_members,
+        filters=tuple(_no_text(filters, "filters")),
+        members=tuple(_no_text(members, "members")),
+        mappings=plan_of(mappings),
+        dialect=dialect,
+    )
+    config.check()
+    if not config.plan.members:
+        raise InvalidInput("a static group never changes, so it needs its members, or mappings, from the start")
+    source = await streams.info(connection, stream)
+    _check_partition_count(source.config.subject_transform, max_members, stream)
+    if await read_elastic(connection, stream, group) is not None:
+        raise GroupConflict(f"stream {stream!r} has an elastic group {group!r}: choose another name")
+    await _refuse_shared_durables(connection, stream, group, config)
+    stored = await _write_record(connection, stream, group, config, source.config.num_replicas or 1)
+    assert isinstance(stored, StaticConfig)
+    return stored
+
+
+async def create_elastic(
+    connection: Connection,
+    stream: str,
+    group: str,
+    *,
+    max_members: int,
+    partitioning: Sequence[tuple[str, Sequence[int]]] = (),
+    max_buffered_messages: int = 0,
+    max_buffered_bytes: int = 0,
+    members: Sequence[str] = (),
+    dialect: Dialect = "present",
+) -> ElasticConfig:
+    """Create a group on any stream: `partitioning` has filters with the `*` wildcards that make up the key.
+
+    Without filters every subject is taken and hashed whole (server 2.12). The identical group is fine, whoever its
+    members are by now; the result has its configuration.
+
+    >>> await create_elastic(connection, "ORDERS", "billing", max_members=10, partitioning=[("orders.*.*", [2])])
+    """
+    check_names(stream, group)
+    config = ElasticConfig(
+        max_members=max_members,
+        partitioning=tuple(Partitioning(one, tuple(wildcards), max_members) for one, wildcards in partitioning),
+        max_buffered_messages=max_buffered_messages,
+        max_buffered_bytes=max_buffered_bytes,
+        members=tuple(_no_text(members, "members")),
+        dialect=dialect,
+    )
+    config.check()
+    if not partitioning:
+        connection.require("whole_subject_hash")
+    source = await streams.info(connection, stream)
+    if await read_static(connection, stream, group) is not None:
+        raise GroupConflict(f"stream {stream!r} has a static group {group!r}: choose another name")
+    stored = await read_elastic(connection, stream, group)
+    if stored is not None:
+        _refuse_difference(stream, group, stored.config, config)
+    await _make_queue(connection, stream, group, config, source)
+    written = await _write_record(connection, stream, group, config, source.config.num_replicas or 1)
+    assert isinstance(written, ElasticConfig)
+    return written
+
+
+async def delete(connection: Connection, stream: str, group: str, *, kind: Kind | None = None) -> None:
+    """Delete a group: its record first, which ends its members, then its consumers or its queue."""
+    check_names(stream, group)
+    config = (await read_any(connection, stream, group, kind)).config
+    bucket = static_bucket(connection) if isinstance(config, StaticConfig) else elastic_bucket(connection)
+    key = shape.key_of_group(stream, group)
+
+    async def remove(entry: KvEntry | None) -> None:
+        if entry is not None and entry.value is not None:
+            await bucket.delete(key, revision=entry.revision)
+
+    await change(lambda: bucket.get(key), remove)
+    if isinstance(config, StaticConfig):
+        for member in config.plan.members:
+            await _unless_missing(consumers.delete(connection, stream, shape.consumer_name(config, group, member)))
+    elif await _sources(connection, shape.queue_stream(stream, group)) == [stream]:
+        await _unless_missing(streams.delete(connection, shape.queue_stream(stream, group)))
+
+
+def check_names(stream: str, group: str) -> None:
+    check_stream_name(stream)
+    check_group_name(group)
+
+
+def plan_of(mappings: Mappings | None) -> Plan | None:
+    return Plan.from_mappings(list(mappings.items())) if mappings is not None else None
+
+
+# ---- what must not be shared ----------------------------------------------------------------------------
+
+
+def _check_partition_count(transform: SubjectTransform | None, max_members: int, stream: str) -> None:
+    if transform is None or not transform.dest:
+        return
+    known = parse_transform(transform.src or ">", transform.dest)
+    if known is not None and known.partitions != max_members:
+        raise InvalidInput(
+            f"max_members is {max_members}, but the transform of stream {stream!r} makes {known.partitions} "
+            "partitions: they must be equal, or some partitions have no owner"
+        )
+
+
+async def _refuse_shared_durables(connection: Connection, stream: str, group: str, config: StaticConfig) -> None:
+    """`a` + `b-c` and `a-b` + `c` would be one durable consumer."""
+    ours = {shape.consumer_name(config, group, member): member for member in config.plan.members}
+    for key in await static_bucket(connection).keys(stream):
+        other = key.partition(".")[2]
+        theirs = await read_static(connection, stream, other) if other != group else None
+        for member in theirs.config.plan.members if theirs is not None else ():
+            name = shape.consumer_name(config, other, member)
+            if name in ours:
+                raise GroupConflict(
+                    f"member {ours[name]!r} of group {group!r} and member {member!r} of group {other!r} would share "
+                    f"the consumer {name!r}: rename the group or the member"
+                )
+
+
+def _refuse_difference(stream: str, group: str, there: GroupConfig, here: GroupConfig) -> None:
+    """Members of an elastic group come and go; everything else is for its whole life."""
+    if isinstance(there, StaticConfig) and isinstance(here, StaticConfig) and there.same_group(here):
+        return
+    coming_and_going = ("members", "mappings") if isinstance(here, ElasticConfig) else ()
+    for one in fields(here):
+        if one.name == "listed" or one.name in coming_and_going:
+            continue
+        mine, other = getattr(here, one.name), getattr(there, one.name)
+        if mine != other:
+            raise GroupConflict(
+                f"stream {stream!r} has a group {group!r} with another configuration ({one.name} is {other!r} there "
+                f"and {mine!r} here): delete it first, or choose another name"
+            )
+
+
+async def _write_record(
+    connection: Connection, stream: str, group: str, config: StaticConfig | ElasticConfig, replicas: int
+) -> StaticConfig | ElasticConfig:
+    """The configuration that is stored in the end: ours, or the same one that was there."""
+    static = isinstance(config, StaticConfig)
+    bucket = static_bucket(connection) if static else elastic_bucket(connection)
+    await bucket.ensure(replicas=replicas)
+    key = shape.key_of_group(stream, group)
+    entry = await bucket.get(key)
+    if entry is None or entry.value is None:
+        try:
+            await bucket.put(key, config.to_json(), revision=entry.revision if entry is not None else 0)
+        except RevisionConflict:
+            _log.info("group %s was made by somebody else at this moment", key)
+        else:
+            return config
+    stored = await read_any(connection, stream, group, "static" if static else "elastic")
+    _refuse_difference(stream, group, stored.config, config)
+    return stored.config
+
+
+# ---- the work queue of an elastic group -----------------------------------------------------------------
+
+
+async def _make_queue(
+    connection: Connection, stream: str, group: str, config: ElasticConfig, source: StreamInfo
+) -> None:
+    """Create the queue, unless the group has it already."""
+    queue = shape.queue_stream(stream, group)
+    sources = await _sources(connection, queue)
+    if sources is not None and sources != [stream]:
+        # `a` + `b-c` and `a-b` + `c` would be one queue stream.
+        raise GroupConflict(
+            f"group {group!r} on stream {stream!r} needs the stream name {queue!r}, which is taken"
+            + (f" by a group on stream {sources[0]!r}" if sources else "")
+            + ": choose another group name"
+        )
+    if sources is not None and await read_elastic(connection, stream, group) is not None:
+        return
+    try:
+        await connection.api.request(f"STREAM.CREATE.{queue}", _queue_config(queue, stream, config, source))
+    except ApiError as error:
+        if error.err_code != _STREAM_EXISTS_DIFFERENTLY:
+            raise
+        raise GroupConflict(
+            f"group {group!r} on stream {stream!r} needs the stream {queue!r}, which is there with other settings: "
+            "delete that stream first, or choose another group name"
+        ) from error
+
+
+def _queue_config(queue: str, stream: str, config: ElasticConfig, source: StreamInfo) -> dict[str, Any]:
+    transforms = [{"src": one.filter, "dest": one.destination} for one in config.partitioning] or [
+        {"src": ">", "dest": f"{{{{Partition({config.max_members})}}}}.>"}
+    ]
+    return {
+        "name": queue,
+        "retention": "workqueue",
+        "discard": "new",
+        "storage": StorageType(source.config.storage or "file").value,
+        "num_replicas": source.config.num_replicas or 1,
+        "max_msgs": config.max_buffered_messages or -1,
+        "max_bytes": config.max_buffered_bytes or -1,
+        "allow_direct": True,
+        "sources": [{"name": stream, "subject_transforms": transforms}],
+    }
+
+
+async def _sources(connection: Connection, queue: str) -> list[str] | None:
+    """The streams that this one copies from; None if it does not exist."""
+    try:
+        info = await streams.info(connection, queue)
+    except NotFound:
+        return None
+    return [source.name for source in info.config.sources or ()]
+
+
+# ---- small things ---------------------------------------------------------------------------------------
+
+
+def _no_text(values: Sequence[str], what: str) -> Sequence[str]:
+    if isinstance(values, str):
+        raise InvalidInput(f"{what} is {values!r}, one text: give a list")
+    return values
+
+
+async def _unless_missing(call: Awaitable[None]) -> None:
+    try:
+        await call
+    except NotFound as error:
+        _log.debug("was gone already: %s", error)

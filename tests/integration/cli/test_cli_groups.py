@@ -1,0 +1,496 @@
+"""`keylane static` and `keylane elastic`: making, looking at, changing and deleting groups, against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from keylane import Connection, groups
+from keylane.cli.group_sight import look
+from keylane.cli.groups_shown import picture, sight_object
+from keylane.groups import shape
+from keylane.jetstream import consumers, streams
+from keylane.jetstream.consumers import ConsumerConfig
+from keylane.server import NatsServer
+from tests.integration.cli.groups_rig import Done, here, parted_stream, plain_stream, publish, run
+
+Names = Callable[..., str]
+
+
+@pytest.fixture
+async def orders(connection: Connection, unique: Names) -> AsyncIterator[str]:
+    async with plain_stream(connection, unique("ORDERS")) as name:
+        yield name
+
+
+@pytest.fixture
+async def parted(connection: Connection, unique: Names) -> AsyncIterator[str]:
+    async with parted_stream(connection, unique("PARTED"), 10) as name:
+        yield name
+
+
+@pytest.fixture
+def at(nats_server: NatsServer) -> tuple[str, str]:
+    return ("-s", nats_server.url)
+
+
+async def names(connection: Connection, stream: str) -> list[str]:
+    return [one.group for one in await groups.list_groups(connection, stream)]
+
+
+async def held(connection: Connection, stream: str, messages: int) -> None:
+    """Wait until a stream holds this many messages. The server tells nobody when it has copied one."""
+    async with asyncio.timeout(10):
+        while (await streams.info(connection, stream)).state.messages < messages:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+async def nothing(_: groups.GroupMessage) -> None:
+    """A handler that has nothing to do."""
+
+
+# ---- from creation to deletion ------------------------------------------------------------------------
+
+
+async def test_the_life_of_a_static_group(connection: Connection, parted: str, at: tuple[str, str]) -> None:
+    done = await run("static", "create", "balanced", parted, "billing", "10", ">", "m1", "m2", *at)
+    assert done == Done(0, f"created static group 'billing' of stream '{parted}': 10 partitions, members m1, m2\n", "")
+    assert await groups.get_config(connection, parted, "billing") == groups.StaticConfig(
+        max_members=10, filters=(">",), members=("m1", "m2")
+    )
+    mapped = await here(
+        "static", "create", "mapped", parted, "audit", "10", f"{parted}.a", "m1:0-7", "m2:8,9",
+        "--filter", f"{parted}.b", "--json", *at,
+    )  # fmt: skip
+    audit = {
+        "stream": parted,
+        "group": "audit",
+        "kind": "static",
+        "max_members": 10,
+        "filters": [f"{parted}.a", f"{parted}.b"],
+        "dialect": "present",
+        "mapped": True,
+        "members": [
+            {"member": "m1", "partitions": [0, 1, 2, 3, 4, 5, 6, 7]},
+            {"member": "m2", "partitions": [8, 9]},
+        ],
+        "unowned": [],
+    }
+    assert mapped.json == audit
+    listed = await run("static", "ls", parted, *at)
+    as_json = await here("static", "ls", parted, "--json", *at)
+    assert re.search(rf"audit +10 +{parted}\.a +2 mapped: m1, m2 *\n +{parted}\.b", listed.stdout)
+    assert re.search(r"billing +10 +> +2 balanced: m1, m2", listed.stdout)
+    assert as_json.json["kind"] == "static"
+    assert as_json.json["groups"][0] == audit
+    done = await here("static", "delete", parted, "billing", "--force", *at)
+    assert done == Done(0, f"deleted static group 'billing' of stream '{parted}'\n", "")
+    assert await names(connection, parted) == ["audit"]
+
+
+async def test_the_life_of_an_elastic_group(connection: Connection, orders: str, at: tuple[str, str]) -> None:
+    where = (orders, "billing")
+    created = await run(
+        "elastic", "create", *where, "6", f"{orders}.a.*.*", "2", "1", f"{orders}.b.*", "1",
+        "--max-buffered-msgs", "500", "--max-buffered-bytes", "100000", "--json", *at,
+    )  # fmt: skip
+    assert created.json == {
+        "stream": orders,
+        "group": "billing",
+        "kind": "elastic",
+        "max_members": 6,
+        "partitioning": [
+            {"filter": f"{orders}.a.*.*", "wildcards": [2, 1]},
+            {"filter": f"{orders}.b.*", "wildcards": [1]},
+        ],
+        "max_buffered_messages": 500,
+        "max_buffered_bytes": 100000,
+        "dialect": "present",
+        "mapped": False,
+        "members": [],
+        "unowned": [0, 1, 2, 3, 4, 5],
+    }
+    added = await run("elastic", "add", *where, "a", "b", *at)
+    assert (added.returncode, added.stderr) == (0, "")
+    assert "billing: 6 of 6 partitions change hands" in added.stdout
+    assert re.search(r"a +none +0-2 \+3", added.stdout)
+
+    added = await here("elastic", "add", *where, "b", "c", "--plan", "sticky", "--json", *at)
+    assert added.json["mapped"] is True
+    assert added.json["moves"] == 2
+    assert {one["to"] for one in added.json["moved"]} == {"c"}
+    assert added.json["notes"] == ["b was in the group already"]
+
+    refused = await here("elastic", "drop", *where, "a", *at)
+    assert "has a mapping, and balanced would throw it away: give --plan sticky" in refused.refusal
+    dropped = await run("elastic", "drop", *where, "a", "--plan", "sticky", "--json", *at)
+    assert [one["member"] for one in dropped.json["members"]] == ["b", "c"]
+    assert {one["from"] for one in dropped.json["moved"]} == {"a"}
+
+    mapped = await here("elastic", "create-mapping", *where, "x:0-4", "y:5", "--json", *at)
+    assert mapped.json["members"] == [
+        {"member": "x", "partitions": [0, 1, 2, 3, 4]},
+        {"member": "y", "partitions": [5]},
+    ]
+    unmapped = await here("elastic", "delete-mapping", *where, "--force", *at)
+    assert "nobody owns partitions 0-5 now: their messages wait" in unmapped.stdout
+    assert (await groups.get_config(connection, *where)).plan.members == ()
+    deleted = await here("elastic", "delete", *where, "-f", "--json", *at)
+    assert deleted.json == {"stream": orders, "group": "billing", "kind": "elastic", "deleted": True}
+    assert await names(connection, orders) == []
+    assert f"{orders}-billing" not in await streams.names(connection)
+
+
+async def test_without_filters_whole_subjects_are_hashed(
+    connection: Connection, orders: str, at: tuple[str, str]
+) -> None:
+    assert (await here("elastic", "create", orders, "all", "4", *at)).returncode == 0
+    config = await groups.get_config(connection, orders, "all")
+    assert isinstance(config, groups.ElasticConfig)
+    assert config.partitioning == ()
+    listed = await here("elastic", "ls", orders, *at)
+    assert re.search(r"all +4 +none \(every subject, hashed whole\) +nobody", listed.stdout)
+
+
+async def test_the_other_words_of_the_cg_tool(orders: str, at: tuple[str, str]) -> None:
+    async def said(*words: str) -> Any:
+        return (await here("elastic", *words, "--json", *at)).json
+
+    await said("create", orders, "g", "4", f"{orders}.*", "1", "--dialect", "go-0.1")
+    for word in ("createmapping", "cm"):
+        assert (await said(word, orders, "g", "a:0,1", "b:2,3"))["mapped"] is True
+    for word in ("memberinfo", "minfo"):
+        assert (await said(word, orders, "g", "a"))["partitions"] == [0, 1]
+    for word in ("list", "ls"):
+        assert [one["dialect"] for one in (await said(word, orders))["groups"]] == ["go-0.1"]
+    for word in ("deletemapping", "dm"):
+        assert (await said(word, orders, "g", "--force"))["unowned"] == [0, 1, 2, 3]
+        await said("cm", orders, "g", "a:0-3")
+    assert (await said("rm", orders, "g", "-f"))["deleted"] is True
+
+
+# ---- asking first -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answer", ["n\n", "\n", "", "yess\n", "delete\n"])
+async def test_only_a_yes_deletes(connection: Connection, parted: str, at: tuple[str, str], answer: str) -> None:
+    await groups.create_static(connection, parted, "billing", max_members=10, members=["m1"])
+    done = await here("static", "delete", parted, "billing", "--json", *at, stdin=answer)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"Delete static group 'billing' of stream '{parted}'? Its members end. [y/N] ")
+    assert "keylane: nothing was deleted" in done.stderr
+    assert ("--force does not ask" in done.stderr) == (answer == "")
+    assert await names(connection, parted) == ["billing"]
+
+
+async def test_a_yes_deletes(connection: Connection, orders: str, at: tuple[str, str]) -> None:
+    where = (orders, "billing")
+    await groups.create_elastic(connection, *where, max_members=4, partitioning=[(f"{orders}.*", [1])])
+    await groups.set_mapping(connection, *where, {"a": range(4)})
+    await publish(connection, orders, 3)
+    no = await run("elastic", "delete-mapping", *where, *at, stdin="no\n")
+    assert (no.returncode, no.stdout) == (1, "")
+    assert "Nobody gets messages after that. [y/N] keylane: nothing was changed\n" in no.stderr
+    assert (await groups.get_config(connection, *where)).has_member("a")
+    yes = await here("elastic", "delete-mapping", *where, *at, stdin="yes\n")
+    assert yes.returncode == 0
+    assert not (await groups.get_config(connection, *where)).has_member("a")
+    yes = await run("elastic", "delete", *where, *at, stdin="Y\n")
+    assert yes.returncode == 0
+    assert "3 messages wait in its queue" in yes.stderr
+    assert await names(connection, orders) == []
+
+
+# ---- info ---------------------------------------------------------------------------------------------
+
+
+async def test_info_draws_who_owns_what(connection: Connection, orders: str, at: tuple[str, str]) -> None:
+    where = (orders, "billing")
+    await groups.create_elastic(
+        connection,
+        *where,
+        max_members=6,
+        partitioning=[(f"{orders}.*", [1])],
+        members=["a", "b"],
+        max_buffered_messages=200,
+    )
+    started, free = asyncio.Event(), asyncio.Event()
+
+    async def handler(_: groups.GroupMessage) -> None:
+        started.set()
+        await free.wait()
+
+    member = await groups.join(connection, *where, "a", handler, max_ack_pending=3)
+    await publish(connection, orders, 50, keys=40)
+    async with asyncio.timeout(10):
+        await started.wait()
+    shown = await run("elastic", "info", *where, *at)
+    as_json = await here("elastic", "info", *where, "--json", *at)
+    one = await run("elastic", "member-info", *where, "a", *at)
+    absent = await here("elastic", "member-info", *where, "b", "--json", *at)
+    info = await groups.member_info(connection, *where, "a")
+    free.set()
+    await member.stop()
+    assert info is not None
+    pin = info.priority_groups[0].pinned_client_id
+    assert info.num_ack_pending == 3
+    pending = info.num_pending
+    assert pending > 3
+    assert (shown.returncode, shown.stderr) == (0, "")
+    for line in (
+        rf"─ {orders} / billing ─",
+        r"elastic +6 partitions, balanced over 2 members",
+        rf"filters +{orders}\.\*, key: wildcard 1",
+        rf"queue +50 messages, [\d.]+ kB in stream {orders}-billing",
+        r"buffer +25% of 200 messages; when full, the server pauses sourcing for about a second",
+        r"member +partitions +state +pinned +for +pending +ack pending",
+        rf"a +0-2 +active +{pin} +\d+ s +{pending} +3",
+        r"b +3-5 +absent +nobody +- +- +-",
+        rf"total +{pending} +3",
+    ):
+        assert re.search(line, shown.stdout), f"{line} is not in\n{shown.stdout}"
+    told = as_json.json
+    assert told["queue"] == {
+        "stream": f"{orders}-billing",
+        "messages": 50,
+        "bytes": told["queue"]["bytes"],
+        "max_messages": 200,
+        "max_bytes": None,
+        "fill": 0.25,
+        "source_lag": 0,
+    }
+    active, other = told["members"]
+    assert active.pop("pinned_since").endswith("Z")
+    assert active.pop("waiting_pulls") >= 0
+    assert active == {
+        "member": "a",
+        "partitions": [0, 1, 2],
+        "state": "active",
+        "covered": [0, 1, 2],
+        "consumer": "a",
+        "pinned_id": pin,
+        "pending": pending,
+        "ack_pending": 3,
+        "max_ack_pending": 3,
+        "redelivered": 0,
+    }
+    assert other["state"] == "absent"
+    assert {name for name, value in other.items() if value is None} == other.keys() - {
+        "member", "partitions", "state",
+    }  # fmt: skip
+    assert re.search(rf"pinned +{pin} for \d+ s", one.stdout)
+    assert re.search(r"ack pending +3 of 3", one.stdout)
+    assert absent.json == {"stream": orders, "group": "billing", "kind": "elastic"} | other
+
+
+async def test_info_while_partitions_move(connection: Connection, orders: str, at: tuple[str, str]) -> None:
+    """A member whose consumer is not yet what the plan says, and one that is not in the group any more."""
+    where = (orders, "billing")
+    config = await groups.create_elastic(
+        connection, *where, max_members=6, partitioning=[(f"{orders}.*", [1])], members=["a", "b"]
+    )
+    kept = ConsumerConfig(inactive_threshold_s=60)
+    for member in ("a", "b"):
+        wanted = shape.consumer_config(config, "billing", member, kept)
+        await consumers.create(connection, f"{orders}-billing", wanted)
+    await groups.drop_members(connection, *where, ["b"])
+    shown = await here("elastic", "info", *where, *at)
+    as_json = await here("elastic", "info", *where, "--json", *at)
+    assert re.search(r"a +0-5 \(still reads 0-2\) +absent", shown.stdout)
+    assert re.search(r"b +none \(still reads 3-5\) +leaving", shown.stdout)
+    assert [(one["member"], one["state"], one["covered"]) for one in as_json.json["members"]] == [
+        ("a", "absent", [0, 1, 2]),
+        ("b", "leaving", [3, 4, 5]),
+    ]
+
+
+async def test_info_of_a_full_queue_and_of_none(connection: Connection, orders: str, at: tuple[str, str]) -> None:
+    where = (orders, "billing")
+    await groups.create_elastic(
+        connection, *where, max_members=3, partitioning=[(f"{orders}.*", [1])], max_buffered_messages=5
+    )
+    await publish(connection, orders, 30)
+    await held(connection, f"{orders}-billing", 5)
+    shown = await here("elastic", "info", *where, *at)
+    assert re.search(r"unowned +0-2: nobody gets their messages", shown.stdout)
+    assert re.search(r"buffer +100% of 5 messages; when full, the server pauses", shown.stdout)
+    assert re.search(rf"behind +about \d+ messages of {orders} are not copied yet", shown.stdout)
+    await streams.delete(connection, f"{orders}-billing")
+    shown = await here("elastic", "info", *where, *at)
+    as_json = await here("elastic", "info", *where, "--json", *at)
+    assert re.search(rf"queue +{orders}-billing does not exist", shown.stdout)
+    assert as_json.json["queue"] is None
+
+
+async def test_info_of_a_large_group_is_one_list(
+    connection: Connection, nats_server: NatsServer, orders: str, at: tuple[str, str]
+) -> None:
+    """1,000 partitions and 50 members: the same few requests as for one member, and well within a second."""
+    members = [f"worker-{number:02}" for number in range(50)]
+    config = await groups.create_elastic(
+        connection, orders, "big", max_members=1000, partitioning=[(f"{orders}.*", [1])], members=members
+    )
+    kept = ConsumerConfig(inactive_threshold_s=60)
+    for member in members:
+        await consumers.create(
+            connection, f"{orders}-big", shape.consumer_config(config, "big", member, kept), action="create"
+        )
+    asked: list[str] = []
+
+    async def note(message: Any) -> None:
+        asked.append(message.subject)
+
+    subscription = await connection.nats.subscribe("$JS.API.>", cb=note)
+    done = await run("elastic", "info", orders, "big", "--json", *at)
+    await connection.nats.flush()
+    await subscription.unsubscribe()
+    assert [one["partitions"] for one in done.json["members"]] == [
+        list(range(first, first + 20)) for first in range(0, 1000, 20)
+    ]
+    assert all(one["covered"] == one["partitions"] for one in done.json["members"])
+    assert asked.count(f"$JS.API.CONSUMER.LIST.{orders}-big") == 1
+    assert len(asked) < 8
+    assert not [one for one in asked if ".CONSUMER.INFO." in one]
+
+    began = time.perf_counter()
+    sight = await look(connection, "elastic", orders, "big")
+    screen = Console(width=100)
+    with screen.capture() as captured:
+        screen.print(picture(sight, datetime.now(UTC), width=100))
+    took_s = time.perf_counter() - began
+    assert len(captured.get().splitlines()) > 50
+    assert len(sight_object(sight)["members"]) == 50
+    assert took_s < 1, took_s
+
+
+# ---- step-down ----------------------------------------------------------------------------------------
+
+
+async def test_step_down_says_who_was_pinned_and_who_is(
+    connection: Connection, orders: str, at: tuple[str, str]
+) -> None:
+    where = (orders, "billing")
+    await groups.create_elastic(connection, *where, max_members=2, partitioning=[(f"{orders}.*", [1])], members=["a"])
+    alone = await here("elastic", "step-down", *where, "a", *at)
+    assert "member 'a' of group 'billing' has no running instance that could step down" in alone.refusal
+    active = asyncio.Event()
+    hooks = groups.MemberHooks(on_activated=active.set)
+    first = await groups.join(connection, *where, "a", nothing, hooks=hooks)
+    await publish(connection, orders, 1)
+    async with asyncio.timeout(10):
+        await active.wait()
+    before = await groups.member_info(connection, *where, "a")
+    done = await run("elastic", "sd", *where, "a", *at)
+    assert before is not None
+    pin = before.priority_groups[0].pinned_client_id
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == (f"unpinned {pin}\nnobody is pinned yet: the next message pins an instance\n")
+    as_json = await here("elastic", "step-down", *where, "a", "--json", *at)
+    assert as_json.json == {
+        "stream": orders, "group": "billing", "member": "a", "unpinned_id": None, "pinned_id": None,
+    }  # fmt: skip
+    await first.stop()
+
+
+# ---- wrong input --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def both(connection: Connection, parted: str) -> str:
+    """A stream with a static group `fixed` and an elastic one, `loose`, of member `a`."""
+    await groups.create_static(connection, parted, "fixed", max_members=10, members=["a"])
+    await groups.create_elastic(
+        connection, parted, "loose", max_members=4, partitioning=[(f"*.{parted}.*", [2])], members=["a"]
+    )
+    return parted
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("static info {s} gone", "stream '{s}' has no static group 'gone'; there is: fixed"),
+        ("elastic info {s} gone", "stream '{s}' has no elastic group 'gone'; there is: loose"),
+        ("static info {s} loose", "group 'loose' of stream '{s}' is elastic, not static: use `keylane elastic"),
+        ("elastic add {s} fixed b", "group 'fixed' of stream '{s}' is static, not elastic: use `keylane static"),
+        ("static delete {s} gone", "has no static group 'gone'"),
+        ("static consume {s} loose a", "is elastic, not static"),
+        ("static ls NOT_THERE", "there is no stream 'NOT_THERE'; there is: "),
+        ("elastic info NOT_THERE g", "there is no stream 'NOT_THERE'; there is: "),
+        ("elastic create NOT_THERE g 4", "there is no stream 'NOT_THERE'; there is: "),
+        ("static create balanced NOT_THERE g 4 > a", "there is no stream 'NOT_THERE'; there is: "),
+        ("static info a.b g", "'a.b'"),
+        ("static info {s} a.b", "'a.b'"),
+        ("elastic add {s} loose a.b", "'a.b'"),
+        ("elastic drop {s} loose b", "group 'loose' does not list member 'b'; it lists a"),
+        ("static member-info {s} fixed b", "group 'fixed' does not list member 'b'; it lists a"),
+        ("static step-down {s} fixed b", "group 'fixed' does not list member 'b'; it lists a"),
+        ("static consume {s} fixed b", "does not list member 'b'"),
+        ("static create balanced {s} g 7 > a", "makes 10 partitions"),
+        ("static create balanced {s} fixed 10 > a b", "with another configuration"),
+        ("static create mapped {s} g 10 > a:0-8", "partitions 9 of 10 belong to no member"),
+        ("static create mapped {s} g 10 > a:0-9 a:1", "member 'a' has two mappings"),
+        ("static create mapped {s} g 10 > a:0-9 b:9", "partition 9 belongs to member 'a' and to member 'b'"),
+        ("static create mapped {s} g 10 > a", "mapping 'a' is not a member and its partitions"),
+        ("static create mapped {s} g 10 > a:x", "mapping 'a:x' is not a member and its partitions"),
+        ("static create mapped {s} g 10 > a:9-0", "has the range 9-0: write the lower number first"),
+        ("elastic create {s} g 4 1", "wildcard 1 comes before any filter"),
+        ("elastic create {s} g 4 a.*", "filter 'a.*' names no wildcards to hash"),
+        ("elastic create {s} g 4 a.* 2", "2"),
+        ("elastic create {s} g 4 a.* 1 *.b 1", "overlap"),
+        ("elastic create-mapping {s} loose a:0-4", "out of range"),
+        ("elastic delete-mapping {s} loose", "group 'loose' of stream '{s}' has no mapping"),
+        ("elastic plan {s} loose --drop b", "does not list member 'b'"),
+        ("elastic plan {s} loose --add a.b", "'a.b'"),
+    ],
+)  # fmt: skip
+async def test_wrong_input_is_one_line_and_exit_code_1(both: str, at: tuple[str, str], words: str, said: str) -> None:
+    done = await here(*words.format(s=both).split(), *at)
+    assert said.format(s=both) in done.refusal
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "static info S",
+        "static create balanced S g 0 > a",
+        "static create balanced S g ten > a",
+        "static create balanced S g 4 >",
+        "static create S g 4 > a",
+        "static add S g a",
+        "elastic create S g 4 a.* 1 --max-buffered-msgs -1",
+        "elastic create S g 4 --dialect old",
+        "elastic add S g",
+        "elastic add S g a --plan weighted",
+        "elastic consume S g a --sleep soon",
+        "elastic consume S g a --order sometimes",
+        "elastic consume S g a --concurrency 0",
+        "elastic nonsense",
+    ],
+)
+async def test_wrong_usage_is_exit_code_2(words: str) -> None:
+    done = await here(*words.split())
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Usage: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+async def test_a_broken_record_hides_no_other_group(connection: Connection, parted: str, at: tuple[str, str]) -> None:
+    await groups.create_static(connection, parted, "good", max_members=10, members=["a"])
+    await connection.jetstream.publish(f"$KV.static-consumer-groups.{parted}.bad", b"{nonsense")
+    listed = await here("static", "ls", parted, *at)
+    as_json = await here("static", "ls", parted, "--json", *at)
+    info = await here("static", "info", parted, "bad", *at)
+    assert re.search(r"good +10 ", listed.stdout)
+    assert re.search(r"bad +- +broken +record ", listed.stdout)
+    bad, good = as_json.json["groups"]
+    assert bad["group"] == "bad"
+    assert "is not JSON" in bad["broken"]
+    assert good["members"] == [{"member": "a", "partitions": list(range(10))}]
+    assert f"{parted}.bad" in info.refusal

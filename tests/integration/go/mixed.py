@@ -1,0 +1,127 @@
+"""Groups that Go and Python share: processes of both, and one record of what they handled."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from nats.js.api import SubjectTransform
+
+from chaos.evidence import Handled, merged, read, verdict
+from chaos.members import Group, Members, members
+from keylane import Connection, groups
+from keylane.jetstream import streams
+from keylane.jetstream.publish import Outgoing, PublishAck, publish_many
+from keylane.testing import Verdict
+from tests.peers.pcgroups import PcgroupsPeer
+
+KEYS = 24
+PARTITIONS = 6
+GROUP = "g"
+LOOK_EVERY_S = 0.05
+
+
+class Mixed:
+    """One stream with a group `g` of 6 partitions, and whoever takes part in it."""
+
+    def __init__(self, connection: Connection, go: PcgroupsPeer, members: Members) -> None:
+        self.connection = connection
+        self.stream = members.group.stream
+        self.members = members
+        self.sent: list[int] = []
+        self._go = go
+
+    @property
+    def filter(self) -> str:
+        return f"{self.stream}.*"
+
+    @property
+    def partitioning(self) -> list[tuple[str, list[int]]]:
+        return [(self.filter, [1])]
+
+    async def ask_go(self, subcommand: str, **options: object) -> Any:
+        """Let Go's library do something to the group."""
+        kind = self.members.group.kind
+        return await asyncio.to_thread(self._go.ask, subcommand, stream=self.stream, group=GROUP, kind=kind, **options)
+
+    async def go_creates_elastic(self, **options: object) -> Any:
+        return await self.ask_go("elastic-create", max_members=PARTITIONS, filter=self.filter, wildcards="1", **options)
+
+    async def publish(self, count: int) -> list[int]:
+        """Messages of all keys; returns their sequences."""
+        first = len(self.sent)
+        outgoing = [
+            Outgoing(f"{self.stream}.k{number % KEYS}", b"%d" % number) for number in range(first, first + count)
+        ]
+        stored = await publish_many(self.connection, outgoing)
+        sequences = [one.sequence for one in stored if isinstance(one, PublishAck)]
+        assert len(sequences) == count, stored
+        self.sent += sequences
+        return sequences
+
+    def handled(self) -> list[Handled]:
+        """Everything that any process handled so far, in order. `by` is the member and the process's number."""
+        return merged(
+            read(one.evidence, f"{one.member}#{number}", PARTITIONS) for number, one in enumerate(self.members.started)
+        )
+
+    async def handled_all(self, sequences: Iterable[int], timeout_s: float) -> list[Handled]:
+        """Wait until each of these was handled by somebody; returns the evidence so far."""
+        wanted = set(sequences)
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            self.members.check()
+            found = self.handled()
+            missing = wanted - {one.sequence for one in found}
+            if not missing:
+                return found
+            if time.monotonic() > deadline_s:
+                where = sorted({one.partition for one in found if one.sequence in wanted})
+                raise AssertionError(
+                    f"{len(missing)} of {len(wanted)} not handled in {timeout_s} s; partitions that were: {where}"
+                )
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def until(self, what: str, holds: Callable[[list[Handled]], bool], timeout_s: float) -> None:
+        """Publish and look until it holds: ownership shows only in messages."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            found = await self.handled_all(await self.publish(KEYS), timeout_s)
+            if holds(found[-KEYS:]):
+                return
+            assert time.monotonic() < deadline_s, f"{what} did not come true in {timeout_s} s: {found[-KEYS:]}"
+
+    def verdict(self) -> Verdict:
+        return verdict(self.sent, self.handled())
+
+
+@asynccontextmanager
+async def group_of_both(
+    connection: Connection, go: PcgroupsPeer, group: Group, directory: Path
+) -> AsyncIterator[Mixed]:
+    """A stream, and room for a group of this kind on it; processes and everything else are gone afterwards.
+
+    All members ask for one message in flight: in a shared group they must ask for the same consumer, and it keeps Go
+    in order too.
+    """
+    name = group.stream
+    transform = SubjectTransform(src=f"{name}.*", dest=f"{{{{partition({PARTITIONS},1)}}}}.{name}.{{{{wildcard(1)}}}}")
+    config = streams.StreamConfig(
+        name=name,
+        subjects=[f"{name}.*"],
+        storage=streams.StorageType.MEMORY,
+        subject_transform=transform if group.kind == "static" else None,
+    )
+    await streams.create(connection, config)
+    try:
+        async with members(group, directory, max_ack_pending=1) as processes:
+            yield Mixed(connection, go, processes)
+            await processes.stop()
+        for one in await groups.list_groups(connection, name):
+            await groups.delete(connection, name, one.group)
+    finally:
+        await streams.delete(connection, name)
