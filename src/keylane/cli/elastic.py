@@ -136,9 +136,6 @@ def add(
     before, after = connected(link, lambda connection: _changed(connection, stream, group, change))
     known = [name for name in newcomers if before.has_member(name)]
     notes = [f"{', '.join(known)} was in the group already"] if known else []
-    left_out = [name for name in newcomers if not after.has_member(name)]
-    if left_out:
-        notes.append(f"{', '.join(left_out)} is left out: every partition has a member of its own already")
     _show_change((stream, group), before, after, as_json=as_json, notes=notes)
 
 

@@ -169,7 +169,7 @@ def _add_changing(app: typer.Typer, kind: Kind) -> None:
                 f"Delete {kind} group {group!r} of stream {stream!r}? Its members end.{queued}",
                 otherwise="nothing was deleted",
             )
-        connected(link, lambda connection: groups.delete(connection, stream, group))
+        connected(link, lambda connection: groups.delete(connection, stream, group, kind=kind))
         told = {"stream": stream, "group": group, "kind": kind, "deleted": True}
         say(as_json, told, f"deleted {kind} group {group!r} of stream {stream!r}")
 
@@ -278,12 +278,12 @@ async def _step_down(
     from keylane.errors import GroupError
 
     await config_of(connection, kind, stream, group)
-    info = await groups.member_info(connection, stream, group, member)
+    info = await groups.member_info(connection, stream, group, member, kind=kind)
     if info is None:
         raise GroupError(f"member {member!r} of group {group!r} has no running instance that could step down")
     pin = pin_of(info)
     async with priority.advisories(connection, info.stream, info.name) as events:
-        await groups.step_down(connection, stream, group, member)
+        await groups.step_down(connection, stream, group, member, kind=kind)
         after = None
         try:
             async with asyncio.timeout(_NEW_PIN_S):

@@ -107,6 +107,7 @@ async def consume(trial: Trial, link: ConnectionOptions, *, as_json: bool) -> No
                 concurrency=trial.concurrency,
                 max_ack_pending=trial.max_ack_pending,
                 hooks=_hooks(lines, trial, listed=config.has_member(trial.member)),
+                kind=trial.kind,
             )
             with _signals(lines.stop):
                 await _until_the_end(member, lines)
@@ -141,7 +142,7 @@ def _hooks(lines: Lines, trial: Trial, *, listed: bool) -> groups.MemberHooks:
     return groups.MemberHooks(
         on_joined=joined,
         on_activated=lambda: lines.tell("active", "active: this instance is pinned"),
-        on_deactivated=lambda: lines.tell("standby", "standby: another instance may be pinned"),
+        on_deactivated=lambda: lines.tell("inactive", "inactive: this instance is not pinned any more"),
         on_rebalanced=rebalanced,
         on_ended=lambda reason: lines.tell("ended", f"ended: {reason}", reason=reason),
         on_failure=lambda *_: None,  # only a closed pipe fails, and that ends the command

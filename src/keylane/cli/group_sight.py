@@ -18,13 +18,26 @@ from keylane.core.names import check_group_name, check_stream_name
 from keylane.errors import BrokenGroupRecord, GroupError, NoSuchGroup, NotFound
 from keylane.groups import ElasticConfig, StaticConfig, list_groups
 from keylane.groups.shape import consumer_name, consumer_stream
-from keylane.groups.store import read_elastic, read_static
+from keylane.groups.store import Kind, read_elastic, read_static
 from keylane.jetstream import consumers, streams
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.consumers import ConsumerInfo
 
 Answer = TypeVar("Answer")
-Kind = Literal["static", "elastic"]
+__all__ = [
+    "GroupSight",
+    "Kind",
+    "MemberSight",
+    "QueueSight",
+    "State",
+    "config_of",
+    "explaining_the_stream",
+    "groups_of",
+    "kind_of",
+    "look",
+    "unowned_partitions",
+]
+
 State = Literal["active", "waiting", "absent", "leaving"]
 
 

@@ -26,7 +26,7 @@ SOURCING_PAUSES = "when full, the server pauses sourcing for about a second"
 _PIPE_WIDTH = 160
 _STYLES = {"active": "green", "waiting": "yellow", "absent": "red", "leaving": "magenta"}
 # Columns that only a wide screen has room for.
-_FOR_FROM_WIDTH = 112
+_FOR_FROM_WIDTH = 92
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -283,8 +283,12 @@ def _member_table(sight: GroupSight, now: datetime, width: int) -> Table:
     table.add_column("pinned", no_wrap=True)
     if width >= _FOR_FROM_WIDTH:
         table.add_column("for", no_wrap=True, justify="right")
-    table.add_column("pending", f"{sum(one.num_pending for one in infos):,}" if infos else "-", no_wrap=True, justify="right")
-    table.add_column("ack pending", f"{sum(one.num_ack_pending for one in infos):,}" if infos else "-", no_wrap=True, justify="right")
+    table.add_column(
+        "pending", f"{sum(one.num_pending for one in infos):,}" if infos else "-", no_wrap=True, justify="right"
+    )
+    table.add_column(
+        "ack pending", f"{sum(one.num_ack_pending for one in infos):,}" if infos else "-", no_wrap=True, justify="right"
+    )
     for one in sight.members:
         info = one.info
         pinned, since = _pinned(one, now)

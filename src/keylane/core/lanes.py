@@ -204,9 +204,7 @@ class Lanes(Generic[T]):
     def running(self, which: Callable[[T], bool] | None = None) -> int:
         """How many are at work now."""
         return sum(
-            1
-            for entry in self._entries.values()
-            if entry.state is RUNNING and (which is None or which(entry.item))
+            1 for entry in self._entries.values() if entry.state is RUNNING and (which is None or which(entry.item))
         )
 
     def _insert(self, lane: deque[Entry[T]], entry: Entry[T]) -> None:

@@ -90,6 +90,7 @@ class Action(Enum):
 
 _A, _E, _P = Action, Event, Phase
 _TO_STANDBY = (_A.TELL_UNPINNED, _A.FORGET, _A.DISCARD_ID)
+_RENEW = (_A.TELL_UNPINNED, _A.FORGET, _A.ADOPT, _A.TELL_PINNED, _A.DELIVER)
 _QUIETLY_TO_STANDBY = (_A.FORGET, _A.DISCARD_ID)
 
 # fmt: off
@@ -118,7 +119,7 @@ TRANSITIONS: dict[tuple[Phase, Event], tuple[Phase, tuple[Action, ...]]] = {
     (_P.AWAITING,  _E.REFUSED):      (_P.STANDBY,   _TO_STANDBY),
     (_P.AWAITING,  _E.STALLED):      (_P.STANDBY,   _TO_STANDBY),
 
-    (_P.PINNED,    _E.FIRST):        (_P.PINNED,    (_A.TELL_UNPINNED, _A.FORGET, _A.ADOPT, _A.TELL_PINNED, _A.DELIVER)),
+    (_P.PINNED,    _E.FIRST):        (_P.PINNED,    _RENEW),
     (_P.PINNED,    _E.LATER):        (_P.RESETTING, (_A.TELL_UNPINNED, _A.FORGET, _A.ADOPT, _A.DROP, _A.RESET)),
     (_P.PINNED,    _E.SAME):         (_P.PINNED,    (_A.DELIVER,)),
     (_P.PINNED,    _E.RESTARTED):    (_P.PINNED,    (_A.FORGET, _A.DELIVER)),

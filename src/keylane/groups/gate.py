@@ -8,10 +8,7 @@ rewound consumer counts its deliveries from 1 again, so the next delivery with c
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
-
-T = TypeVar("T")
+from keylane.groups.message import GroupMessage
 
 
 class Gate:
@@ -35,6 +32,10 @@ class Gate:
         return not (self._shut or self._shunned or self._held or self._holds_all)
 
     @property
+    def is_shut(self) -> bool:
+        return self._shut
+
+    @property
     def shunned(self) -> frozenset[int]:
         return self._shunned
 
@@ -45,17 +46,16 @@ class Gate:
     def shun(self, partitions: frozenset[int]) -> None:
         self._shunned |= partitions
 
-    def shun_no_more(self, partitions: frozenset[int]) -> None:
-        self._shunned -= partitions
+    def shun_no_more(self, partitions: frozenset[int] | None = None) -> None:
+        self._shunned = self._shunned - partitions if partitions is not None else frozenset()
 
     def hold(self, partitions: frozenset[int]) -> None:
-        """Hold these back until the beginning; it must still be expected."""
+        """Hold these back until the beginning, which is not expected yet."""
         self._held |= partitions
-        self._shunned -= partitions
         self._expecting = False
 
     def hold_no_more(self, partitions: frozenset[int]) -> None:
-        """They were not gained after all. What is held besides was rewound before, and still waits for its beginning."""
+        """They were not gained after all. What else is held was rewound before and still waits for its beginning."""
         self._held -= partitions
         self._expecting = True
 
@@ -67,20 +67,13 @@ class Gate:
         """From now on a delivery with count 1 can only be one after the rewinding."""
         self._expecting = True
 
-    def release(self) -> None:
-        """Hold nothing back: what is held begins by itself."""
-        self._held = frozenset()
-        self._holds_all = False
-
-    def passing(self, batch: list[T], partition_of: Callable[[T], int], is_first: Callable[[T], bool]) -> list[T]:
+    def passing(self, batch: list[GroupMessage]) -> list[GroupMessage]:
         """Those of a batch that may start, in order."""
-        if self.is_open:
-            return batch
         good = []
         for one in batch:
-            if self._expecting and is_first(one):
-                self.release()
-            partition = partition_of(one)
+            if self._expecting and one.delivery.is_first_of_consumer:
+                self._held, self._holds_all = frozenset(), False
+            partition = one.place.partition
             if not (self._shut or self._holds_all or partition in self._held or partition in self._shunned):
                 good.append(one)
         return good

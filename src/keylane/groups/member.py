@@ -1,66 +1,62 @@
 """A member of a group: one running instance, from `join` to its end.
 
-Level-triggered: whatever happened (a change of the configuration, a lost consumer, a new pin, a tick), `_reconcile`
-reads what should be and does the next step towards it. A step that cannot be done yet says when to try again.
-
-How partitions move in an elastic group (docs/groups.md has the reasons):
-- losing some: their messages are no longer started, those at work finish, their acks are confirmed, then the consumer's
-  filters are narrowed and the consumer is reset, which lets go of what was delivered and not started;
-- gaining some: the filters are widened as soon as the server allows it, that is, after the others let go; then a reset
-  to the start of the queue brings the moved partitions' oldest messages first.
-Messages of partitions that stay are not interrupted: what a reset delivers again is recognised by the lanes.
+Level-triggered: whatever happened (a change of the configuration, a lost consumer, a new pin, a tick), the member reads
+what should be, and its seat does the next step towards it. What may pass (a link that is down, a server that starts) is
+tried again; what cannot pass ends the member with its reason.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from keylane.core.names import check_group_name, check_member_name, check_stream_name
 from keylane.core.partitions import Partitioning, parse_transform
 from keylane.errors import (
+    AckFailed,
     ApiError,
-    ConsumerGone,
+    ApiUnavailable,
+    Disconnected,
     GroupEnded,
     InvalidInput,
+    JetStreamDisabled,
     KeylaneError,
     NotAMember,
-    NotFound,
+    RequestTimeout,
 )
 from keylane.groups import shape
 from keylane.groups.config import ElasticConfig, StaticConfig
-from keylane.groups.handling import Failure, Handler, Handling
-from keylane.groups.message import GroupMessage
-from keylane.groups.placing import placing
+from keylane.groups.handling import Failure, Handler, Handling, Order, Terms
+from keylane.groups.placing import KeyOf, placing
+from keylane.groups.seat import Seat, SeatHooks
 from keylane.groups.store import (
+    Kind,
     StoredGroup,
     elastic_bucket,
     read_any,
     read_elastic,
     read_static,
+    record_name,
     static_bucket,
 )
-from keylane.jetstream import consumers, streams
+from keylane.jetstream import streams
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.consumers import ConsumerConfig
-from keylane.jetstream.feed import Feed, FeedOptions, open_feed
-from keylane.jetstream.message import Message
-from keylane.jetstream.pinning import PinOptions
+from keylane.jetstream.hooks import Hooks
+from keylane.jetstream.settings import check_seconds
+
+__all__ = ["STOP_TIMEOUT_S", "Member", "MemberHooks", "Order", "join"]
 
 _log = logging.getLogger("keylane.groups")
 
-Order = Literal["key", "partition", "strict", "none"]
+STOP_TIMEOUT_S = 30.0
 
-_FILTERS_OVERLAP = 10100
-_EXISTS_DIFFERENTLY = 10148
-_TAKEN_RETRY_S = 0.025
-_LONGEST_TAKEN_RETRY_S = 0.25
-_STANDBY_WAIT_S = (0.4, 0.5)
 _AFTER_A_HINT_S = (0.03, 0.2)
+_AFTER_TROUBLE_S = 0.1
+_LONGEST_AFTER_TROUBLE_S = 2.0
+_UNAVAILABLE = 503
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,16 +81,22 @@ async def join(
     handler: Handler,
     *,
     order: Order = "key",
+    key: KeyOf | None = None,
     concurrency: int = 64,
-    max_ack_pending: int = 1000,
+    max_ack_pending: int | None = None,
     manual_ack: bool = False,
     settings: ConsumerConfig | None = None,
     hooks: MemberHooks | None = None,
+    kind: Kind | None = None,
 ) -> Member:
     """Take part in a static or elastic group as `member`; run several instances of one member for hot standby.
 
     The handler gets each message once it is this instance's turn. When it returns, the message is acked; when it
-    raises, the message is tried again while later messages of its key wait. A plain function runs in a thread.
+    raises, the message is tried again while later messages of its key wait. A plain function runs in a thread. With
+    `manual_ack` the handler acks before it returns; what it has not settled by then comes again.
+
+    `key` is for static groups on streams whose subject transform does not show the key: from the subject to its key.
+    `max_ack_pending` (1000) and `settings` shape the member's consumer: give every instance of a member the same.
 
     >>> async def handler(message): ...
     >>> handle = await join(connection, "ORDERS", "billing", "worker-1", handler)
@@ -103,19 +105,50 @@ async def join(
     check_stream_name(stream)
     check_group_name(group)
     check_member_name(member)
-    stored = await read_any(connection, stream, group)
-    wanted = replace(settings or ConsumerConfig(), max_ack_pending=1 if order == "strict" else max_ack_pending)
-    if max_ack_pending < 1:
-        raise InvalidInput(f"max_ack_pending is {max_ack_pending}: at least 1 message must be in flight")
+    stored = await read_any(connection, stream, group, kind)
+    wanted = _wanted(settings or ConsumerConfig(), max_ack_pending)
     shape.check_settings(stored.config, wanted)
+    if isinstance(stored.config, ElasticConfig) and key is not None:
+        raise InvalidInput("key is for static groups: what the key of an elastic group is, its configuration says")
     if isinstance(stored.config, StaticConfig) and not stored.config.has_member(member):
         raise NotAMember(
             f"group {group!r} of stream {stream!r} does not list member {member!r}: a static group never changes; "
             f"its members are {', '.join(stored.config.plan.members)}"
         )
-    one = Member(connection, stream, group, member, stored, wanted, hooks or MemberHooks())
-    await one.start(handler, order=order, concurrency=concurrency, manual_ack=manual_ack)
+    if order != "strict" and wanted.ack_policy != "none" and not connection.supports("consumer_reset"):
+        _log.warning(
+            "%s has no consumer reset, which keeps the order with several messages in flight: member %s falls back to "
+            "one message at a time (order 'strict'). nats-server 2.14 has it",
+            connection.server,
+            member,
+        )
+        order = "strict"
+    if order == "strict":
+        wanted = replace(wanted, max_ack_pending=1)
+    one_by_one = order == "strict" or wanted.ack_policy == "all"
+    terms = Terms(
+        order="strict" if one_by_one else order,
+        concurrency=1 if one_by_one else concurrency,
+        ack_wait_s=shape.ack_wait_s(stored.config, wanted),
+        remember=2 * (wanted.max_ack_pending or shape.DEFAULT_MAX_ACK_PENDING),
+        manual_ack=manual_ack,
+        acks=wanted.ack_policy != "none",
+        on_failure=hooks.on_failure if hooks is not None else None,
+    )
+    terms.check()
+    one = Member(connection, (stream, group, member), stored, wanted, hooks or MemberHooks())
+    await one.start(handler, terms, key)
     return one
+
+
+def _wanted(settings: ConsumerConfig, max_ack_pending: int | None) -> ConsumerConfig:
+    if max_ack_pending is None:
+        max_ack_pending = settings.max_ack_pending or shape.DEFAULT_MAX_ACK_PENDING
+    elif settings.max_ack_pending not in (None, max_ack_pending):
+        raise InvalidInput(
+            f"max_ack_pending is {max_ack_pending}, and {settings.max_ack_pending} in the settings: give it once"
+        )
+    return replace(settings, max_ack_pending=max_ack_pending)
 
 
 class Member:
@@ -124,34 +157,22 @@ class Member:
     def __init__(
         self,
         connection: Connection,
-        stream: str,
-        group: str,
-        member: str,
+        names: tuple[str, str, str],
         stored: StoredGroup,
         wanted: ConsumerConfig,
         hooks: MemberHooks,
     ) -> None:
-        self.stream = stream
-        self.group = group
-        self.member = member
+        self.stream, self.group, self.member = names
         self._connection = connection
         self._stored = stored
         self._wanted = wanted
         self._hooks = hooks
-        self._ack_wait_s = shape.ack_wait_s(stored.config, wanted.ack_wait_s)
-        self._queue = shape.consumer_stream(stored.config, stream, group)
-        self._consumer = shape.consumer_name(stored.config, group, member)
-        self._partitions: frozenset[int] = frozenset()
-        self._shunned: frozenset[int] = frozenset()
-        """Being let go: their messages are not started any more."""
-        self._fresh: frozenset[int] = frozenset()
-        """Just gained: not started before the reset that brings their oldest message first."""
-        self._feed: Feed | None = None
-        self._feed_end: asyncio.Task[None] | None = None
+        self._tick_s = shape.ack_wait_s(stored.config, wanted) + 0.5
         self._handling: Handling | None = None
+        self._seat: Seat | None = None
         self._poke = asyncio.Event()
         self._rereads: list[float] = []
-        self._taken_retry_s = _TAKEN_RETRY_S
+        self._trouble_s = _AFTER_TROUBLE_S
         self._main: asyncio.Task[None] | None = None
         self._stopping = False
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -163,37 +184,48 @@ class Member:
     @property
     def is_active(self) -> bool:
         """Whether this instance is the one that gets messages."""
-        return self._feed is not None and self._feed.is_pinned
+        return self._seat is not None and self._seat.is_active
 
     @property
     def partitions(self) -> tuple[int, ...]:
         """What this member's consumer covers now, as far as this instance knows."""
-        return tuple(sorted(self._partitions))
+        return tuple(sorted(self._seat.partitions)) if self._seat is not None else ()
 
     # ---- life ---------------------------------------------------------------------------------------
 
-    async def start(self, handler: Handler, *, order: Order, concurrency: int, manual_ack: bool) -> None:
+    async def start(self, handler: Handler, terms: Terms, key_of: KeyOf | None) -> None:
         config = self._stored.config
-        self._place = placing(
+        place = placing(
             await self._partitioning(config),
             whole_subject=isinstance(config, ElasticConfig) and not config.partitioning,
+            key_of=key_of,
         )
-        limit = self._wanted.max_ack_pending or 1
-        self._handling = Handling(
-            handler,
-            lane_of=_lane(order),
-            concurrency=1 if order == "strict" else concurrency,
-            ack_wait_s=self._ack_wait_s,
-            manual_ack=manual_ack,
-            remember=2 * limit,
-            on_failure=self._hooks.on_failure,
+        self._handling = Handling(handler, terms)
+        hooks = SeatHooks(
+            stirred=self._poke.set,
+            activated=lambda: self._told(self._hooks.on_activated),
+            deactivated=lambda: self._told(self._hooks.on_deactivated),
+            rebalanced=self._rebalanced,
         )
+        consumer = (
+            shape.consumer_stream(config, self.stream, self.group),
+            shape.consumer_name(config, self.group, self.member),
+        )
+        self._seat = Seat(self._connection, consumer, self._handling, place, hooks)
         self._main = asyncio.create_task(self._run(), name=f"member {self.member}")
 
-    async def stop(self) -> None:
-        """Finish what is at work, ack it, hand over at once, and end. What has not started goes to the next."""
+    async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Finish what is at work, ack it, hand over at once, and end. What has not started goes to the next.
+
+        Handlers that are still at work after `timeout_s` are cancelled; their messages go to the next as well.
+        """
+        check_seconds(timeout_s, "timeout_s")
         self._stopping = True
         self._poke.set()
+        done, _ = await asyncio.wait({self._ended}, timeout=timeout_s)
+        if not done and self._handling is not None:
+            _log.warning("member %s: handlers still at work after %g s are cancelled", self.member, timeout_s)
+            await self._handling.close()
         await asyncio.wait({self._ended})
 
     async def wait(self) -> str:
@@ -201,37 +233,62 @@ class Member:
         return await asyncio.shield(self._ended)
 
     async def _run(self) -> None:
-        bucket = static_bucket if isinstance(self._stored.config, StaticConfig) else elastic_bucket
-        reason, failure = "stopped", None
+        reason, failure = "", None
+        unobserve = self._connection.observe(Hooks(on_reconnect=lambda _: self._poke.set()))
         try:
-            async with bucket(self._connection).hints(shape.key_of_group(self.stream, self.group), self._hinted):
-                self._told(self._hooks.on_joined)
-                while not self._stopping:
-                    self._poke.clear()
-                    delay_s = await self._reconcile()
-                    await self._wait_for_a_reason(delay_s)
-        except _GroupDeleted as deleted:
-            reason = str(deleted)
+            reason = await self._take_part()
         except KeylaneError as error:
             failure = error
-        except Exception as error:
+        except asyncio.CancelledError:  # the program ends
+            self._ended.cancel()
+            raise
+        except Exception as error:  # noqa: BLE001 - it ends this member, and whoever waits for it is told
             _log.exception("member %s of %s/%s failed", self.member, self.stream, self.group)
             failure = GroupEnded(f"member {self.member!r} failed: {error!r}")
             failure.__cause__ = error
+        finally:
+            unobserve()
         await self._leave(failure)
-        if failure is not None:
-            self._ended.set_exception(failure)
-            self._ended.exception()  # seen: whoever waits gets it, and nobody has to
-        else:
-            self._ended.set_result(reason)
-        if self._hooks.on_ended is not None:
-            self._hooks.on_ended(str(failure) if failure is not None else reason)
+        self._end(reason, failure)
+
+    async def _take_part(self) -> str:
+        """Until the end; returns the reason of a normal one."""
+        bucket = static_bucket if isinstance(self._stored.config, StaticConfig) else elastic_bucket
+        key = shape.key_of_group(self.stream, self.group)
+        async with bucket(self._connection).hints(key, self._hinted):
+            self._told(self._hooks.on_joined)
+            while not self._stopping:
+                self._poke.clear()
+                try:
+                    delay_s = await self._reconcile()
+                    self._trouble_s = _AFTER_TROUBLE_S
+                except _GroupDeleted as deleted:
+                    return str(deleted)
+                except KeylaneError as error:
+                    if not self._may_pass(error):
+                        raise
+                    delay_s = self._wait_out(error)
+                await self._wait_for_a_reason(delay_s)
+        return "stopped"
+
+    def _may_pass(self, error: KeylaneError) -> bool:
+        if self._connection.is_closed:
+            return False
+        if isinstance(error, ApiError):
+            return error.code == _UNAVAILABLE
+        return isinstance(error, (AckFailed, ApiUnavailable, Disconnected, JetStreamDisabled, RequestTimeout))
+
+    def _wait_out(self, error: KeylaneError) -> float:
+        delay_s = self._trouble_s
+        self._trouble_s = min(2 * delay_s, _LONGEST_AFTER_TROUBLE_S)
+        _log.warning("member %s: %s; trying again in %g s", self.member, error, delay_s)
+        return delay_s
 
     async def _leave(self, failure: KeylaneError | None) -> None:
+        assert self._seat is not None
         assert self._handling is not None
         try:
-            if self._feed is not None:
-                await self._close_feed()
+            await self._seat.leave()
         except KeylaneError as error:
             _log.warning("member %s: leaving was not clean: %s", self.member, error)
             if failure is not None:
@@ -239,18 +296,13 @@ class Member:
         finally:
             await self._handling.close()
 
-    async def _close_feed(self) -> None:
-        """Stop pulling, finish what is at work, confirm the acks, hand the pin over."""
-        assert self._feed is not None
-        assert self._handling is not None
-        feed, self._feed = self._feed, None
-        if self._feed_end is not None:
-            self._feed_end.cancel()
-            self._feed_end = None
-        await feed.drain()
-        self._handling.forget()
-        await self._handling.finish()
-        await feed.close()
+    def _end(self, reason: str, failure: KeylaneError | None) -> None:
+        if failure is not None:
+            self._ended.set_exception(failure)
+            self._ended.exception()  # seen: whoever waits gets it, and nobody has to
+        else:
+            self._ended.set_result(reason)
+        self._told(self._hooks.on_ended, str(failure) if failure is not None else reason)
 
     def _hinted(self) -> None:
         # A hint may come before the record is readable: look again a little later too.
@@ -260,7 +312,7 @@ class Member:
 
     async def _wait_for_a_reason(self, delay_s: float | None) -> None:
         now = asyncio.get_running_loop().time()
-        tick_s = self._ack_wait_s + 0.5
+        tick_s = self._tick_s
         while self._rereads and self._rereads[0] <= now:
             self._rereads.pop(0)
         if self._rereads:
@@ -273,242 +325,34 @@ class Member:
         except TimeoutError:
             return
 
-    # ---- what should be, and the next step ------------------------------------------------------------
+    # ---- what should be -----------------------------------------------------------------------------
 
     async def _reconcile(self) -> float | None:
         """One step towards what the configuration says; returns when to try again, if that is soon."""
-        if self._feed_end is not None and self._feed_end.done():
-            await self._look_at_the_feeds_end(self._feed_end)
+        assert self._seat is not None
+        await self._seat.attend()
         config = await self._read_config()
-        if not config.has_member(self.member):
-            if self._feed is not None:
-                await self._give_up_everything()
-            return None
-        target = frozenset(config.plan.partitions_of(self.member))
-        if self._feed is None:
-            return await self._enter(target) if target else None
-        if target == self._partitions:
-            return None
-        if not target:
-            await self._give_up_everything()
-            return None
-        return await self._move(target)
+        if not config.plan.partitions_of(self.member):
+            return await self._seat.approach(None)
+        return await self._seat.approach(shape.consumer_config(config, self.group, self.member, self._wanted))
 
     async def _read_config(self) -> StaticConfig | ElasticConfig:
         before = self._stored.config
         read = read_static if isinstance(before, StaticConfig) else read_elastic
         stored = await read(self._connection, self.stream, self.group)
         if stored is None:
-            raise _GroupDeleted(f"group {self.group!r} of stream {self.stream!r} was deleted")
-        if stored.revision != self._stored.revision:
-            config = stored.config
-            follows = (
-                isinstance(before, ElasticConfig)
-                and isinstance(config, ElasticConfig)
-                and before.same_but_owners(config)
-            ) or before == config
-            if not follows:
-                raise GroupEnded(
-                    f"the configuration of group {self.group!r} of stream {self.stream!r} was changed in a way that "
-                    "running members cannot follow: restart them"
-                )
-            self._stored = stored
-        return self._stored.config
-
-    async def _look_at_the_feeds_end(self, end: asyncio.Task[None]) -> None:
-        self._feed_end = None
-        feed, self._feed = self._feed, None
-        error = end.exception()
-        if feed is not None:
-            await feed.drain()
-        assert self._handling is not None
-        self._handling.forget()
-        self._partitions = frozenset()
-        if error is not None and not isinstance(error, ConsumerGone):
-            raise error
-        _log.warning("member %s: its consumer is gone; making it again", self.member)
-
-    async def _enter(self, target: frozenset[int]) -> float | None:
-        """Make the member's consumer, or join the one that is there, and start pulling."""
-        config = self._config_for_consumer()
-        try:
-            await consumers.create(self._connection, self._queue, config, action="create")
-        except NotFound as error:
-            raise GroupEnded(f"stream {self._queue!r} does not exist any more: create the group again") from error
-        except ApiError as error:
-            if error.err_code == _FILTERS_OVERLAP:
-                return self._later()
-            if error.err_code == _EXISTS_DIFFERENTLY:
-                return await self._meet_another_consumer(config)
-            raise
-        self._taken_retry_s = _TAKEN_RETRY_S
-        await self._open(config, target)
-        return None
-
-    async def _meet_another_consumer(self, config: ConsumerConfig) -> float | None:
-        """Our consumer exists, made with other settings: of an older membership, or by an instance that differs."""
-        info = await consumers.info(self._connection, self._queue, self._consumer)
-        ours = replace(config, filter_subjects=info.config.filter_subjects)
-        different = shape.difference(ours, info.config)
-        if different is not None:
-            _log.error(
-                "member %s: another instance made consumer %s with other settings (%s); waiting for it to go away",
-                self.member, self._consumer, different,
-            )  # fmt: skip
-            return self._ack_wait_s
-        await self._open(config, _partitions_in(info.config.filter_subjects or ()))
-        return random.uniform(*_STANDBY_WAIT_S)  # noqa: S311 - spreads instances, no secret
-
-    async def _open(self, config: ConsumerConfig, partitions: frozenset[int]) -> None:
-        before, self._partitions = self._partitions, partitions
-        self._shunned = self._fresh = frozenset()
-        expires_s = max(self._ack_wait_s / 2, 1.0)
-        timeout_s = config.priority_timeout_s or expires_s
-        assert config.priority_groups is not None
-        options = FeedOptions(
-            max_messages=config.max_ack_pending or 1,
-            expires_s=min(expires_s, timeout_s / 2),
-            heartbeat_s=min(expires_s, timeout_s / 2) / 2,
-            pull_fields={"group": config.priority_groups[0]},
-            pin=PinOptions(
-                group=config.priority_groups[0],
-                timeout_s=timeout_s,
-                reset_on_takeover=self._connection.supports("consumer_reset") and (config.max_ack_pending or 1) > 1,
-                on_pinned=self._activated,
-                on_unpinned=self._deactivated,
-            ),
-            on_messages=self._take,
-        )
-        self._feed = await open_feed(self._connection, self._queue, self._consumer, options)
-        self._feed_end = asyncio.create_task(self._feed.wait())
-        self._feed_end.add_done_callback(lambda _: self._poke.set())
-        self._rebalanced(before)
-
-    # ---- moving partitions ----------------------------------------------------------------------------
-
-    async def _move(self, target: frozenset[int]) -> float | None:
-        if not self.is_active:
-            waits = await self._leave_it_to_the_active_one(target)
-            if waits is not None or self._partitions == target:
-                return waits
-        before = self._partitions
-        lost = before - target
-        if lost:
-            await self._let_go(lost, before & target)
-            if self._feed is None:
-                return 0.0
-        if target != self._partitions and not await self._gain(target):
-            return self._later()
-        self._taken_retry_s = _TAKEN_RETRY_S
-        self._rebalanced(before)
-        return None
-
-    async def _leave_it_to_the_active_one(self, target: frozenset[int]) -> float | None:
-        """A standby only watches, unless nobody is active."""
-        info = await consumers.info(self._connection, self._queue, self._consumer)
-        actual = _partitions_in(info.config.filter_subjects or ())
-        if actual != self._partitions:
-            before, self._partitions = self._partitions, actual
-            self._rebalanced(before)
-        if actual == target:
-            return None
-        someone = any(state.pinned_client_id for state in info.priority_groups)
-        return random.uniform(*_STANDBY_WAIT_S) if someone else None  # noqa: S311
-
-    async def _let_go(self, lost: frozenset[int], kept: frozenset[int]) -> None:
-        assert self._handling is not None
-        assert self._feed is not None
-        self._shunned = lost
-
-        def is_lost(message: GroupMessage) -> bool:
-            return message.partition in lost
-
-        self._handling.forget(is_lost)
-        await self._handling.finish(is_lost)
-        await self._feed.settle()
-        if not kept:
-            await self._give_up_everything()
-            return
-        await self._set_filters(kept)
-        await self._reset(None)
-        self._partitions = kept
-        self._shunned = frozenset()
-
-    async def _gain(self, target: frozenset[int]) -> bool:
-        """Widen the filters; False while another member still has one of the partitions."""
-        self._fresh = target - self._partitions
-        try:
-            await self._set_filters(target)
-        except ApiError as error:
-            self._fresh = frozenset()
-            if error.err_code == _FILTERS_OVERLAP:
-                return False
-            raise
-        await self._reset(1)
-        self._partitions = target
-        return True
-
-    async def _set_filters(self, partitions: frozenset[int]) -> None:
-        config = self._config_for_consumer()
-        mine = _partitions_in(config.filter_subjects or ())
-        if partitions != mine:
-            keep = tuple(one for one in config.filter_subjects or () if _partition_in(one) in partitions)
-            config = replace(config, filter_subjects=keep)
-        await consumers.update(self._connection, self._queue, config)
-
-    async def _reset(self, sequence: int | None) -> None:
-        await consumers.reset(self._connection, self._queue, self._consumer, sequence=sequence)
-
-    async def _give_up_everything(self) -> None:
-        """This member has no partitions any more: its consumer goes, if this instance is the active one."""
-        was_active = self.is_active
-        before = self._partitions
-        await self._close_feed()
-        if was_active or not await self._somebody_is_active():
-            try:
-                await consumers.delete(self._connection, self._queue, self._consumer)
-            except NotFound:
-                _log.info("member %s: its consumer was gone already", self.member)
-        self._partitions = frozenset()
-        self._rebalanced(before)
-
-    async def _somebody_is_active(self) -> bool:
-        try:
-            info = await consumers.info(self._connection, self._queue, self._consumer)
-        except NotFound:
-            return False
-        return any(state.pinned_client_id for state in info.priority_groups)
-
-    # ---- what arrives ---------------------------------------------------------------------------------
-
-    def _take(self, batch: list[Message]) -> None:
-        assert self._handling is not None
-        place = self._place
-        if not self._shunned and not self._fresh:
-            self._handling.offer([GroupMessage(one, place(one.raw_subject)) for one in batch])
-            return
-        good = []
-        for one in batch:
-            if self._fresh and one.is_first_of_consumer:
-                self._fresh = frozenset()
-            where = place(one.raw_subject)
-            if where.partition not in self._shunned and where.partition not in self._fresh:
-                good.append(GroupMessage(one, where))
-        self._handling.offer(good)
-
-    def _activated(self, _pin_id: str) -> None:
-        self._told(self._hooks.on_activated)
-        self._poke.set()
-
-    def _deactivated(self, _pin_id: str) -> None:
-        assert self._handling is not None
-        self._handling.forget()
-        self._told(self._hooks.on_deactivated)
-
-    # ---- small things ---------------------------------------------------------------------------------
-
-    def _config_for_consumer(self) -> ConsumerConfig:
-        return shape.consumer_config(self._stored.config, self.group, self.member, self._wanted)
+            bucket = shape.STATIC_BUCKET if isinstance(before, StaticConfig) else shape.ELASTIC_BUCKET
+            raise _GroupDeleted(
+                f"group {self.group!r} of stream {self.stream!r} was deleted: "
+                f"{record_name(bucket, self.stream, self.group)} is gone"
+            )
+        if stored.revision != self._stored.revision and not _can_follow(before, stored.config):
+            raise GroupEnded(
+                f"the configuration of group {self.group!r} of stream {self.stream!r} was changed in a way that "
+                f"running members cannot follow ({before} before, {stored.config} now): restart them"
+            )
+        self._stored = stored
+        return stored.config
 
     async def _partitioning(self, config: StaticConfig | ElasticConfig) -> list[Partitioning]:
         if isinstance(config, ElasticConfig):
@@ -519,43 +363,25 @@ class Member:
         known = parse_transform(transform.src or ">", transform.dest)
         return [known] if known is not None else []
 
-    def _later(self) -> float:
-        delay_s, self._taken_retry_s = (
-            self._taken_retry_s,
-            min(2 * self._taken_retry_s, _LONGEST_TAKEN_RETRY_S),
-        )
-        return delay_s
+    # ---- small things -------------------------------------------------------------------------------
 
-    def _told(self, hook: Callable[[], None] | None) -> None:
-        if hook is not None:
-            hook()
+    def _told(self, hook: Callable[..., None] | None, *about: object) -> None:
+        if hook is None:
+            return
+        try:
+            hook(*about)
+        except Exception:  # noqa: BLE001 - a fault in a hook must not end the member
+            _log.exception("member %s: the hook %r failed", self.member, hook)
 
-    def _rebalanced(self, before: frozenset[int]) -> None:
-        if self._hooks.on_rebalanced is not None and before != self._partitions:
-            self._hooks.on_rebalanced(tuple(sorted(before)), self.partitions)
+    def _rebalanced(self, before: frozenset[int], after: frozenset[int]) -> None:
+        self._told(self._hooks.on_rebalanced, tuple(sorted(before)), tuple(sorted(after)))
 
 
 class _GroupDeleted(Exception):
     """The group's record was deleted or purged: a normal end."""
 
 
-def _lane(order: Order) -> Callable[[GroupMessage], Hashable]:
-    lanes: dict[Order, Callable[[GroupMessage], Hashable]] = {
-        "key": lambda message: message.place,
-        "partition": lambda message: message.place.partition,
-        "strict": lambda message: 0,
-        "none": lambda message: message.sequence,
-    }
-    if order not in lanes:
-        raise InvalidInput(f"order is {order!r}: use one of {', '.join(lanes)}")
-    if order == "key":
-        return lambda message: (message.place.partition, message.place.key)
-    return lanes[order]
-
-
-def _partition_in(filter_subject: str) -> int:
-    return int(filter_subject.split(".", 1)[0])
-
-
-def _partitions_in(filters: tuple[str, ...]) -> frozenset[int]:
-    return frozenset(_partition_in(one) for one in filters)
+def _can_follow(before: StaticConfig | ElasticConfig, after: StaticConfig | ElasticConfig) -> bool:
+    if isinstance(before, ElasticConfig) and isinstance(after, ElasticConfig):
+        return before.same_but_owners(after)
+    return before == after

@@ -16,13 +16,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any
 
 from nats.errors import Error as NatsError
 
-from keylane.errors import ApiError, ConsumerGone, GroupConflict, GroupEnded, KeylaneError, NotFound, RequestTimeout
+from keylane.errors import ApiError, ConsumerGone, GroupConflict, GroupEnded, NotFound, RequestTimeout
 from keylane.groups import shape
 from keylane.groups.gate import Gate
 from keylane.groups.handling import Handling
@@ -71,10 +72,11 @@ class Seat:
         self._filters: tuple[str, ...] = ()
         self._feed: Feed | None = None
         self._feed_end: asyncio.Task[None] | None = None
+        self._acked = self._durable = True
         self._gate = Gate()
         self._left: list[GroupMessage] = []
+        self._pin_id = ""
         self._must_rewind = False
-        self._starts_at_the_start = False
         self._stream_made: datetime | None = None
         self._taken_retry_s = _TAKEN_RETRY_S
         self._told_active = False
@@ -93,54 +95,63 @@ class Seat:
         """What the consumer covers now, as far as this instance knows."""
         return _partitions_in(self._filters)
 
+    # ---- what a member asks of it ---------------------------------------------------------------------
+
+    async def attend(self) -> None:
+        """Do what is due whatever the group says: look after a lost consumer, rewind after a takeover."""
+        end = self._feed_end
+        if end is not None and end.done():
+            error = end.exception()
+            if error is not None and not isinstance(error, ConsumerGone):
+                raise error
+            _log.warning("%s is gone; making it again", self._name)
+            await self._drop_feed()
+        if self._must_rewind:
+            await self._while_it_is_there(self._rewind())
+
     async def approach(self, wanted: ConsumerConfig | None) -> float | None:
         """One step towards this consumer (None: none); returns when to try again, if that is soon."""
-        await self._look_at_the_feed()
-        try:
-            return await self._step(wanted)
-        except ApiError as error:
-            if error.err_code not in _CONSUMER_MISSING:
-                raise
-            _log.warning("%s/%s is gone (%s); making it again", self._stream, self._consumer, error)
-            await self._drop_feed()
-            return 0.0
+        return await self._while_it_is_there(self._step(wanted))
 
     async def leave(self) -> None:
         """Finish what is at work, confirm the acks, hand the pin over. What has not started goes to the next."""
-        if self._feed is None:
+        feed = self._feed
+        if feed is None:
             return
-        self._gate.shut()
-        self._left = self._handling.forget()
-        await self._handling.finish()
-        feed, was_active = self._feed, self.is_active
         try:
-            await feed.drain(0)
-            await self._finish_the_rest()
-            if was_active:
-                await self._give_back(feed)
+            if self._acked:
+                self._gate.shut()
+                self._left = self._handling.forget()
+                await self._handling.finish()
+                was_active = self.is_active
+                await feed.drain(0)
+                if was_active:
+                    await self._give_back(feed)
+            else:
+                await self._finish_without_acks(feed)
         finally:
             await self._drop_feed()
 
     # ---- the next step --------------------------------------------------------------------------------
 
-    async def _look_at_the_feed(self) -> None:
-        end = self._feed_end
-        if end is None or not end.done():
-            return
-        error = end.exception()
-        if error is not None and not isinstance(error, ConsumerGone):
-            raise error
-        _log.warning("%s/%s is gone; making it again", self._stream, self._consumer)
-        await self._drop_feed()
+    async def _while_it_is_there(self, doing: Coroutine[Any, Any, float | None]) -> float | None:
+        try:
+            return await doing
+        except ApiError as error:
+            if error.err_code not in _CONSUMER_MISSING:
+                raise
+            _log.warning("%s is gone (%s); making it again", self._name, error)
+            await self._drop_feed()
+            return 0.0
 
     async def _step(self, wanted: ConsumerConfig | None) -> float | None:
         if wanted is None:
             await self._give_up()
             return None
+        if self._gate.is_shut:  # giving up was interrupted, and now it is wanted again
+            await self._drop_feed()
         if self._feed is None:
             return await self._enter(wanted)
-        if self._must_rewind:
-            await self._rewind()
         if wanted.filter_subjects == self._filters and not self._gate.shunned & self.partitions:
             return None
         before = self.partitions
@@ -172,34 +183,32 @@ class Seat:
         if different is None:
             await self._open(wanted, info)
             return random.uniform(*_STANDBY_WAIT_S)  # noqa: S311 - spreads instances, no secret
-        if info.num_waiting or _pinned(info):
-            level = logging.ERROR if different != self._told_difference else logging.DEBUG
-            self._told_difference = different
-            _log.log(
-                level,
-                "another instance runs on %s/%s with other settings (%s); waiting until it is gone. Give all instances "
-                "of a member the same settings",
-                self._stream, self._consumer, different,
-            )  # fmt: skip
-            return wanted.priority_timeout_s
-        return await self._adopt(wanted, info, different)
+        if not info.num_waiting and not _pinned(info):
+            return await self._adopt(wanted, info, different)
+        _log.log(
+            logging.DEBUG if different == self._told_difference else logging.ERROR,
+            "another instance runs on %s with other settings (%s); waiting until it is gone. Give all instances of a "
+            "member the same settings",
+            self._name,
+            different,
+        )
+        self._told_difference = different
+        return wanted.priority_timeout_s
 
     async def _adopt(self, wanted: ConsumerConfig, info: ConsumerInfo, different: str) -> float | None:
         """Nobody is on the consumer any more: it gets our settings."""
         try:
-            await consumers.update(
-                self._connection, self._stream, replace(wanted, filter_subjects=info.config.filter_subjects)
-            )
+            await self._update(replace(wanted, filter_subjects=info.config.filter_subjects))
         except ApiError as error:
             if error.err_code != _NOT_CHANGEABLE:
                 raise
             if wanted.durable_name is None:
                 return wanted.priority_timeout_s  # it goes away by itself
             raise GroupConflict(
-                f"consumer {self._consumer!r} of stream {self._stream!r} was made with other settings ({different}), which "
-                "the server cannot change: use those settings, or delete the consumer"
+                f"consumer {self._consumer!r} of stream {self._stream!r} was made with other settings ({different}), "
+                "which the server cannot change: use those settings, or delete the consumer"
             ) from error
-        _log.warning("%s/%s now has this instance's settings; before, %s", self._stream, self._consumer, different)
+        _log.warning("%s has this instance's settings now; before, %s", self._name, different)
         return 0.0
 
     # ---- the feed -------------------------------------------------------------------------------------
@@ -208,14 +217,22 @@ class Seat:
         before = self.partitions
         await self._know_the_stream()
         self._gate = Gate()
-        self._must_rewind = False
-        self._starts_at_the_start = wanted.durable_name is not None or info.delivered_sequence == info.ack_floor == 0
+        self._pin_id, self._must_rewind = "", False
+        self._acked = wanted.ack_policy != "none"
+        self._durable = wanted.durable_name is not None
+        limit = wanted.max_ack_pending or shape.DEFAULT_MAX_ACK_PENDING
+        options = self._feed_options(wanted, limit)
+        self._feed = await open_feed(self._connection, self._stream, self._consumer, options)
+        self._feed_end = asyncio.create_task(self._watch(self._feed, None if self._acked else limit))
+        self._feed_end.add_done_callback(lambda _: self._hooks.stirred())
+        self._filters = info.config.filter_subjects or ()
+        self._rebalanced(before)
+
+    def _feed_options(self, wanted: ConsumerConfig, limit: int) -> FeedOptions:
         timeout_s = wanted.priority_timeout_s or shape.DEFAULT_ACK_WAIT_S
         expires_s = min(max((wanted.ack_wait_s or timeout_s) / 2, 1.0), timeout_s / 2)
         assert wanted.priority_groups is not None
-        limit = wanted.max_ack_pending or shape.DEFAULT_MAX_ACK_PENDING
-        acked = wanted.ack_policy != "none"
-        options = FeedOptions(
+        return FeedOptions(
             max_messages=limit,
             expires_s=expires_s,
             heartbeat_s=expires_s / 2,
@@ -223,17 +240,12 @@ class Seat:
             pin=PinOptions(
                 group=wanted.priority_groups[0],
                 timeout_s=timeout_s,
-                reset_on_takeover=self._can_reset and acked and limit > 1,
-                on_pinned=self._pinned,
-                on_unpinned=self._unpinned,
+                reset_on_takeover=self._can_reset and self._acked and limit > 1,
+                on_pinned=self._activated,
+                on_unpinned=self._deactivated,
             ),
-            on_messages=self._take if acked else None,
+            on_messages=self._take if self._acked else None,
         )
-        self._feed = await open_feed(self._connection, self._stream, self._consumer, options)
-        self._feed_end = asyncio.create_task(self._watch(self._feed, None if acked else limit))
-        self._feed_end.add_done_callback(lambda _: self._hooks.stirred())
-        self._filters = info.config.filter_subjects or ()
-        self._rebalanced(before)
 
     async def _watch(self, feed: Feed, limit: int | None) -> None:
         """Wait for the feed's end. Without acks nothing bounds what the server sends: then read here, with a bound."""
@@ -247,6 +259,7 @@ class Seat:
         """A stream that was deleted and made again counts from 1: what is known of the old one means nothing."""
         made = (await streams.state(self._connection, self._stream)).created
         if self._stream_made not in (None, made):
+            _log.warning("stream %s was made anew", self._stream)
             await self._handling.start_anew()
         self._stream_made = made
 
@@ -255,16 +268,117 @@ class Seat:
         end, self._feed_end = self._feed_end, None
         if end is not None:
             end.cancel()
+        self._must_rewind = False
         self._handling.forget()
         if feed is not None:
             await feed.close()
         self._tell_deactivated()
 
-    async def _finish_the_rest(self) -> None:
-        """Without acks, what was delivered is not delivered again: all of it is handled before the end."""
-        if self._feed_end is not None and self._feed is not None and not self._feed_is_fed_directly:
-            await asyncio.wait({self._feed_end})
-            await self._handling.finish()
+    # ---- moving partitions ----------------------------------------------------------------------------
+
+    async def _move(self, wanted: ConsumerConfig) -> float | None:
+        if not self.is_active:
+            info = await self._info()
+            self._filters = info.config.filter_subjects or ()
+            if self._filters == wanted.filter_subjects:
+                return None
+            if _pinned(info):  # a standby only watches, unless nobody is active
+                return random.uniform(*_STANDBY_WAIT_S)  # noqa: S311
+        if not self._can_reset:
+            await self._give_up()
+            return 0.0
+        lost = self.partitions - _partitions_in(wanted.filter_subjects)
+        if lost and not await self._let_go(wanted, lost):
+            return 0.0
+        if not await self._gain(wanted):
+            return self._later()
+        self._taken_retry_s = _TAKEN_RETRY_S
+        return None
+
+    async def _let_go(self, wanted: ConsumerConfig, lost: frozenset[int]) -> bool:
+        """Give these partitions back; False: nothing is left, or it has become another instance's business."""
+        assert self._feed is not None
+        was_active = self.is_active
+        self._gate.shun(lost)
+
+        def is_lost(message: GroupMessage) -> bool:
+            return message.partition in lost
+
+        self._handling.forget(is_lost)
+        await self._handling.finish(is_lost)
+        await self._feed.settle()
+        if was_active and not self.is_active:
+            return False
+        kept = [one for one in wanted.filter_subjects or () if _partition_in(one) in self.partitions]
+        if not kept:
+            await self._give_up()
+            return False
+        await self._update(replace(wanted, filter_subjects=tuple(kept)))
+        await consumers.reset(self._connection, self._stream, self._consumer)
+        await self._fence()
+        self._gate.shun_no_more(lost)
+        return True
+
+    async def _gain(self, wanted: ConsumerConfig) -> bool:
+        """Widen the filters; False while another member still has one of the partitions."""
+        target = _partitions_in(wanted.filter_subjects)
+        gained = (target - self.partitions) | (self._gate.shunned & target)
+        if not gained:
+            await self._update(wanted)
+            return True
+        self._gate.hold(gained)
+        try:
+            await self._update(wanted)
+        except ApiError as error:
+            self._gate.hold_no_more(gained)
+            if error.err_code == _FILTERS_OVERLAP:
+                return False
+            raise
+        self._gate.shun_no_more(gained)
+        await self._rewind()
+        return True
+
+    async def _rewind(self) -> None:
+        """Deliver from the start of the queue.
+
+        Twice: after the first time, and once all that was sent before it is here, a delivery with count 1 can only be
+        from the start, whichever of the two it follows.
+        """
+        self._must_rewind = True
+        await consumers.reset(self._connection, self._stream, self._consumer, sequence=1)
+        await self._fence()
+        self._gate.expect_beginning()
+        await consumers.reset(self._connection, self._stream, self._consumer, sequence=1)
+        self._must_rewind = False
+
+    async def _fence(self) -> None:
+        """Wait until all that the consumer sent is here: it answers a pull that it refuses in line with messages."""
+        subject = self._connection.api.subject(f"CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}")
+        try:
+            await self._connection.nats.request(subject, b'{"batch":1}', timeout=_FENCE_S)
+        except NatsError as error:
+            raise RequestTimeout(f"no answer on {subject} within {_FENCE_S:g} s ({error})") from error
+
+    async def _update(self, config: ConsumerConfig) -> None:
+        await consumers.update(self._connection, self._stream, config)
+        self._filters = config.filter_subjects or ()
+
+    # ---- leaving --------------------------------------------------------------------------------------
+
+    async def _give_up(self) -> None:
+        """The member has no partitions any more: its consumer goes, if it is for this instance to say so."""
+        before = self.partitions
+        if self._feed is not None:
+            if self.is_active:
+                self._gate.shut()
+                self._handling.forget()
+                await self._handling.finish()
+                await self._feed.settle()
+            if self.is_active or _pinned(await self._info()) is None:
+                await consumers.delete(self._connection, self._stream, self._consumer)
+            await self._drop_feed()
+        self._filters = ()
+        self._rebalanced(before)
 
     async def _give_back(self, feed: Feed) -> None:
         """Make what was delivered and not handled deliverable at once, to whoever is pinned next."""
@@ -278,3 +392,81 @@ class Seat:
         for message in sorted(self._left, key=lambda one: one.sequence):
             if not message.delivery.settled:
                 message.nak()
+
+    async def _finish_without_acks(self, feed: Feed) -> None:
+        """What was delivered never comes again: all of it is handled before the end."""
+        pin_id = feed.pin_id if self.is_active else None
+        await feed.drain()
+        if self._feed_end is not None:
+            await asyncio.wait({self._feed_end})
+        await self._handling.finish()
+        info = await self._info()
+        if pin_id is not None and _pinned(info) == pin_id:
+            await consumers.unpin(self._connection, self._stream, self._consumer, info.priority_groups[0].group)
+
+    # ---- what arrives ---------------------------------------------------------------------------------
+
+    def _take(self, batch: list[Message]) -> None:
+        place = self._place
+        messages = [GroupMessage(one, place(one.raw_subject)) for one in batch]
+        if not self._gate.is_open:
+            if self._gate.is_shut and not self._can_reset:
+                self._left += messages
+            messages = self._gate.passing(messages)
+        self._handling.offer(messages)
+
+    def _activated(self, pin_id: str) -> None:
+        if pin_id != self._pin_id and not self._durable and self._can_reset:
+            # The instance before us may have ended between widening the filters and rewinding.
+            self._gate.hold_all()
+            self._must_rewind = True
+        self._pin_id = pin_id
+        if not self._told_active:
+            self._told_active = True
+            self._hooks.activated()
+        self._hooks.stirred()
+
+    def _deactivated(self, _pin_id: str) -> None:
+        self._gate.shun_no_more()
+        self._handling.forget()
+        self._tell_deactivated()
+
+    # ---- small things ---------------------------------------------------------------------------------
+
+    @property
+    def _name(self) -> str:
+        return f"{self._stream}/{self._consumer}"
+
+    @property
+    def _can_reset(self) -> bool:
+        return self._connection.supports("consumer_reset")
+
+    async def _info(self) -> ConsumerInfo:
+        return await consumers.info(self._connection, self._stream, self._consumer)
+
+    def _later(self) -> float:
+        delay_s = self._taken_retry_s
+        self._taken_retry_s = min(2 * delay_s, _LONGEST_TAKEN_RETRY_S)
+        return delay_s
+
+    def _tell_deactivated(self) -> None:
+        if self._told_active:
+            self._told_active = False
+            self._hooks.deactivated()
+
+    def _rebalanced(self, before: frozenset[int]) -> None:
+        if before != self.partitions:
+            self._hooks.rebalanced(before, self.partitions)
+
+
+def _pinned(info: ConsumerInfo) -> str | None:
+    """The pin of a group's consumer; it has one priority group."""
+    return next((state.pinned_client_id for state in info.priority_groups if state.pinned_client_id), None)
+
+
+def _partition_in(filter_subject: str) -> int:
+    return int(filter_subject.split(".", 1)[0])
+
+
+def _partitions_in(filters: Iterable[str] | None) -> frozenset[int]:
+    return frozenset(_partition_in(one) for one in filters or ())

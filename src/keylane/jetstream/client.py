@@ -89,6 +89,11 @@ class Client(nats.aio.client.Client):
         self.scanner.routes[b"%d" % subscription._id] = route
         return subscription
 
+    def move_route(self, subscription: Subscription, subject: str) -> None:
+        """While the link is down: let the next one subscribe to another subject for the same route."""
+        assert not self.is_connected
+        subscription._subject = subject
+
     async def unroute(self, subscription: Subscription) -> None:
         """End a routed subscription. Messages that arrive from now on are dropped."""
         self.scanner.routes.pop(b"%d" % subscription._id, None)

@@ -535,9 +535,18 @@ class Feed:
         if up:
             self._refill()
         else:
-            # A pull that could not leave any more must not leave later: it is not counted.
-            outbox, beginning = self._client.outbox, b"PUB " + self._request + b" "
-            outbox[:] = [command for command in outbox if not command.startswith(beginning)]
+            self._disown_pulls()
+
+    def _disown_pulls(self) -> None:
+        """Let nothing come of the pulls of a lost link: they are not counted any more.
+
+        The server keeps them open and would serve them again as soon as their inbox is subscribed to again.
+        """
+        outbox, beginning = self._client.outbox, b"PUB " + self._request + b" "
+        outbox[:] = [command for command in outbox if not command.startswith(beginning)]
+        if self._subscription is not None and not self._client.is_connected:
+            self._inbox = self._client.new_inbox()
+            self._client.move_route(self._subscription, f"{self._inbox}.>")
 
     def _connection_closed(self, reason: str) -> None:
         # What waits in the buffer could not be acked any more.

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("keylane.pin")
 
 PIN_HEADER = "Nats-Pin-Id"
+_FATES = (Action.FORGET, Action.DELIVER, Action.HOLD, Action.DROP)
 _RETRY_S = 0.1
 _RESET_S = 2.0
 
@@ -88,10 +89,6 @@ class Pinning:
 
     def __repr__(self) -> str:
         return repr(self._pin)
-
-    @property
-    def group(self) -> str:
-        return self._options.group
 
     @property
     def pin_id(self) -> str | None:
@@ -183,48 +180,55 @@ class Pinning:
         if self._pin.phase is not before.phase:
             _log.info("%s/%s: %s, %r -> %r", self._stream, self._consumer, event.name, before, self._pin)
         for action in actions:
-            match action:
-                case Action.TELL_UNPINNED:
-                    self._tell(self._options.on_unpinned, before.pin_id)
-                case Action.FORGET:
-                    self._held.clear()
-                    if good is not None:
-                        good.clear()
-                    self._forget()
-                case Action.ADOPT:
-                    self._asked_at = self._loop.time()
-                    self._marker = f"{PIN_HEADER}: {self._pin.pin_id}\r\n".encode()
-                case Action.DISCARD_ID:
-                    self._void_pulls()
-                case Action.TELL_PINNED:
-                    self._tell(self._options.on_pinned, self._pin.pin_id)
-                case Action.RELEASE:
-                    held, self._held = self._held, []
-                    self._hand_out(held)
-                case Action.DELIVER:
-                    assert message is not None
-                    assert good is not None
-                    good.append(message)
-                case Action.HOLD:
-                    assert message is not None
-                    self._held.append(message)
-                case Action.DROP:
-                    pass
-                case Action.RESET:
-                    self._attempt += 1
-                    self._spawn(self._reset(self._attempt))
-                case Action.REVIVE:
-                    self._spawn(self._revive())
-                case Action.VERIFY:
-                    self._attempt += 1
-                    self._spawn(self._verify(self._attempt))
+            if action in _FATES:
+                self._decide(action, message, good)
+            else:
+                self._act(action, before)
+
+    def _decide(self, action: Action, message: Message | None, good: list[Message] | None) -> None:
+        """What becomes of the message, and of those before it."""
+        if action is Action.FORGET:
+            self._held.clear()
+            if good is not None:
+                good.clear()
+            self._forget()
+        elif action is Action.DELIVER:
+            assert message is not None
+            assert good is not None
+            good.append(message)
+        elif action is Action.HOLD:
+            assert message is not None
+            self._held.append(message)
+
+    def _act(self, action: Action, before: Pin) -> None:
+        match action:
+            case Action.TELL_UNPINNED:
+                self._tell(self._options.on_unpinned, before.pin_id)
+            case Action.ADOPT:
+                self._asked_at = self._loop.time()
+                self._marker = f"{PIN_HEADER}: {self._pin.pin_id}\r\n".encode()
+            case Action.DISCARD_ID:
+                self._void_pulls()
+            case Action.TELL_PINNED:
+                self._tell(self._options.on_pinned, self._pin.pin_id)
+            case Action.RELEASE:
+                held, self._held = self._held, []
+                self._hand_out(held)
+            case Action.RESET:
+                self._attempt += 1
+                self._spawn(self._reset(self._attempt))
+            case Action.REVIVE:
+                self._spawn(self._revive())
+            case Action.VERIFY:
+                self._attempt += 1
+                self._spawn(self._verify(self._attempt))
 
     def _tell(self, hook: Callable[[str], None] | None, pin_id: str | None) -> None:
         if hook is None:
             return
         try:
             hook(pin_id or "")
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it ends the feed, and its reader is told
             _log.exception("%s/%s: %r failed", self._stream, self._consumer, hook)
             failed = FeedEnded(f"feed on {self._stream}/{self._consumer}: {hook!r} raised {error!r}")
             failed.__cause__ = error

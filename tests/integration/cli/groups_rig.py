@@ -200,6 +200,7 @@ class Terminal:
         self.process = process
         self._side = side
         self._raw = b""
+        self._ended = False
         self._seen = 0
         self._news = asyncio.Event()
         asyncio.get_running_loop().add_reader(side, self._read)
@@ -210,6 +211,7 @@ class Terminal:
         except OSError:  # the other side is closed: the command has ended
             got = b""
         if not got:
+            self._ended = True
             asyncio.get_running_loop().remove_reader(self._side)
         self._raw += got
         self._news.set()
@@ -221,11 +223,13 @@ class Terminal:
         """What was written since the last call, once the pattern is in it."""
         try:
             async with asyncio.timeout(DEADLINE_S):
-                while not re.search(pattern, self.text(self._seen)):
+                while not re.search(pattern, self.text(self._seen)) and not self._ended:
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
-            raise AssertionError(f"{pattern!r} never came, only:\n{self.text(self._seen)}") from None
+            self._ended = True
+        if not re.search(pattern, self.text(self._seen)):
+            raise AssertionError(f"{pattern!r} never came, only:\n{self.text(self._seen)}")
         shown, self._seen = self.text(self._seen), len(self._raw)
         return shown
 

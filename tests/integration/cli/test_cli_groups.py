@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from keylane import Connection, groups
+from keylane import Connection, groups, priority
 from keylane.cli.group_sight import look
 from keylane.cli.groups_shown import picture, sight_object
 from keylane.groups import shape
+from keylane.groups.store import elastic_bucket
 from keylane.jetstream import consumers, streams
 from keylane.jetstream.consumers import ConsumerConfig
 from keylane.server import NatsServer
@@ -174,6 +175,18 @@ async def test_the_other_words_of_the_cg_tool(orders: str, at: tuple[str, str]) 
         assert (await said(word, orders, "g", "--force"))["unowned"] == [0, 1, 2, 3]
         await said("cm", orders, "g", "a:0-3")
     assert (await said("rm", orders, "g", "-f"))["deleted"] is True
+
+
+async def test_two_kinds_of_one_name_are_told_apart(connection: Connection, parted: str, at: tuple[str, str]) -> None:
+    """The Go tool lets both be made."""
+    await groups.create_static(connection, parted, "twin", max_members=10, members=["a"])
+    record = groups.ElasticConfig(max_members=4, members=("b",)).to_json()
+    await elastic_bucket(connection).ensure(replicas=1)
+    await elastic_bucket(connection).put(f"{parted}.twin", record, revision=0)
+    assert (await here("static", "info", parted, "twin", "--json", *at)).json["max_members"] == 10
+    assert (await here("elastic", "info", parted, "twin", "--json", *at)).json["max_members"] == 4
+    assert (await here("static", "delete", parted, "twin", "--force", *at)).returncode == 0
+    assert [one.kind for one in await groups.list_groups(connection, parted)] == ["elastic"]
 
 
 # ---- asking first -------------------------------------------------------------------------------------
@@ -382,21 +395,38 @@ async def test_step_down_says_who_was_pinned_and_who_is(
     assert "member 'a' of group 'billing' has no running instance that could step down" in alone.refusal
     active = asyncio.Event()
     hooks = groups.MemberHooks(on_activated=active.set)
-    first = await groups.join(connection, *where, "a", nothing, hooks=hooks)
+    member = await groups.join(connection, *where, "a", nothing, hooks=hooks)
     await publish(connection, orders, 1)
     async with asyncio.timeout(10):
         await active.wait()
-    before = await groups.member_info(connection, *where, "a")
-    done = await run("elastic", "sd", *where, "a", *at)
-    assert before is not None
-    pin = before.priority_groups[0].pinned_client_id
+    before = await _pin(connection, where)
+
+    async def publish_once_unpinned(events: AsyncIterator[priority.Pinned | priority.Unpinned]) -> None:
+        async for event in events:
+            if isinstance(event, priority.Unpinned):
+                await publish(connection, orders, 1)
+                return
+
+    async with priority.advisories(connection, f"{orders}-billing", "a") as events:
+        publishing = asyncio.create_task(publish_once_unpinned(events))
+        done = await run("elastic", "step-down", *where, "a", *at)
+        async with asyncio.timeout(10):
+            await publishing
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == (f"unpinned {pin}\nnobody is pinned yet: the next message pins an instance\n")
-    as_json = await here("elastic", "step-down", *where, "a", "--json", *at)
+    now = await _pin(connection, where)
+    assert before != now
+    assert done.stdout == f"unpinned {before}\npinned now: {now}\n"
+    as_json = await here("elastic", "sd", *where, "a", "--json", *at)
     assert as_json.json == {
-        "stream": orders, "group": "billing", "member": "a", "unpinned_id": None, "pinned_id": None,
+        "stream": orders, "group": "billing", "member": "a", "unpinned_id": now, "pinned_id": None,
     }  # fmt: skip
-    await first.stop()
+    await member.stop()
+
+
+async def _pin(connection: Connection, where: tuple[str, str]) -> str | None:
+    info = await groups.member_info(connection, *where, "a")
+    assert info is not None
+    return info.priority_groups[0].pinned_client_id
 
 
 # ---- wrong input --------------------------------------------------------------------------------------

@@ -156,13 +156,9 @@ async def test_a_plan_is_not_applied_over_somebody_elses_change(
         ('{"stream": 7, "member_mappings": [{"member": "a", "partitions": [0]}]}', "has stream 7"),
     ],
 )
-async def test_a_bad_plan_changes_nothing(
-    connection: Connection, group: Where, at: At, tmp_path: Path, text: str, said: str
-) -> None:
-    file = tmp_path / "plan.json"
-    file.write_text(text)
+async def test_a_bad_plan_changes_nothing(connection: Connection, group: Where, at: At, text: str, said: str) -> None:
     now = await plan_of(connection, group)
-    done = await here("elastic", "apply-plan", str(file), *group, "--force", *at)
+    done = await here("elastic", "apply-plan", "-", *group, "--force", *at, stdin=text)
     assert said in done.refusal
     assert await plan_of(connection, group) == now
 
