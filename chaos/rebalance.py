@@ -10,7 +10,7 @@ import asyncio
 import random
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -167,15 +167,21 @@ async def _make_changes(
     return changes
 
 
+def choose(chance: random.Random, present: Sequence[str]) -> tuple[Literal["add", "drop"], str]:
+    """The next change. It depends on the seed and on who is there, and on nothing else."""
+    outside = [name for name in NAMES if name not in present]
+    if outside and (len(present) <= FEWEST or chance.random() < 0.5):
+        return "add", chance.choice(outside)
+    return "drop", chance.choice(sorted(present))
+
+
 async def _change(connection: Connection, settings: Settings, chance: random.Random) -> Change:
     before = (await groups.get_config(connection, STREAM, GROUP)).plan
-    outside = [name for name in NAMES if name not in before.members]
-    add = bool(outside) and (len(before.members) <= FEWEST or chance.random() < 0.5)
-    member = chance.choice(outside if add else before.members)
-    act = groups.add_members if add else groups.drop_members
+    verb, member = choose(chance, before.members)
+    act = groups.add_members if verb == "add" else groups.drop_members
     at_s = time.monotonic()
     after = (await act(connection, STREAM, GROUP, [member], plan=settings.plan)).plan
-    return Change(at_s, "add" if add else "drop", member, before, after)
+    return Change(at_s, verb, member, before, after)
 
 
 async def _rest(until_s: float, running: Members, source: Load) -> None:
@@ -246,4 +252,5 @@ def as_text(outcome: Outcome) -> str:
     for name, one in rows.items():
         never = f", {one['never']} never" if one["never"] else ""
         lines.append(f"{name:<44} p50 {one['p50']} ms, p95 {one['p95']} ms, max {one['max']} ms{never}")
+    lines.append(f"{'longest gap of the publisher itself':<44} {gap['publisher']} ms")
     return "\n".join(lines)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from keylane.core.partitions import Partitioning
 from keylane.core.plans import Plan, balanced
-from keylane.errors import BrokenGroupRecord, InvalidInput
+from keylane.errors import BrokenGroupRecord
 from keylane.groups.config import Dialect, ElasticConfig, StaticConfig
 
 NAMES = st.text("abcXYZ019-_=", min_size=1, max_size=16)
@@ -38,18 +38,14 @@ def static_configs(draw: st.DrawFn) -> StaticConfig:
     dialect: Dialect = draw(st.sampled_from(["present", "go-0.1"]))
     first = draw(st.lists(TOKENS, unique=True, max_size=1 if dialect == "go-0.1" else 4))
     filters = tuple(f"{token}.{draw(st.sampled_from(['*', '>', 'x', '*.y']))}" for token in first)
-    return StaticConfig(
-        max_members=partitions, filters=filters, dialect=dialect, **draw(owners(partitions))
-    )
+    return StaticConfig(max_members=partitions, filters=filters, dialect=dialect, **draw(owners(partitions)))
 
 
 @st.composite
 def elastic_configs(draw: st.DrawFn) -> ElasticConfig:
     partitions = draw(st.integers(1, 40))
     dialect: Dialect = draw(st.sampled_from(["present", "go-0.1"]))
-    first = draw(
-        st.lists(TOKENS, unique=True, min_size=dialect == "go-0.1", max_size=1 if dialect == "go-0.1" else 4)
-    )
+    first = draw(st.lists(TOKENS, unique=True, min_size=dialect == "go-0.1", max_size=1 if dialect == "go-0.1" else 4))
     partitioning = []
     for token in first:
         stars = draw(st.integers(1, 3))
@@ -104,7 +100,7 @@ def test_every_partition_is_asked_for_by_one_member_under_every_filter(
 @given(st.lists(NAMES, unique=True, min_size=1, max_size=8), st.integers(1, 40), st.randoms())
 def test_filters_follow_the_order_of_the_record(members: list[str], partitions: int, chance: Any) -> None:
     plan = balanced(members, partitions)
-    listed = []
+    listed: list[dict[str, Any]] = []
     for member, owned in plan.mappings():
         shuffled = list(owned)
         chance.shuffle(shuffled)
@@ -134,21 +130,20 @@ NEARLY = st.fixed_dictionaries(
 @given(st.binary(max_size=60) | (JSON | NEARLY).map(lambda value: json.dumps(value).encode()))
 def test_a_foreign_record_is_called_broken_and_nothing_else(data: bytes) -> None:
     for kind in (StaticConfig, ElasticConfig):
+        config, words = None, ""
         try:
             config = kind.from_json(data, "the record")
         except BrokenGroupRecord as error:
-            assert str(error).startswith("the record ")
-        else:
+            words = str(error)
+        assert words.startswith("the record ") or config is not None
+        if config is not None:
             config.check()
             assert kind.from_json(config.to_json(), "again") == config
 
 
 @given(elastic_configs(), st.lists(NAMES, max_size=5))
 def test_new_owners_leave_the_rest_alone(config: ElasticConfig, members: list[str]) -> None:
-    try:
-        changed = config.with_owners(members=members)
-    except InvalidInput:
-        assert False, "members are free"  # noqa: B011, PT015
+    changed = config.with_owners(members=members)
     assert changed.same_but_owners(config)
     assert changed.members == tuple(members)
     assert changed.mappings is None

@@ -160,25 +160,23 @@ def group_table(found: Mapping[str, StaticConfig | ElasticConfig | BrokenGroupRe
 
 def picture(sight: GroupSight, now: datetime, *, width: int) -> RenderableType:
     """Who owns what, who is pinned, how far behind each member is, and how full the queue is."""
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="dim", no_wrap=True)
-    facts.add_column(overflow="fold")
-    for name, value in _group_facts(sight):
-        facts.add_row(name, value)
-    title = Text(f"{sight.stream} / {sight.group}", style="bold")
-    panel = Panel(facts, title=title, title_align="left", box=box.ROUNDED, expand=False, padding=(0, 1))
+    panel = _panel(f"{sight.stream} / {sight.group}", _group_facts(sight))
     return Group(panel, _member_table(sight, now, width)) if sight.members else panel
 
 
 def member_panel(sight: GroupSight, one: MemberSight, now: datetime) -> Panel:
     """One member in full."""
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="dim", no_wrap=True)
-    facts.add_column(overflow="fold")
-    for name, value in _member_facts(one, now):
-        facts.add_row(name, value)
-    title = Text(f"{sight.stream} / {sight.group} / {one.member}", style="bold")
-    return Panel(facts, title=title, title_align="left", box=box.ROUNDED, expand=False, padding=(0, 1))
+    return _panel(f"{sight.stream} / {sight.group} / {one.member}", _member_facts(one, now))
+
+
+def _panel(title: str, facts: Iterable[tuple[str, Text | str]]) -> Panel:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts:
+        table.add_row(name, value if isinstance(value, Text) else Text(value))  # a name may look like markup
+    heading = Text(title, style="bold")
+    return Panel(table, title=heading, title_align="left", box=box.ROUNDED, expand=False, padding=(0, 1))
 
 
 def plan_table(now: Plan, plans: Mapping[str, Plan]) -> Table:
@@ -237,7 +235,7 @@ def _group_facts(sight: GroupSight) -> list[tuple[str, Text | str]]:
             kind_of(config),
             f"{config.max_members:,} partitions, {how} {count:,} member{'' if count == 1 else 's'}",
         ),
-        ("filters", Text("\n".join(_filters(config)))),
+        ("filters", "\n".join(_filters(config))),
     ]
     if config.dialect != "present":
         facts.append(("dialect", config.dialect))

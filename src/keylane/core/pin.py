@@ -127,7 +127,7 @@ TRANSITIONS: dict[tuple[Phase, Event], tuple[Phase, tuple[Action, ...]]] = {
     (_P.PINNED,    _E.REFUSED):      (_P.STANDBY,   _TO_STANDBY),
     (_P.PINNED,    _E.STALLED):      (_P.DOUBTING,  (_A.VERIFY,)),
 
-    (_P.DOUBTING,  _E.FIRST):        (_P.RESETTING, (_A.TELL_UNPINNED, _A.FORGET, _A.ADOPT, _A.DROP, _A.RESET)),
+    (_P.DOUBTING,  _E.FIRST):        (_P.PINNED,    _RENEW),
     (_P.DOUBTING,  _E.LATER):        (_P.RESETTING, (_A.TELL_UNPINNED, _A.FORGET, _A.ADOPT, _A.DROP, _A.RESET)),
     (_P.DOUBTING,  _E.SAME):         (_P.DOUBTING,  (_A.HOLD,)),
     (_P.DOUBTING,  _E.RESTARTED):    (_P.DOUBTING,  (_A.FORGET, _A.HOLD)),

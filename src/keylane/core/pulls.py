@@ -98,7 +98,7 @@ _CONFLICTS: tuple[tuple[str, Meaning], ...] = (
 
 
 def meaning_of(status: Status) -> Meaning:
-    """Every code and text in docs/protocol.md; an unknown one is INVALID, so that nothing is guessed."""
+    """Every code and text in docs/jetstream.md; an unknown one is INVALID, so that nothing is guessed."""
     if status.code == 409:
         text = status.text.lower()
         for beginning, meaning in _CONFLICTS:

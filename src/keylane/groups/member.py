@@ -202,7 +202,7 @@ class Member:
         )
         self._handling = Handling(handler, terms)
         hooks = SeatHooks(
-            stirred=self._poke.set,
+            stirred=self._stirred,
             activated=lambda: self._told(self._hooks.on_activated),
             deactivated=lambda: self._told(self._hooks.on_deactivated),
             rebalanced=self._rebalanced,
@@ -211,7 +211,8 @@ class Member:
             shape.consumer_stream(config, self.stream, self.group),
             shape.consumer_name(config, self.group, self.member),
         )
-        self._seat = Seat(self._connection, consumer, self._handling, place, hooks)
+        max_held = self._wanted.max_ack_pending or shape.DEFAULT_MAX_ACK_PENDING
+        self._seat = Seat(self._connection, consumer, self._handling, place=place, max_held=max_held, hooks=hooks)
         self._main = asyncio.create_task(self._run(), name=f"member {self.member}")
 
     async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
@@ -234,7 +235,7 @@ class Member:
 
     async def _run(self) -> None:
         reason, failure = "", None
-        unobserve = self._connection.observe(Hooks(on_reconnect=lambda _: self._poke.set()))
+        unobserve = self._connection.observe(Hooks(on_reconnect=self._stirred, on_close=self._stirred))
         try:
             reason = await self._take_part()
         except KeylaneError as error:
@@ -265,18 +266,16 @@ class Member:
                 except _GroupDeleted as deleted:
                     return str(deleted)
                 except KeylaneError as error:
-                    if not self._may_pass(error):
+                    if self._connection.is_closed:
+                        raise GroupEnded(
+                            f"member {self.member!r}: the connection is closed ({self._connection.closed_reason}); "
+                            "connect again and join again"
+                        ) from error
+                    if not _may_pass(error):
                         raise
                     delay_s = self._wait_out(error)
                 await self._wait_for_a_reason(delay_s)
         return "stopped"
-
-    def _may_pass(self, error: KeylaneError) -> bool:
-        if self._connection.is_closed:
-            return False
-        if isinstance(error, ApiError):
-            return error.code == _UNAVAILABLE
-        return isinstance(error, (AckFailed, ApiUnavailable, Disconnected, JetStreamDisabled, RequestTimeout))
 
     def _wait_out(self, error: KeylaneError) -> float:
         delay_s = self._trouble_s
@@ -303,6 +302,9 @@ class Member:
         else:
             self._ended.set_result(reason)
         self._told(self._hooks.on_ended, str(failure) if failure is not None else reason)
+
+    def _stirred(self, _reason: str = "") -> None:
+        self._poke.set()
 
     def _hinted(self) -> None:
         # A hint may come before the record is readable: look again a little later too.
@@ -379,6 +381,12 @@ class Member:
 
 class _GroupDeleted(Exception):
     """The group's record was deleted or purged: a normal end."""
+
+
+def _may_pass(error: KeylaneError) -> bool:
+    if isinstance(error, ApiError):
+        return error.code == _UNAVAILABLE
+    return isinstance(error, AckFailed | ApiUnavailable | Disconnected | JetStreamDisabled | RequestTimeout)
 
 
 def _can_follow(before: StaticConfig | ElasticConfig, after: StaticConfig | ElasticConfig) -> bool:

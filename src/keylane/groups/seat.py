@@ -62,12 +62,20 @@ class Seat:
     """The consumer `consumer` of `stream`, for the messages of one member."""
 
     def __init__(
-        self, connection: Connection, consumer: tuple[str, str], handling: Handling, place: Placing, hooks: SeatHooks
+        self,
+        connection: Connection,
+        consumer: tuple[str, str],
+        handling: Handling,
+        *,
+        place: Placing,
+        max_held: int,
+        hooks: SeatHooks,
     ) -> None:
         self._connection = connection
         self._stream, self._consumer = consumer
         self._handling = handling
         self._place = place
+        self._max_held = max_held
         self._hooks = hooks
         self._filters: tuple[str, ...] = ()
         self._feed: Feed | None = None
@@ -125,7 +133,7 @@ class Seat:
                 await self._handling.finish()
                 was_active = self.is_active
                 await feed.drain(0)
-                if was_active:
+                if was_active and self._connection.is_connected:
                     await self._give_back(feed)
             else:
                 await self._finish_without_acks(feed)
@@ -220,39 +228,38 @@ class Seat:
         self._pin_id, self._must_rewind = "", False
         self._acked = wanted.ack_policy != "none"
         self._durable = wanted.durable_name is not None
-        limit = wanted.max_ack_pending or shape.DEFAULT_MAX_ACK_PENDING
-        options = self._feed_options(wanted, limit)
+        options = self._feed_options(wanted)
         self._feed = await open_feed(self._connection, self._stream, self._consumer, options)
-        self._feed_end = asyncio.create_task(self._watch(self._feed, None if self._acked else limit))
+        self._feed_end = asyncio.create_task(self._watch(self._feed))
         self._feed_end.add_done_callback(lambda _: self._hooks.stirred())
         self._filters = info.config.filter_subjects or ()
         self._rebalanced(before)
 
-    def _feed_options(self, wanted: ConsumerConfig, limit: int) -> FeedOptions:
+    def _feed_options(self, wanted: ConsumerConfig) -> FeedOptions:
         timeout_s = wanted.priority_timeout_s or shape.DEFAULT_ACK_WAIT_S
         expires_s = min(max((wanted.ack_wait_s or timeout_s) / 2, 1.0), timeout_s / 2)
         assert wanted.priority_groups is not None
         return FeedOptions(
-            max_messages=limit,
+            max_messages=self._max_held,
             expires_s=expires_s,
             heartbeat_s=expires_s / 2,
             pull_fields={"group": wanted.priority_groups[0]},
             pin=PinOptions(
                 group=wanted.priority_groups[0],
                 timeout_s=timeout_s,
-                reset_on_takeover=self._can_reset and self._acked and limit > 1,
+                reset_on_takeover=self._can_reset and self._acked and self._max_held > 1,
                 on_pinned=self._activated,
                 on_unpinned=self._deactivated,
             ),
             on_messages=self._take if self._acked else None,
         )
 
-    async def _watch(self, feed: Feed, limit: int | None) -> None:
+    async def _watch(self, feed: Feed) -> None:
         """Wait for the feed's end. Without acks nothing bounds what the server sends: then read here, with a bound."""
-        if limit is not None:
-            async for batch in feed.batches(limit):
+        if not self._acked:
+            async for batch in feed.batches(self._max_held):
                 self._take(batch)
-                await self._handling.room(limit)
+                await self._handling.room(self._max_held)
         await feed.wait()
 
     async def _know_the_stream(self) -> None:

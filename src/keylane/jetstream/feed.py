@@ -511,7 +511,7 @@ class Feed:
             case Meaning.INVALID:
                 self._finish(refusal(self.stream, self.consumer, code, text))
             case meaning:
-                self._in_trouble(meaning, f"{code} {text}")
+                self._in_trouble(meaning, f"{code} {text}".strip())
 
     def _in_trouble(self, meaning: Meaning, text: str) -> None:
         self._trouble = meaning

@@ -21,6 +21,7 @@ from keylane.errors import AuthenticationFailed, ConnectError, ServerTooOld, Ser
 from keylane.jetstream.client import Client
 from keylane.jetstream.features import MINIMUM_SERVER, Version, parse_version
 from keylane.jetstream.settings import Settings
+from keylane.jetstream.transport import PlainTextBeforeTls
 from keylane.jetstream.urls import ServerUrl
 
 _AUTH_REFUSALS = (
@@ -295,6 +296,8 @@ def _link_reason(error: BaseException, client: LoginClient, waited_s: float) -> 
         return "the host name is not known"
     if isinstance(error, ConnectionRefusedError):
         return "connection refused; nothing listens there"
+    if isinstance(error, PlainTextBeforeTls):
+        return str(error)
     if isinstance(error, nats.errors.Error) and not client.greeted:
         return "what answers there is not a NATS server"
     if isinstance(error, ConnectionError):

@@ -18,8 +18,12 @@ from nats.aio.transport import Transport
 
 from keylane.jetstream.protocol import BrokenProtocol
 
-_READ_SIZE = 64 * 1024
+_READ_SIZE = 64 * 1024  # larger reads make larger batches, and the server waits for their acks
 _CLOSE_TIMEOUT_S = 2.0
+
+
+class PlainTextBeforeTls(BrokenProtocol):
+    """Words that were not encrypted would have counted as the server's."""
 
 
 class _Wire(asyncio.BufferedProtocol):
@@ -127,7 +131,7 @@ class DirectTransport(Transport):
         if wire.kept:
             # Whoever sits between could have put these words there; after the handshake they would count as
             # the server's.
-            raise BrokenProtocol("nats: the server sent plain text where TLS was to begin")
+            raise PlainTextBeforeTls("the server sent plain text where TLS was to begin; try without tls_first")
         secured = await asyncio.wait_for(
             asyncio.get_running_loop().start_tls(
                 wire.transport,

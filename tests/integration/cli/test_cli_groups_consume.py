@@ -184,17 +184,18 @@ async def _all_of(first: Running, second: Running, count: int) -> None:
 async def test_a_closed_pipe_ends_it_and_loses_nothing(connection: Connection, orders: str, at: At) -> None:
     """As in `keylane elastic consume … | head -1`."""
     async with running("elastic", "consume", orders, "billing", "a", "--sleep", "0", "--json", *at) as command:
-        await command.event("joined")
+        await publish(connection, orders, 1)
+        await command.event("message")
         assert command.process.stdout is not None
         command.process.stdout._transport.close()  # type: ignore[attr-defined]
-        await publish(connection, orders, 3)
+        await publish(connection, orders, 2)
         async with asyncio.timeout(20):
             assert await command.process.wait() == 1
         assert command.process.stderr is not None
         assert await command.process.stderr.read() == b""
     async with running("elastic", "consume", orders, "billing", "a", "--sleep", "0", "--json", *at) as command:
         await command.until(lambda line: line.get("source_sequence") == 3)
-        assert command.messages[0]["source_sequence"] == 1
+        assert [line["source_sequence"] for line in command.messages] == [2, 3]
         await command.end(signal.SIGINT)
 
 

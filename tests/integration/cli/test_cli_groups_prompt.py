@@ -102,7 +102,7 @@ async def test_a_session(connection: Connection, orders: str, at: tuple[str, str
         assert await screen.end() == 0
     kept = history.lines
     assert kept[0].split() == ["info", orders, "billing"]
-    assert kept[-1] == "help"
+    assert kept[-2:] == [f"elastic info {orders} billing --json", "help"]
     assert "n" not in kept  # an answer is no command
 
 

@@ -18,6 +18,7 @@ class LossyProxy:
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._losing = False
+        self._closed = False
         self.lost = asyncio.Event()
         """Bytes of the server were lost."""
 
@@ -30,11 +31,15 @@ class LossyProxy:
         """From now on the client hears nothing of what the server sends on the present link."""
         self._losing = True
 
-    def cut(self) -> None:
-        """End the link; the next one loses nothing."""
-        for writer in self._writers:
+    def cut(self, *, for_good: bool = False) -> None:
+        """End the link; the next one loses nothing. For good: there is no next one until `mend`."""
+        self._closed = for_good
+        for writer in list(self._writers):
             writer.transport.abort()
         self._losing = False
+
+    def mend(self) -> None:
+        self._closed = False
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -51,6 +56,9 @@ class LossyProxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._closed:
+            writer.transport.abort()
+            return
         up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._target)
         self._writers |= {writer, up_writer}
         for work in (self._pump(reader, up_writer, lossy=False), self._pump(up_reader, writer, lossy=True)):

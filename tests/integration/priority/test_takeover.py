@@ -12,6 +12,7 @@ import pytest
 
 import keylane
 from keylane import Connection
+from keylane.errors import FeedEnded
 from keylane.jetstream import consumers
 from keylane.jetstream.feed import Feed
 from keylane.jetstream.message import Message
@@ -282,4 +283,70 @@ async def test_somebody_else_resets_the_consumer(ground: MakeGround, open_client
     assert sorted(set(handled)) == [*published, 7]
     info = await consumers.info(place.connection, place.stream, place.consumer)
     assert (info.num_pending, info.num_ack_pending) == (0, 0)
+    await feed.close()
+
+
+async def test_a_reader_without_a_link_stops_when_its_pin_may_be_gone(
+    ground: MakeGround, bad_link: BadLink, open_client: OpenClient, read: StartReader
+) -> None:
+    """Its buffer is full of messages that another reader is given after the timeout."""
+    timeout_s = 0.8
+    place = await ground("pinned_client", priority_timeout_s=timeout_s, max_ack_pending=100, ack_wait_s=30)
+    lost: list[str] = []
+    cut_off = await read(bad_link.connection, place, "cut off", handle_s=0.05, on_unpinned=lost.append)
+    published = await place.publish(60)
+    await cut_off.got(3)
+    heir = await read(await open_client(), place, "heir", handle_s=0.005)
+    bad_link.proxy.cut(for_good=True)
+    cut_at = time.monotonic()
+    await heir.got(1, timeout_s=5)
+    await asyncio.sleep(timeout_s)  # time for the one without a link to do what it must not do
+    late = [line for line in cut_off.log if line.at > cut_at + 1.25 * timeout_s]
+    assert late == []
+    bad_link.proxy.mend()
+    await asyncio.wait_for(bad_link.back.wait(), 10)
+    await heir.together(cut_off, count=len(published))
+    await heir.got(50)
+    assert judge(published, cut_off.log, heir.log).in_order_and_complete
+    async with asyncio.timeout(5):
+        while not lost:  # noqa: ASYNC110 - it is a plain hook
+            await asyncio.sleep(0.01)
+    assert not cut_off.feed.is_pinned
+    await heir.stop()
+
+
+async def test_the_pinned_reader_may_reset_its_consumer(
+    ground: MakeGround, open_client: OpenClient, read: StartReader
+) -> None:
+    """All that is not acked comes again, in order; the pin stays."""
+    place = await ground("pinned_client", **TERMS)
+    reader = await read(await open_client(), place, "reader", handle_s=0.001)
+    published = await place.publish(200)
+    await reader.got(20)
+    pin_id = reader.feed.pin_id
+    for _ in range(3):
+        await reader.feed.reset()
+        await reader.got(len(reader.log) + 20)
+    async with asyncio.timeout(10):
+        while (await consumers.info(place.connection, place.stream, place.consumer)).ack_floor < published[-1]:
+            await asyncio.sleep(0.01)
+    assert reader.feed.pin_id == pin_id
+    findings = judge(published, reader.log)
+    assert findings.in_order_and_complete
+    assert len(findings.duplicated) <= 3
+    await reader.stop()
+
+
+async def test_a_hook_that_fails_ends_the_reader(ground: MakeGround, open_client: OpenClient) -> None:
+    place = await ground("pinned_client", **TERMS)
+
+    def broken(_: str) -> None:
+        raise RuntimeError("the hook is broken")
+
+    connection = await open_client()
+    feed = await consume(connection, place.stream, place.consumer, on_pinned=broken)
+    await place.publish(1)
+    with pytest.raises(FeedEnded, match="the hook is broken"):
+        await asyncio.wait_for(feed.wait(), 5)
+    assert connection.is_connected
     await feed.close()
