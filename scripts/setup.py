@@ -39,7 +39,7 @@ print(json.dumps({"python": list(sys.version_info[:2]), "pip": pip}))
 """
 
 
-class SetupFailed(Exception):  # noqa: N818 - reads as the fact it states
+class SetupFailed(Exception):
     """Set-up cannot go on; the message is all the user needs to see."""
 
 
@@ -85,9 +85,7 @@ def look() -> Environment | None:
     if made_with is None or any(place != str(VENV) for place in recorded_places()):
         return None
     try:
-        answer = subprocess.run(
-            [PYTHON, "-I", "-c", _PROBE], capture_output=True, text=True, timeout=60, check=True
-        )
+        answer = subprocess.run([PYTHON, "-I", "-c", _PROBE], capture_output=True, text=True, timeout=60, check=True)
         facts = json.loads(answer.stdout)
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
@@ -168,9 +166,7 @@ def run(command: list[str | Path]) -> None:
 
 def shortened(line: str) -> str:
     """What of a line of pip's is worth showing; empty for most."""
-    if download := re.match(
-        r"Downloading (?:\S*/)?([^-/]+)-([^-/]+?)(?:-\S*|\.tar\.gz) \(([\d.]+ [MG]B)\)", line
-    ):
+    if download := re.match(r"Downloading (?:\S*/)?([^-/]+)-([^-/]+?)(?:-\S*|\.tar\.gz) \(([\d.]+ [MG]B)\)", line):
         return f"downloading {download[1]} {download[2]}, {download[3]}"
     if building := re.match(r"Building wheel for (\S+) .*: started", line):
         return f"building {building[1]}"

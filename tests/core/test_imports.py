@@ -137,11 +137,7 @@ def refused_inside(part: str, target: str) -> str:
 
 def forbidden_calls(path: Path) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Name)
-            and node.func.id in CALLS_NOT_IN_CORE
-        ):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS_NOT_IN_CORE:
             yield node.lineno, node.func.id
 
 

@@ -136,9 +136,7 @@ def test_bad_partitionings_are_refused(
         ("a.b", (), 7, "{{Partition(7)}}.a.b"),
     ],
 )
-def test_destination_text(
-    subject_filter: str, wildcards: tuple[int, ...], partitions: int, destination: str
-) -> None:
+def test_destination_text(subject_filter: str, wildcards: tuple[int, ...], partitions: int, destination: str) -> None:
     spread = Partitioning(subject_filter, wildcards, partitions)
     assert spread.destination == destination
     assert parse_transform(subject_filter, destination) == spread

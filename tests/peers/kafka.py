@@ -112,20 +112,14 @@ class Broker:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        self._reader = threading.Thread(
-            target=self._read, args=(self._process,), name=f"kafka-{self.node}-log"
-        )
+        self._reader = threading.Thread(target=self._read, args=(self._process,), name=f"kafka-{self.node}-log")
         self._reader.start()
 
     def wait_started(self, deadline: float) -> None:
         if not self._started.wait(max(0.0, deadline - time.monotonic())):
-            raise PeerBroken(
-                f"Kafka broker {self.node} did not start in time; its log ends:\n{self.log[-3000:]}"
-            )
+            raise PeerBroken(f"Kafka broker {self.node} did not start in time; its log ends:\n{self.log[-3000:]}")
         if _STARTED not in self.log:
-            raise PeerBroken(
-                f"Kafka broker {self.node} ended at its start; its log ends:\n{self.log[-3000:]}"
-            )
+            raise PeerBroken(f"Kafka broker {self.node} ended at its start; its log ends:\n{self.log[-3000:]}")
 
     def start(self) -> None:
         """Starts a stopped or killed broker again, on its ports and with its data."""
@@ -241,19 +235,13 @@ def _prepare(count: int, directory: Path) -> list[Broker]:
     for node, (client, controller) in enumerate(zip(clients, controllers, strict=True), start=1):
         home = directory / str(node)
         home.mkdir()
-        settings = _settings(
-            node, client, controller, voters=voters, copies=min(count, 3), data=home / "data"
-        )
-        (home / "server.properties").write_text(
-            "".join(f"{name}={value}\n" for name, value in settings.items())
-        )
+        settings = _settings(node, client, controller, voters=voters, copies=min(count, 3), data=home / "data")
+        (home / "server.properties").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
         brokers.append(Broker(node, home, client))
     return brokers
 
 
-def _settings(
-    node: int, client: int, controller: int, *, voters: str, copies: int, data: Path
-) -> dict[str, object]:
+def _settings(node: int, client: int, controller: int, *, voters: str, copies: int, data: Path) -> dict[str, object]:
     return {
         "process.roles": "broker,controller",
         "node.id": node,
@@ -289,9 +277,7 @@ def _format(brokers: Sequence[Broker], directory: Path) -> None:
         tools = []
         for broker in brokers:
             settings = str(directory / str(broker.node) / "server.properties")
-            command = _java_command(
-                "kafka.tools.StorageTool", "format", "--cluster-id", cluster, "--config", settings
-            )
+            command = _java_command("kafka.tools.StorageTool", "format", "--cluster-id", cluster, "--config", settings)
             tool = subprocess.Popen(
                 [sys.executable, tether.__file__, *command],
                 stdin=subprocess.DEVNULL,

@@ -63,9 +63,7 @@ class GoMember:
                 raise PeerBroken(f"{len(taken)} of {count} messages after {timeout_s} s") from None
             if line is None:
                 self._lines.put(None)
-                raise PeerBroken(
-                    f"the Go member ended after {len(taken)} of {count}: {self._errors.read_text()}"
-                )
+                raise PeerBroken(f"the Go member ended after {len(taken)} of {count}: {self._errors.read_text()}")
             taken.append(Delivery(**json.loads(line)))
         return taken
 

@@ -62,17 +62,13 @@ def test_every_partition_is_in_range_and_made_of_the_chosen_tokens(case: tuple[P
     assert matches(spread.filter, subject)
     parts = subject.split(".")
     stars = [at for at, part in enumerate(spread.filter.split(".")) if part == "*"]
-    hashed = (
-        "".join(parts[stars[wildcard - 1]] for wildcard in spread.wildcards) if spread.wildcards else subject
-    )
+    hashed = "".join(parts[stars[wildcard - 1]] for wildcard in spread.wildcards) if spread.wildcards else subject
     assert 0 <= spread.partition(subject) < spread.partitions
     assert spread.partition(subject) == dumb_hash(hashed.encode()) % spread.partitions
 
 
 @given(partitionings(), st.data())
-def test_equal_keys_mean_equal_chosen_tokens_and_one_partition(
-    spread: Partitioning, data: st.DataObject
-) -> None:
+def test_equal_keys_mean_equal_chosen_tokens_and_one_partition(spread: Partitioning, data: st.DataObject) -> None:
     letters = st.text("ab", min_size=1, max_size=2)
 
     def fill() -> str:
@@ -85,8 +81,7 @@ def test_equal_keys_mean_equal_chosen_tokens_and_one_partition(
     if spread.wildcards:
         stars = [at for at, part in enumerate(spread.filter.split(".")) if part == "*"]
         chosen = [
-            tuple(subject.split(".")[stars[wildcard - 1]] for wildcard in spread.wildcards)
-            for subject in (one, other)
+            tuple(subject.split(".")[stars[wildcard - 1]] for wildcard in spread.wildcards) for subject in (one, other)
         ]
         assert (spread.key(one) == spread.key(other)) == (chosen[0] == chosen[1])
 
@@ -111,9 +106,7 @@ def test_parsing_undoes_building(spread: Partitioning) -> None:
 
 
 @given(partitioned_subjects(), st.data())
-def test_a_renamed_subject_keeps_key_and_partition(
-    case: tuple[Partitioning, str], data: st.DataObject
-) -> None:
+def test_a_renamed_subject_keeps_key_and_partition(case: tuple[Partitioning, str], data: st.DataObject) -> None:
     """A transform that renames and reorders is applied by hand: key and partition come out as before."""
     spread, subject = case
     assume(spread.wildcards)
@@ -147,9 +140,7 @@ PIECES = [
     ",",
     " ",
 ]
-DESTINATIONS = st.lists(st.sampled_from([*PIECES, ".", "$", "*", ">", "a", "{{", "}}"]), max_size=14).map(
-    "".join
-)
+DESTINATIONS = st.lists(st.sampled_from([*PIECES, ".", "$", "*", ">", "a", "{{", "}}"]), max_size=14).map("".join)
 
 
 @given(st.sampled_from(["a.*", "a.*.*", "a.>", "a", "", ">"]), st.one_of(st.text(max_size=20), DESTINATIONS))

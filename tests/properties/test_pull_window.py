@@ -18,41 +18,55 @@ steps = st.lists(
 )
 
 
+class Server:
+    """Open pulls as a server keeps them, and a reader's buffer."""
+
+    def __init__(self, window: PullWindow, size: int) -> None:
+        self.window = window
+        self.size = size
+        self.left: list[int] = []
+        self.buffered = 0
+        self.ask()
+
+    def ask(self) -> None:
+        pull = self.window.ask(self.buffered, self.buffered * self.size)
+        if pull is not None:
+            self.left.append(pull.batch)
+
+    def deliver(self, count: int) -> None:
+        sent = 0
+        while sent < count and sum(self.left):
+            oldest = next(index for index, left in enumerate(self.left) if left)
+            self.left[oldest] -= 1
+            sent += 1
+        if sent:
+            self.buffered += sent
+            self.window.delivered(sent, self.size)
+
+    def read(self, count: int) -> None:
+        self.buffered -= min(count, self.buffered)
+
+    def expire(self, _: int) -> None:
+        if self.left:
+            self.window.asked = max(0, self.window.asked - self.left.pop(0))
+
+    def void(self, _: int) -> None:
+        self.left.clear()
+        self.window.void()
+
+
 @given(limit=st.integers(1, 60), size=st.integers(1, 40), max_bytes=st.integers(40, 2000), history=steps)
 def test_bounds_hold_and_the_reader_never_starves(
     limit: int, size: int, max_bytes: int, history: list[tuple[str, int]]
 ) -> None:
-    window = PullWindow(limit, max_bytes)
-    open_pulls: list[list[int]] = []  # [left] of each, as a server keeps them
-    buffered = 0
-
-    def ask() -> None:
-        pull = window.ask(buffered, buffered * size)
-        if pull is not None:
-            open_pulls.append([pull.batch])
-
-    ask()
+    server = Server(PullWindow(limit, max_bytes), size)
     for what, count in history:
-        if what == "deliver":
-            possible = min(count, sum(left for (left,) in open_pulls))
-            for _ in range(possible):
-                next(pull for pull in open_pulls if pull[0])[0] -= 1
-            if possible:
-                buffered += possible
-                window.delivered(possible, size)
-        elif what == "read":
-            buffered -= min(count, buffered)
-        elif what == "expire" and open_pulls:
-            (left,) = open_pulls.pop(0)
-            window.asked = max(0, window.asked - left)
-        elif what == "void":
-            open_pulls.clear()
-            window.void()
-        ask()
-        assert window.asked == sum(left for (left,) in open_pulls)
-        assert buffered + window.asked <= limit
-        if buffered == 0:
-            assert window.asked > 0
+        getattr(server, what)(count)
+        server.ask()
+        assert server.window.asked == sum(server.left)
+        assert server.buffered + server.window.asked <= limit
+        if server.buffered == 0:
+            assert server.window.asked > 0
 
 
 def test_expiry_in_the_property_is_what_answered_does() -> None:

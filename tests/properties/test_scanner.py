@@ -44,9 +44,7 @@ def operations(draw: st.DrawFn) -> tuple[bytes, object]:
     return b"PING\r\n", Control(b"PING", b"")
 
 
-@given(
-    sequence=st.lists(operations(), max_size=30), cuts=st.lists(st.integers(1, 60), min_size=1, max_size=40)
-)
+@given(sequence=st.lists(operations(), max_size=30), cuts=st.lists(st.integers(1, 60), min_size=1, max_size=40))
 def test_any_cut_gives_the_same_messages(sequence: list[tuple[bytes, object]], cuts: list[int]) -> None:
     scanner, route = Scanner(), Recorder()
     scanner.routes[b"7"] = route

@@ -19,9 +19,7 @@ LONGEST_FILTER = 4
 # "z" is in no filter, so only wildcards select it. One token more than the longest filter tells `>`
 # from a row of `*`.
 UNIVERSE = [
-    ".".join(parts)
-    for length in range(1, LONGEST_FILTER + 2)
-    for parts in itertools.product("abz", repeat=length)
+    ".".join(parts) for length in range(1, LONGEST_FILTER + 2) for parts in itertools.product("abz", repeat=length)
 ]
 
 
@@ -58,9 +56,7 @@ def dumb_match(wanted: list[str], given_tokens: list[str]) -> bool:
 
 @functools.cache
 def selected(subject_filter: str) -> frozenset[str]:
-    return frozenset(
-        subject for subject in UNIVERSE if dumb_match(subject_filter.split("."), subject.split("."))
-    )
+    return frozenset(subject for subject in UNIVERSE if dumb_match(subject_filter.split("."), subject.split(".")))
 
 
 @given(pairs_with_subject())
@@ -109,9 +105,7 @@ def test_a_checked_subject_is_safe_to_send(text: str) -> None:
         return
     assert subject == text
     assert all(subject.encode().split(b"."))
-    assert not any(
-        char.isspace() or char in "*>" or (not char.isprintable() and ord(char) < 0xA0) for char in subject
-    )
+    assert not any(char.isspace() or char in "*>" or (not char.isprintable() and ord(char) < 0xA0) for char in subject)
 
 
 @given(TEXT)
@@ -123,9 +117,7 @@ def test_a_checked_filter_is_a_subject_but_for_whole_wildcards(text: str) -> Non
     else:
         is_filter = True
     parts = text.split(".")
-    plain = [
-        "x" if part == "*" or (part == ">" and at == len(parts)) else part for at, part in enumerate(parts, 1)
-    ]
+    plain = ["x" if part == "*" or (part == ">" and at == len(parts)) else part for at, part in enumerate(parts, 1)]
     try:
         check_subject(".".join(plain))
     except InvalidInput:

@@ -1,4 +1,4 @@
-"""The play behind `keylane demo`: a group of members handles orders in order while one is killed, one added and one dropped.
+"""The play behind `keylane demo`: members handle orders in order while one is killed, one added and one dropped.
 
 Everything is real: an embedded nats-server, member processes, a SIGKILL. The verdict comes from what the members wrote
 down, judged by `keylane.testing`.

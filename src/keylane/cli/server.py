@@ -31,15 +31,11 @@ def _server() -> None:
 def run(
     port: Annotated[
         int | None,
-        typer.Option(
-            min=1, max=65535, help="Port on 127.0.0.1; of the first node in a cluster. Default: a free one."
-        ),
+        typer.Option(min=1, max=65535, help="Port on 127.0.0.1; of the first node in a cluster. Default: a free one."),
     ] = None,
     store_dir: Annotated[
         Path | None,
-        typer.Option(
-            help="Where the data lies; it is kept. Default: keylane/ in your data directory (XDG_DATA_HOME)."
-        ),
+        typer.Option(help="Where the data lies; it is kept. Default: keylane/ in your data directory (XDG_DATA_HOME)."),
     ] = None,
     sync: Annotated[
         str, typer.Option(help="How often to sync to disk: a duration such as 1s, 500ms, 2m, or 'always'.")

@@ -65,9 +65,7 @@ def check_group_name(name: str) -> str:
 
 def _check(name: str, what: str) -> str:
     if not isinstance(name, str):
-        raise InvalidInput(
-            f"{what} {shown(name)} is {type(name).__name__}, not text: give a str such as 'ORDERS'"
-        )
+        raise InvalidInput(f"{what} {shown(name)} is {type(name).__name__}, not text: give a str such as 'ORDERS'")
     if not name:
         raise InvalidInput(f"{what} '' is empty: give at least one character")
     check_characters(name, what)
@@ -77,7 +75,5 @@ def _check(name: str, what: str) -> str:
             f"{_REASONS[found.group()]}; use '-' or '_' instead"
         )
     if (size := len(name.encode())) > MAX_NAME_BYTES:
-        raise InvalidInput(
-            f"{what} {shown(name)} is {size} bytes long: the server takes {MAX_NAME_BYTES}; shorten it"
-        )
+        raise InvalidInput(f"{what} {shown(name)} is {size} bytes long: the server takes {MAX_NAME_BYTES}; shorten it")
     return name

@@ -150,9 +150,7 @@ def check_wildcards(wildcards: Sequence[int], subject_filter: str, available: in
                 + (f"wildcards 1 to {available}" if available else "no '*'; leave the list empty")
             )
         if wildcard in wildcards[:index]:
-            raise InvalidInput(
-                f"partitioning wildcard {wildcard} is listed twice in {list(wildcards)}: list each once"
-            )
+            raise InvalidInput(f"partitioning wildcard {wildcard} is listed twice in {list(wildcards)}: list each once")
 
 
 # ---- the number in front of a subject ---------------------------------------------------------------
@@ -193,9 +191,7 @@ def partition_filters(partitions: Iterable[int], filters: Sequence[str] = ()) ->
         if not _is_whole(partition) or not 0 <= partition < MAX_PARTITIONS:
             raise InvalidInput(f"partition {shown(partition)} is not a partition number: give 0 or more")
     if not owned:
-        raise InvalidInput(
-            "the list of partitions is empty: a consumer without filters would get every message"
-        )
+        raise InvalidInput("the list of partitions is empty: a consumer without filters would get every message")
     if len(set(owned)) < len(owned):
         raise InvalidInput(f"partitions {shown(sorted(owned))} name a partition twice: list each once")
     chosen = list(filters) or [">"]
@@ -240,9 +236,7 @@ def parse_transform(source: str, destination: str) -> Partitioning | None:
     if all(kind != "partition" for kind, _ in (first, *rest)):
         return None
     if first[0] != "partition":
-        raise _unusable(
-            destination, "the partition number is not the first token", "put {{Partition(...)}} first"
-        )
+        raise _unusable(destination, "the partition number is not the first token", "put {{Partition(...)}} first")
     if not rest:
         raise _unusable(destination, "nothing of the subject is left", f"append .{_carry_over(source)}")
 
@@ -262,9 +256,7 @@ def parse_transform(source: str, destination: str) -> Partitioning | None:
         )
     for wildcard in wildcards:
         if wildcard not in carried:
-            raise _unusable(
-                destination, f"key wildcard {wildcard} is dropped", f"append {{{{Wildcard({wildcard})}}}}"
-            )
+            raise _unusable(destination, f"key wildcard {wildcard} is dropped", f"append {{{{Wildcard({wildcard})}}}}")
     return Partitioning(stored, tuple(carried.index(wildcard) + 1 for wildcard in wildcards), partitions)
 
 
@@ -318,9 +310,7 @@ def _numbers(arguments: str, destination: str) -> list[int]:
     numbers = [argument.strip(" ") for argument in _SEPARATOR.split(arguments)]
     for number in numbers:
         if not _NUMBER.fullmatch(number):
-            raise _unusable(
-                destination, f"{shown(number)} is not a whole number", "give numbers between the commas"
-            )
+            raise _unusable(destination, f"{shown(number)} is not a whole number", "give numbers between the commas")
     return [int(number) for number in numbers]
 
 
@@ -332,9 +322,7 @@ def _only_number(arguments: str, destination: str) -> int:
 
 
 def _unusable(destination: str, problem: str, remedy: str) -> InvalidInput:
-    return InvalidInput(
-        f"transform destination {shown(destination)} is of no use to a group: {problem}; {remedy}"
-    )
+    return InvalidInput(f"transform destination {shown(destination)} is of no use to a group: {problem}; {remedy}")
 
 
 def _is_whole(value: object) -> bool:

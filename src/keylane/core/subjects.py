@@ -53,9 +53,7 @@ def check_characters(text: str, what: str) -> None:
     if not found:
         return
     if "\ud800" <= found.group() <= "\udfff":
-        rule = (
-            "it stands for a byte that is not UTF-8 and cannot be sent; decode the text with its own encoding"
-        )
+        rule = "it stands for a byte that is not UTF-8 and cannot be sent; decode the text with its own encoding"
     elif found.group().isspace():
         rule = f"a {what} holds no whitespace; replace it, for example by '-'"
     else:
@@ -200,9 +198,7 @@ def nested_filters(filters: Sequence[str]) -> tuple[str, str] | None:
 
 def _check_text(text: str, what: str) -> None:
     if not isinstance(text, str):
-        raise InvalidInput(
-            f"{what} {shown(text)} is {type(text).__name__}, not text: give a str such as 'orders.eu'"
-        )
+        raise InvalidInput(f"{what} {shown(text)} is {type(text).__name__}, not text: give a str such as 'orders.eu'")
     if not text:
         raise InvalidInput(f"{what} '' is empty: give at least one token, such as 'orders'")
     check_characters(text, what)

@@ -88,6 +88,7 @@ class Seat:
         self._stream_made: datetime | None = None
         self._taken_retry_s = _TAKEN_RETRY_S
         self._told_active = False
+        self._told_partitions: frozenset[int] = frozenset()
         self._told_difference = ""
 
     def __repr__(self) -> str:
@@ -162,11 +163,10 @@ class Seat:
             return await self._enter(wanted)
         if wanted.filter_subjects == self._filters and not self._gate.shunned & self.partitions:
             return None
-        before = self.partitions
         try:
             return await self._move(wanted)
         finally:
-            self._rebalanced(before)
+            self._tell_partitions()
 
     async def _enter(self, wanted: ConsumerConfig) -> float | None:
         """Make the member's consumer, or join the one that is there, and start pulling."""
@@ -222,7 +222,6 @@ class Seat:
     # ---- the feed -------------------------------------------------------------------------------------
 
     async def _open(self, wanted: ConsumerConfig, info: ConsumerInfo) -> None:
-        before = self.partitions
         await self._know_the_stream()
         self._gate = Gate()
         self._pin_id, self._must_rewind = "", False
@@ -233,7 +232,7 @@ class Seat:
         self._feed_end = asyncio.create_task(self._watch(self._feed))
         self._feed_end.add_done_callback(lambda _: self._hooks.stirred())
         self._filters = info.config.filter_subjects or ()
-        self._rebalanced(before)
+        self._tell_partitions()
 
     def _feed_options(self, wanted: ConsumerConfig) -> FeedOptions:
         timeout_s = wanted.priority_timeout_s or shape.DEFAULT_ACK_WAIT_S
@@ -374,7 +373,6 @@ class Seat:
 
     async def _give_up(self) -> None:
         """The member has no partitions any more: its consumer goes, if it is for this instance to say so."""
-        before = self.partitions
         if self._feed is not None:
             if self.is_active:
                 self._gate.shut()
@@ -385,7 +383,7 @@ class Seat:
                 await consumers.delete(self._connection, self._stream, self._consumer)
             await self._drop_feed()
         self._filters = ()
-        self._rebalanced(before)
+        self._tell_partitions()
 
     async def _give_back(self, feed: Feed) -> None:
         """Make what was delivered and not handled deliverable at once, to whoever is pinned next."""
@@ -461,9 +459,10 @@ class Seat:
             self._told_active = False
             self._hooks.deactivated()
 
-    def _rebalanced(self, before: frozenset[int]) -> None:
-        if before != self.partitions:
-            self._hooks.rebalanced(before, self.partitions)
+    def _tell_partitions(self) -> None:
+        before, self._told_partitions = self._told_partitions, self.partitions
+        if before != self._told_partitions:
+            self._hooks.rebalanced(before, self._told_partitions)
 
 
 def _pinned(info: ConsumerInfo) -> str | None:

@@ -166,8 +166,7 @@ class JetStreamApi:
             answer = None
         if not isinstance(answer, dict):
             raise ApiUnavailable(
-                f"what answers on {subject} is not JetStream: no JSON object. "
-                f"Check the API prefix ({self.prefix})"
+                f"what answers on {subject} is not JetStream: no JSON object. Check the API prefix ({self.prefix})"
             )
         return answer
 
@@ -184,8 +183,6 @@ def _api_error(subject: str, error: Mapping[str, Any]) -> KeylaneError:
     code, err_code = int(error.get("code", 0)), int(error.get("err_code", 0))
     description = str(error.get("description", "no description"))
     if err_code in _NOT_ENABLED:
-        return JetStreamDisabled(
-            f"{subject}: {description}. Turn JetStream on in the server and for this account"
-        )
+        return JetStreamDisabled(f"{subject}: {description}. Turn JetStream on in the server and for this account")
     kind = NotFound if code == 404 else ApiError
     return kind(code, err_code, description, doing=subject)

@@ -128,9 +128,7 @@ async def connect(
 class Connection:
     """A connection to NATS with JetStream. Made by `connect`; use it with `async with`."""
 
-    def __init__(
-        self, client: LoginClient, watch: Watch, settings: Settings, request_timeout_s: float
-    ) -> None:
+    def __init__(self, client: LoginClient, watch: Watch, settings: Settings, request_timeout_s: float) -> None:
         self._client = client
         self._settings = settings
         self._outstanding = Outstanding()
@@ -144,9 +142,7 @@ class Connection:
         self.closed_reason: str | None = None
         """Why the connection is closed, in words; None while it is not."""
         self.request_timeout_s = request_timeout_s
-        self.api = JetStreamApi(
-            client, self._outstanding, prefix=settings.api_prefix, timeout_s=request_timeout_s
-        )
+        self.api = JetStreamApi(client, self._outstanding, prefix=settings.api_prefix, timeout_s=request_timeout_s)
         watch.listener = self
 
     def __repr__(self) -> str:
@@ -213,9 +209,7 @@ class Connection:
         except TimeoutError as error:
             raise RequestTimeout(f"{self.server} did not answer a ping within {timeout_s:g} s") from error
         except (nats.errors.Error, OSError) as error:
-            raise Disconnected(
-                f"{self.server} could not be flushed: {self.closed_reason or error}"
-            ) from error
+            raise Disconnected(f"{self.server} could not be flushed: {self.closed_reason or error}") from error
 
     # ---- the end ------------------------------------------------------------------------------------
 
@@ -252,9 +246,7 @@ class Connection:
         trouble = draining.exception() if done else None
         await self.close()
         if trouble is not None:
-            raise Disconnected(
-                f"{self.server} could not be drained; it is closed now: {trouble}"
-            ) from trouble
+            raise Disconnected(f"{self.server} could not be drained; it is closed now: {trouble}") from trouble
         if self._drain_late or not done:
             raise RequestTimeout(f"draining {self.server} took longer than {timeout_s:g} s; it is closed now")
 

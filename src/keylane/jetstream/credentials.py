@@ -166,8 +166,6 @@ def _check_seed(seed: str, origin: str) -> None:
         whole = nkeys.encode_seed(bytes(raw[:32]), prefix) == seed.encode()
     except Exception as error:
         # nkeys raises its own errors and ValueErrors; to the caller each means the same.
-        raise InvalidInput(
-            f"{origin}: this nkey seed is damaged (its alphabet or length is wrong)"
-        ) from error
+        raise InvalidInput(f"{origin}: this nkey seed is damaged (its alphabet or length is wrong)") from error
     if not whole:
         raise InvalidInput(f"{origin}: this nkey seed is damaged (its checksum is wrong)")

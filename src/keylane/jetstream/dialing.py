@@ -159,9 +159,7 @@ async def _discard(client: LoginClient, watch: Watch) -> None:
         closing.cancel()
 
 
-def _options(
-    settings: Settings, name: str, tls: ssl.SSLContext | None, watch: Watch, share_s: float
-) -> dict[str, Any]:
+def _options(settings: Settings, name: str, tls: ssl.SSLContext | None, watch: Watch, share_s: float) -> dict[str, Any]:
     return {
         "name": name,
         "error_cb": watch.error,

@@ -287,6 +287,10 @@ class Feed:
         self._held_back += 1
         try:
             await self._close_pulls()
+            if self._pinning is not None:
+                # It comes again, and acks of these deliveries will not count.
+                self._forget()
+                self._pinning.expect_restart()
             return await consumers.reset(self._connection, self.stream, self.consumer, sequence=sequence)
         finally:
             self._held_back -= 1

@@ -42,9 +42,7 @@ def encode_headers(headers: Mapping[str, str]) -> bytes:
     lines = [_VERSION]
     for name, value in headers.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise InvalidInput(
-                f"header name {name!r} is not valid: use printable ASCII without spaces or colons"
-            )
+            raise InvalidInput(f"header name {name!r} is not valid: use printable ASCII without spaces or colons")
         if not isinstance(value, str):
             raise InvalidInput(f"value of header {name!r} is {type(value).__name__}, not text: give a str")
         if _LINE_BREAK.search(value):

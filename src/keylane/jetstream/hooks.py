@@ -31,9 +31,7 @@ class Hooks:
         for name in (each.name for each in fields(self)):
             hook = getattr(self, name)
             if hook is not None and (not callable(hook) or inspect.iscoroutinefunction(hook)):
-                raise InvalidInput(
-                    f"{name}={hook!r}: a hook is a plain function; start a task from it if needed"
-                )
+                raise InvalidInput(f"{name}={hook!r}: a hook is a plain function; start a task from it if needed")
 
 
 class HookList:

@@ -294,10 +294,9 @@ def _link_reason(error: BaseException, client: LoginClient, waited_s: float) -> 
         return _silence_reason(client, waited_s)
     if isinstance(error, socket.gaierror):
         return "the host name is not known"
-    if isinstance(error, ConnectionRefusedError):
-        return "connection refused; nothing listens there"
-    if isinstance(error, PlainTextBeforeTls):
-        return str(error)
+    if isinstance(error, ConnectionRefusedError | PlainTextBeforeTls):
+        refused = isinstance(error, ConnectionRefusedError)
+        return "connection refused; nothing listens there" if refused else str(error)
     if isinstance(error, nats.errors.Error) and not client.greeted:
         return "what answers there is not a NATS server"
     if isinstance(error, ConnectionError):

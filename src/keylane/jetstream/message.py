@@ -184,6 +184,4 @@ class Message:
         client.post(b"PUB " + self.reply + command)
 
     def _already_settled(self) -> AlreadySettled:
-        return AlreadySettled(
-            f"sequence {self.sequence} was already acked, naked or terminated: settle it once"
-        )
+        return AlreadySettled(f"sequence {self.sequence} was already acked, naked or terminated: settle it once")

@@ -155,6 +155,10 @@ class Pinning:
         """A pull was sent: the server starts the pin's timeout anew."""
         self._asked_at = self._loop.time()
 
+    def expect_restart(self) -> None:
+        """Deliveries were dropped: whatever comes next, it is the first after a reset, or others are missing."""
+        self._next_sequence = 0
+
     def check_for_standstill(self) -> None:
         """Did a pull leave lately? If not, this process was stopped or blocked, or its link was down."""
         now = self._loop.time()

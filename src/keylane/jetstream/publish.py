@@ -76,9 +76,7 @@ class Publisher:
         if max_in_flight < 1:
             raise InvalidInput(f"max_in_flight is {max_in_flight}: at least 1 message must be allowed")
         if max_in_flight_bytes < 1:
-            raise InvalidInput(
-                f"max_in_flight_bytes is {max_in_flight_bytes}: at least 1 byte must be allowed"
-            )
+            raise InvalidInput(f"max_in_flight_bytes is {max_in_flight_bytes}: at least 1 byte must be allowed")
         check_seconds(timeout_s, "timeout_s")
         self._client = connection.nats
         self._max_in_flight = max_in_flight
@@ -120,9 +118,7 @@ class Publisher:
         """Publish; the returned future has the ack, or raises a `PublishFailed`."""
         target, head = _encoded(self._client, subject, data, headers)
         size = len(head) + len(data)
-        while len(self._in_flight) >= self._max_in_flight or (
-            self._in_flight and self._bytes + size > self._max_bytes
-        ):
+        while len(self._in_flight) >= self._max_in_flight or (self._in_flight and self._bytes + size > self._max_bytes):
             self._room.clear()
             self._client.push()
             await self._room.wait()
@@ -280,9 +276,7 @@ def _in_batch(message: Outgoing, batch: str, number: int, *, last: bool) -> Outg
     return Outgoing(subject, data, headers)
 
 
-def _encoded(
-    client: Client, subject: str, data: bytes, headers: Mapping[str, str] | None
-) -> tuple[bytes, bytes]:
+def _encoded(client: Client, subject: str, data: bytes, headers: Mapping[str, str] | None) -> tuple[bytes, bytes]:
     """Subject and header block as they are sent, or `InvalidInput`."""
     target = _checked(subject)
     if not isinstance(data, bytes):

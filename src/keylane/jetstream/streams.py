@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from nats.js.api import RetentionPolicy as RetentionPolicy
-from nats.js.api import StorageType as StorageType
-from nats.js.api import StreamConfig as StreamConfig
-from nats.js.api import StreamInfo
+from nats.js.api import RetentionPolicy, StorageType, StreamConfig, StreamInfo
 
 from keylane.core.names import check_stream_name
 from keylane.core.subjects import check_filter
@@ -19,6 +16,24 @@ from keylane.jetstream.consumers import parse_time
 
 if TYPE_CHECKING:
     from keylane.jetstream.connection import Connection
+
+
+__all__ = [
+    "RetentionPolicy",
+    "StorageType",
+    "StreamConfig",
+    "StreamInfo",
+    "StreamState",
+    "create",
+    "delete",
+    "info",
+    "list_all",
+    "names",
+    "purge",
+    "state",
+    "step_down",
+    "update",
+]
 
 
 @dataclass(frozen=True, slots=True)

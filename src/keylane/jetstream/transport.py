@@ -119,9 +119,7 @@ class DirectTransport(Transport):
         loop = asyncio.get_running_loop()
         assert uri.hostname is not None
         assert uri.port is not None
-        _, self._wire = await asyncio.wait_for(
-            loop.create_connection(_Wire, uri.hostname, uri.port), connect_timeout
-        )
+        _, self._wire = await asyncio.wait_for(loop.create_connection(_Wire, uri.hostname, uri.port), connect_timeout)
 
     async def connect_tls(
         self, uri: str | ParseResult, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: float

@@ -65,8 +65,7 @@ async def advisories(
 
     prefix = f"{connection.event_prefix}.ADVISORY.CONSUMER"
     subscriptions = [
-        await connection.nats.subscribe(f"{prefix}.{what}.{where}", cb=take)
-        for what in ("PINNED", "UNPINNED")
+        await connection.nats.subscribe(f"{prefix}.{what}.{where}", cb=take) for what in ("PINNED", "UNPINNED")
     ]
     await connection.flush()
 
@@ -78,9 +77,7 @@ async def advisories(
                 try:
                     await asyncio.wait({got, closed}, return_when=asyncio.FIRST_COMPLETED)
                     if not got.done():
-                        raise Disconnected(
-                            f"no more advisories: the connection is closed ({closed.result()})"
-                        )
+                        raise Disconnected(f"no more advisories: the connection is closed ({closed.result()})")
                     yield got.result()
                 finally:
                     got.cancel()

@@ -19,9 +19,7 @@ _GROUP = re.compile(r"[A-Za-z0-9\-_/=]{1,16}")
 
 def check_group(group: str) -> str:
     if not _GROUP.fullmatch(group):
-        raise InvalidInput(
-            f"priority group {group!r} is not valid: use 1 to 16 of the characters A-Z a-z 0-9 - _ / ="
-        )
+        raise InvalidInput(f"priority group {group!r} is not valid: use 1 to 16 of the characters A-Z a-z 0-9 - _ / =")
     return group
 
 
@@ -32,9 +30,7 @@ def check_config(config: ConsumerConfig) -> ConsumerConfig:
     if policy not in POLICIES:
         raise InvalidInput(f"priority_policy is {policy!r}: use one of {', '.join(POLICIES)}")
     if len(groups) != 1:
-        raise InvalidInput(
-            f"priority_groups is {list(groups)}: today a consumer has exactly one priority group"
-        )
+        raise InvalidInput(f"priority_groups is {list(groups)}: today a consumer has exactly one priority group")
     check_group(groups[0])
     if config.ack_policy != "explicit":
         raise InvalidInput(f"ack_policy is {config.ack_policy!r}: a priority group needs explicit acks")
@@ -68,7 +64,8 @@ def check_expiry(expires_s: float, timeout_s: float) -> None:
     """A pin outlives only pulls that come often enough: a lost or late one must leave time for the next."""
     if expires_s > timeout_s / 2:
         raise InvalidInput(
-            f"pulls that live {expires_s:g} s with a priority_timeout of {timeout_s:g} s: the pin would move to and fro. "
+            f"pulls that live {expires_s:g} s with a priority_timeout of {timeout_s:g} s: the pin would move to and "
+            f"fro. "
             f"Set expires_s to {timeout_s / 2:g} or less, or raise priority_timeout to {2 * expires_s:g} s or more"
         )
 
@@ -95,6 +92,4 @@ def check_terms(
         if not 0 <= priority <= MAX_PRIORITY:
             raise InvalidInput(f"priority is {priority}: give 0 (first) to {MAX_PRIORITY} (last)")
     if pin_options and policy != "pinned_client":
-        raise InvalidInput(
-            f"{pin_options[0]} belongs to the policy pinned_client; this consumer has {policy}"
-        )
+        raise InvalidInput(f"{pin_options[0]} belongs to the policy pinned_client; this consumer has {policy}")

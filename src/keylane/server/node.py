@@ -39,9 +39,7 @@ class NatsServer:
     Make one with `NatsServer.start()`. It ends with this process, however this process ends.
     """
 
-    def __init__(
-        self, *, binary: ServerBinary, settings: Settings, ports: list[ReservedPort], temporary: bool
-    ) -> None:
+    def __init__(self, *, binary: ServerBinary, settings: Settings, ports: list[ReservedPort], temporary: bool) -> None:
         self._binary = binary
         self._settings = settings
         self._ports = ports
@@ -210,9 +208,7 @@ class NatsServer:
         try:
             answer: dict[str, Any] = json.loads(body)
         except ValueError as error:
-            raise InvalidInput(
-                f"{page!r} is not a monitoring page of the server. Give for example 'varz'"
-            ) from error
+            raise InvalidInput(f"{page!r} is not a monitoring page of the server. Give for example 'varz'") from error
         return answer
 
     def __repr__(self) -> str:

@@ -82,9 +82,7 @@ def checked_sync(sync: str) -> str:
 def durability(sync: str) -> str:
     """Say in plain words what a server with this `sync` can lose."""
     if sync == SYNC_ALWAYS:
-        return (
-            "synced to disk before each acknowledgement: no acknowledged message is lost, not by a power cut"
-        )
+        return "synced to disk before each acknowledgement: no acknowledged message is lost, not by a power cut"
     return (
         f"synced to disk every {sync}: a power cut or a crash of the operating system can lose the messages "
         f"acknowledged in about the last {sync}; a killed server process loses none"

@@ -6,8 +6,10 @@ import asyncio
 import json
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from nats.js.api import StorageType, StreamConfig
@@ -47,9 +49,7 @@ async def make_consumer(connection: Connection, stream: str, name: str = "reader
     return name
 
 
-async def eventually(
-    look: Callable[[], Awaitable[T]], good: Callable[[T], bool], deadline_s: float = 15.0
-) -> T:
+async def eventually(look: Callable[[], Awaitable[T]], good: Callable[[T], bool], deadline_s: float = 15.0) -> T:
     """Ask the server until its answer is good; it sends no event for these facts."""
     loop = asyncio.get_running_loop()
     end = loop.time() + deadline_s
@@ -223,6 +223,20 @@ def frozen(server: NatsServer) -> Iterator[None]:
     """The server stands still, as if its machine hung."""
     os.kill(server.pid, signal.SIGSTOP)
     try:
+        _wait_until_stopped(server.pid)
         yield
     finally:
         os.kill(server.pid, signal.SIGCONT)
+
+
+def _wait_until_stopped(pid: int) -> None:
+    """A signal takes effect a little later: until then some thread may still answer."""
+    end = time.monotonic() + 5
+    while True:
+        states = [
+            thread.read_text().rpartition(")")[2].split()[0] for thread in Path(f"/proc/{pid}/task").glob("*/stat")
+        ]
+        if all(state == "T" for state in states):
+            return
+        assert time.monotonic() < end, f"process {pid} does not stop: {states}"
+        time.sleep(0.001)

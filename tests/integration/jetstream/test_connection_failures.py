@@ -78,9 +78,7 @@ async def test_every_server_is_named_with_its_reason(dead_url: str) -> None:
     assert "nats://no-such-host.invalid:4222: the host name is not known" in str(failed.value)
 
 
-async def test_one_good_server_is_enough_and_the_rest_is_remembered(
-    nats_server: NatsServer, dead_url: str
-) -> None:
+async def test_one_good_server_is_enough_and_the_rest_is_remembered(nats_server: NatsServer, dead_url: str) -> None:
     for _ in range(4):  # the order is random
         async with await keylane.connect([dead_url, nats_server.url]) as connection:
             assert connection.server == nats_server.url

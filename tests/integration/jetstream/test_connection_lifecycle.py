@@ -242,9 +242,7 @@ async def test_a_websocket_and_its_return() -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         port = reserved.getsockname()[1]
-    with NatsServer.start(
-        extra_config=f'websocket {{ host: "127.0.0.1", port: {port}, no_tls: true }}'
-    ) as server:
+    with NatsServer.start(extra_config=f'websocket {{ host: "127.0.0.1", port: {port}, no_tls: true }}') as server:
         async with await keylane.connect(f"ws://127.0.0.1:{port}") as connection:
             connection.observe(diary.hooks)
             assert await connection.api.request("INFO")
@@ -256,9 +254,7 @@ async def test_a_websocket_and_its_return() -> None:
 # ---- hooks ----------------------------------------------------------------------------------------------
 
 
-async def test_a_hook_that_fails_harms_nothing(
-    nats_server: NatsServer, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_hook_that_fails_harms_nothing(nats_server: NatsServer, caplog: pytest.LogCaptureFixture) -> None:
     diary = Diary()
 
     def broken(server: str) -> None:

@@ -97,9 +97,7 @@ async def test_a_wrong_password_ends_at_once(server: NatsServer) -> None:
     with pytest.raises(AuthenticationFailed) as refused:
         await keylane.connect(server.url, user="alice", password="hunter2")  # noqa: S106
     assert time.monotonic() - started < 1
-    assert f"{server.url} refused user 'alice' with a password (Authorization Violation)" in str(
-        refused.value
-    )
+    assert f"{server.url} refused user 'alice' with a password (Authorization Violation)" in str(refused.value)
     assert "hunter2" not in str(refused.value)
 
 
@@ -173,9 +171,7 @@ def encode(part: object) -> str:
     return base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode()
 
 
-def mint(
-    issuer_seed: str, subject: str, name: str, nats: dict[str, object], lives_s: float | None = None
-) -> str:
+def mint(issuer_seed: str, subject: str, name: str, nats: dict[str, object], lives_s: float | None = None) -> str:
     """A JWT as the NATS server reads it, signed with an nkey."""
     now = time.time()
     claims: dict[str, object] = {
@@ -228,9 +224,7 @@ def realm() -> Iterator[Realm]:
     limits = {**dict.fromkeys((*every, *stored), -1), "wildcards": True}
     bare = {**dict.fromkeys(every, -1), "wildcards": True}
     accounts = {
-        public_key(account): mint(
-            operator, public_key(account), "APP", {"type": "account", "limits": limits}
-        ),
+        public_key(account): mint(operator, public_key(account), "APP", {"type": "account", "limits": limits}),
         public_key(system): mint(operator, public_key(system), "SYS", {"type": "account", "limits": bare}),
     }
     preload = "\n".join(f"  {key}: {jwt}" for key, jwt in accounts.items())

@@ -244,9 +244,7 @@ def test_half_a_login_is_refused() -> None:
         (b"\xff\xfe\x00", "not text"),
     ],
 )
-async def test_bad_creds_files_are_refused_by_name(
-    tmp_path: Path, content: str | bytes | None, rule: str
-) -> None:
+async def test_bad_creds_files_are_refused_by_name(tmp_path: Path, content: str | bytes | None, rule: str) -> None:
     path = tmp_path / "user.creds"
     if content is not None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())

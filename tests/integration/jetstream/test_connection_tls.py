@@ -139,9 +139,7 @@ async def test_a_certificate_for_another_host(papers: Papers) -> None:
     with NatsServer.start(extra_config=papers.tls_block("elsewhere")) as server:
         with pytest.raises(TlsFailed, match=r"for another host .* give that name as tls_hostname"):
             await keylane.connect(tls_url(server), tls_ca=papers.ca)
-        async with await keylane.connect(
-            tls_url(server), tls_ca=papers.ca, tls_hostname="db.example"
-        ) as connection:
+        async with await keylane.connect(tls_url(server), tls_ca=papers.ca, tls_hostname="db.example") as connection:
             assert connection.is_connected
 
 
@@ -158,9 +156,7 @@ async def test_a_missing_client_certificate(strict_server: NatsServer, papers: P
         await keylane.connect(tls_url(strict_server), tls_ca=papers.ca)
 
 
-async def test_a_client_certificate_that_the_server_does_not_trust(
-    strict_server: NatsServer, papers: Papers
-) -> None:
+async def test_a_client_certificate_that_the_server_does_not_trust(strict_server: NatsServer, papers: Papers) -> None:
     with pytest.raises(TlsFailed, match=r"does not trust the client certificate|alert"):
         await keylane.connect(
             tls_url(strict_server),
@@ -179,7 +175,7 @@ async def test_a_server_without_tls_gets_no_login(nats_server: NatsServer, paper
 
 async def test_tls_first_at_a_server_that_greets_first(tls_server: NatsServer, papers: Papers) -> None:
     """Whose bytes cross first is chance; plain text is never taken for the server's in either case."""
-    with pytest.raises(ConnectError, match="does not begin with TLS|plain text where TLS was to begin"):
+    with pytest.raises(ConnectError, match=r"does not begin with TLS|plain text where TLS was to begin"):
         await keylane.connect(tls_url(tls_server), tls_ca=papers.ca, tls_first=True)
 
 
@@ -194,9 +190,7 @@ async def test_bad_files_are_refused_by_name(papers: Papers, tmp_path: Path) -> 
     junk.write_text("not a certificate")
     with pytest.raises(InvalidInput, match=r"junk\.pem: no CA certificate"):
         await keylane.connect(url, tls_ca=junk)
-    with pytest.raises(
-        InvalidInput, match=r"client\.pem and .*server\.key: not a TLS certificate with its own key"
-    ):
+    with pytest.raises(InvalidInput, match=r"client\.pem and .*server\.key: not a TLS certificate with its own key"):
         await keylane.connect(url, tls_cert=folder / "client.pem", tls_key=folder / "server.key")
     with pytest.raises(InvalidInput, match=r"gone\.key: cannot read this TLS key"):
         await keylane.connect(url, tls_cert=folder / "client.pem", tls_key=folder / "gone.key")

@@ -141,9 +141,7 @@ async def test_connect_by_name(folder: Path) -> None:
             pass  # an argument beats the context
 
 
-async def test_connect_by_the_environment_and_the_selection(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_connect_by_the_environment_and_the_selection(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with NatsServer.start(extra_config='authorization { token: "t0k" }') as server:
         (folder / "chosen.json").write_text(tool_file(url=server.url, token="t0k"))  # noqa: S106
         (folder.parent / "context.txt").write_text("chosen")

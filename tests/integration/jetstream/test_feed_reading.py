@@ -199,9 +199,7 @@ async def test_pulls_overlap_and_are_few(connection: Connection, unique: Unique)
     assert waits_for_nothing == 0
 
 
-async def test_large_messages_are_asked_for_before_the_buffer_is_empty(
-    connection: Connection, unique: Unique
-) -> None:
+async def test_large_messages_are_asked_for_before_the_buffer_is_empty(connection: Connection, unique: Unique) -> None:
     stream = await ready(connection, unique, 60, size=50_000)
     options = FeedOptions(max_messages=1000, max_bytes=1_000_000)
     waits = 0
@@ -214,9 +212,7 @@ async def test_large_messages_are_asked_for_before_the_buffer_is_empty(
     assert waits == 0
 
 
-async def test_one_huge_message_does_not_shrink_the_window_for_ever(
-    connection: Connection, unique: Unique
-) -> None:
+async def test_one_huge_message_does_not_shrink_the_window_for_ever(connection: Connection, unique: Unique) -> None:
     stream = await ready(connection, unique, 1, size=400_000)
     await fill(connection, stream, 500)
     options = FeedOptions(max_messages=100, max_bytes=1_000_000)
@@ -238,9 +234,7 @@ async def stalled(connection: Connection, feed: Feed) -> ConsumerInfo:
     """Wait until a feed that nobody reads has taken all it may: no pull is open, and all sent is here."""
     return await eventually(
         lambda: consumers.info(connection, feed.stream, feed.consumer),
-        lambda info: (
-            info.num_waiting == feed._window.asked == 0 and info.num_ack_pending == len(feed._buffer) > 0
-        ),
+        lambda info: info.num_waiting == feed._window.asked == 0 and info.num_ack_pending == len(feed._buffer) > 0,
     )
 
 
@@ -272,9 +266,7 @@ async def test_the_byte_bound_holds_for_large_messages(connection: Connection, u
     assert seen == list(range(1, 49))
 
 
-async def test_a_jump_in_size_stays_under_twice_the_byte_bound(
-    connection: Connection, unique: Unique
-) -> None:
+async def test_a_jump_in_size_stays_under_twice_the_byte_bound(connection: Connection, unique: Unique) -> None:
     stream = await ready(connection, unique, 500)
     options = FeedOptions(max_messages=1000, max_bytes=1_000_000)
     async with (
@@ -309,9 +301,7 @@ async def test_a_message_beyond_the_bound_ends_the_feed(connection: Connection, 
             await feed.next(1)
 
 
-async def test_the_size_of_a_message_is_what_the_server_counts(
-    connection: Connection, unique: Unique
-) -> None:
+async def test_the_size_of_a_message_is_what_the_server_counts(connection: Connection, unique: Unique) -> None:
     stream = await make_stream(connection, unique("feed"))
     await publish_many(connection, [Outgoing(f"{stream}.a", b"x" * 500, {"Header": "value"})])
     await make_consumer(connection, stream)
@@ -371,9 +361,7 @@ async def test_pulls_that_live_too_long_are_refused(connection: Connection, uniq
     stream = await ready(connection, unique, 0, max_expires_s=1)
     with pytest.raises(PullRefused, match=r"at most 1\.0 s .* asks for 30\.0 s: lower expires_s"):
         await open_feed(connection, stream, "reader")
-    async with await open_feed(
-        connection, stream, "reader", FeedOptions(expires_s=1, heartbeat_s=0.5)
-    ) as feed:
+    async with await open_feed(connection, stream, "reader", FeedOptions(expires_s=1, heartbeat_s=0.5)) as feed:
         assert await feed.next(0.05) is None
 
 

@@ -98,9 +98,7 @@ class Wire:
     async def stored(self, stream: str, count: int) -> list[tuple[bytes, bytes]]:
         """Subject and payload of the stream's first `count` messages, which may still be on their way."""
         config = {"name": "reader", "ack_policy": "explicit", "max_ack_pending": count}
-        assert not await self.error_of(
-            f"CONSUMER.CREATE.{stream}.reader", {"stream_name": stream, "config": config}
-        )
+        assert not await self.error_of(f"CONSUMER.CREATE.{stream}.reader", {"stream_name": stream, "config": config})
         expires_ns = int(ANSWER_WITHIN_S * 1e9)
         self.send(
             f"$JS.API.CONSUMER.MSG.NEXT.{stream}.reader".encode(),
@@ -214,9 +212,7 @@ async def test_stream_transform_numbers_as_we_do(
     assert seen == set(subjects)
 
 
-async def test_sourced_work_queue_numbers_as_we_do(
-    wire: Wire, make_stream: Callable[..., Any], unique: Unique
-) -> None:
+async def test_sourced_work_queue_numbers_as_we_do(wire: Wire, make_stream: Callable[..., Any], unique: Unique) -> None:
     prefix = unique("g")
     spreads = [
         Partitioning(f"{prefix}.orders.*.*.>", (2,), 12),
@@ -247,9 +243,7 @@ async def test_whole_stream_group_sources_everything(
     origin = await make_stream(subjects=[f"{prefix}.>"])
     group = await make_stream(
         retention="workqueue",
-        sources=[
-            {"name": origin, "subject_transforms": [{"src": spread.filter, "dest": spread.destination}]}
-        ],
+        sources=[{"name": origin, "subject_transforms": [{"src": spread.filter, "dest": spread.destination}]}],
     )
     subjects = random_subjects(f"{prefix}.>", 200, SEED)
     await wire.publish(subjects)
@@ -311,9 +305,7 @@ async def test_what_we_read_from_a_transform_is_what_the_server_does(
     source, destination = source.format(prefix), destination.format(prefix)
     spread = parse_transform(source, destination)
     assert spread is not None
-    stream = await make_stream(
-        subjects=[f"{prefix}.>"], subject_transform={"src": source, "dest": destination}
-    )
+    stream = await make_stream(subjects=[f"{prefix}.>"], subject_transform={"src": source, "dest": destination})
     subjects = [f"{prefix}.a.b".encode()]
     if "*" in source:
         subjects += random_subjects(f"{prefix}.*.*", 50, SEED)
@@ -380,9 +372,7 @@ def random_filter(rng: random.Random) -> str:
     return ".".join(parts)
 
 
-async def test_matches_as_the_server_does(
-    wire: Wire, make_stream: Callable[..., Any], unique: Unique
-) -> None:
+async def test_matches_as_the_server_does(wire: Wire, make_stream: Callable[..., Any], unique: Unique) -> None:
     prefix = unique("g")
     rng = random.Random(SEED)  # noqa: S311 - repeatable on purpose
     subjects = {f"{prefix}.{'.'.join(rng.choices('abc', k=rng.randint(1, 5)))}" for _ in range(300)}
@@ -404,9 +394,7 @@ async def test_overlap_and_nesting_as_the_server_sees_them(
 
     async def create(name: str, *filters: str) -> int:
         config = {"name": name, "ack_policy": "explicit", "filter_subjects": list(filters)}
-        return await wire.error_of(
-            f"CONSUMER.CREATE.{stream}.{name}", {"stream_name": stream, "config": config}
-        )
+        return await wire.error_of(f"CONSUMER.CREATE.{stream}.{name}", {"stream_name": stream, "config": config})
 
     answers = set()
     for _ in range(200):

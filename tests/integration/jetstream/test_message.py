@@ -116,9 +116,7 @@ async def test_nak_with_a_delay_brings_it_back_later(feed: Feed) -> None:
 
 
 async def test_term_ends_it(connection: Connection, feed: Feed) -> None:
-    advisories = await connection.nats.subscribe(
-        f"$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.{feed.stream}.>"
-    )
+    advisories = await connection.nats.subscribe(f"$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.{feed.stream}.>")
     messages = [await taken(feed) for _ in range(5)]
     messages[0].term("bad\r\nformat é")
     messages[1].term()
@@ -147,9 +145,7 @@ async def test_in_progress_starts_the_ack_wait_anew(connection: Connection, uniq
             message.in_progress()
 
 
-async def test_an_unsettled_message_comes_back_after_the_ack_wait(
-    connection: Connection, unique: Unique
-) -> None:
+async def test_an_unsettled_message_comes_back_after_the_ack_wait(connection: Connection, unique: Unique) -> None:
     stream = await make_stream(connection, unique("message"))
     await fill(connection, stream, 1)
     await make_consumer(connection, stream, ack_wait_s=0.3)

@@ -145,14 +145,10 @@ async def test_a_full_publisher_waits_and_answers_have_a_deadline() -> None:
                     started = time.monotonic()
                     first = [await publisher.send(f"{stream}.a") for _ in range(10)]
                     assert time.monotonic() - started < 0.4
-                    last = await publisher.send(
-                        f"{stream}.a"
-                    )  # has to wait until the first ones are given up
+                    last = await publisher.send(f"{stream}.a")  # has to wait until the first ones are given up
                     assert 0.5 <= time.monotonic() - started < 3
                     for result in first:
-                        with pytest.raises(
-                            OutcomeUnknown, match=r"no answer within 0\.5 s; .* may or may not"
-                        ):
+                        with pytest.raises(OutcomeUnknown, match=r"no answer within 0\.5 s; .* may or may not"):
                             await result
                 assert isinstance((await asyncio.gather(last, return_exceptions=True))[0], PublishAck)
             assert (await streams.state(connection, stream)).messages == 11
@@ -199,9 +195,7 @@ async def test_a_payload_beyond_the_servers_limit_is_refused(connection: Connect
     with pytest.raises(InvalidInput, match=f"{most + 1} bytes are more than the server takes"):
         await publish_many(connection, [Outgoing(unique("x"), bytes(most + 1))])
     with pytest.raises(InvalidInput, match="are more than the server takes"):
-        await publish_many(
-            connection, [Outgoing(unique("x"), bytes(most - len(encode_headers(headers)) + 1), headers)]
-        )
+        await publish_many(connection, [Outgoing(unique("x"), bytes(most - len(encode_headers(headers)) + 1), headers)])
     assert connection.is_connected
 
 
@@ -319,9 +313,7 @@ async def test_two_atomic_batches_do_not_mix(connection: Connection, unique: Uni
 
 
 @pytest.mark.parametrize("wrong_at", [0, 2, 4])
-async def test_a_refused_message_refuses_the_batch(
-    connection: Connection, unique: Unique, wrong_at: int
-) -> None:
+async def test_a_refused_message_refuses_the_batch(connection: Connection, unique: Unique, wrong_at: int) -> None:
     stream = await make_stream(connection, unique("publish"), allow_atomic=True)
     batch = [Outgoing(f"{stream}.{number}", b"") for number in range(5)]
     wrong = {"Nats-Expected-Last-Subject-Sequence": "99"}
@@ -337,9 +329,7 @@ async def test_atomic_batches_have_limits(connection: Connection, unique: Unique
     for count in (0, 1001):
         with pytest.raises(InvalidInput, match=f"1 to 1000 messages, not {count}"):
             await publish_atomic(connection, [Outgoing(f"{stream}.a")] * count)
-    with pytest.raises(
-        InvalidInput, match="header 'nats-batch-commit' of message 2: the batch sets it itself"
-    ):
+    with pytest.raises(InvalidInput, match="header 'nats-batch-commit' of message 2: the batch sets it itself"):
         await publish_atomic(
             connection, [Outgoing(f"{stream}.a"), Outgoing(f"{stream}.a", b"", {"nats-batch-commit": "1"})]
         )

@@ -45,6 +45,15 @@ class Ground:
         assert all(isinstance(ack, PublishAck) for ack in acks), acks
         return [ack.sequence for ack in acks if isinstance(ack, PublishAck)]
 
+    async def acked(self, sequence: int) -> None:
+        """Wait until everything up to this sequence is acked."""
+        async with asyncio.timeout(10):
+            while True:
+                info = await consumers.info(self.connection, self.stream, self.consumer)
+                if info.ack_floor >= sequence:
+                    return
+                await asyncio.sleep(0.01)
+
     async def pulls(self, count: int) -> None:
         """Wait until the server holds this many open pulls. It tells nobody: one has to look."""
         async with asyncio.timeout(10):

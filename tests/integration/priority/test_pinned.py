@@ -163,7 +163,7 @@ async def test_a_reader_that_does_not_read_keeps_its_pin(
     ground: MakeGround, open_client: OpenClient, read: StartReader
 ) -> None:
     """Its buffer is full, so it can ask for nothing; a sign of life keeps the pin over several timeouts."""
-    place = await ground("pinned_client", priority_timeout_s=1, max_ack_pending=100, ack_wait_s=30)
+    place = await ground("pinned_client", priority_timeout_s=0.6, max_ack_pending=100, ack_wait_s=30)
     lost: list[str] = []
     feed = await consume(await open_client(), place.stream, place.consumer, max_messages=10, on_unpinned=lost.append)
     published = await place.publish(30)
@@ -171,7 +171,7 @@ async def test_a_reader_that_does_not_read_keeps_its_pin(
     assert first is not None
     other = await read(await open_client(), place, "other")
     pin_id = feed.pin_id
-    await asyncio.sleep(4)  # nothing happens: that is what is tested
+    await asyncio.sleep(2.4)  # nothing happens: that is what is tested
     state = await group_state(place.connection, place.stream, place.consumer)
     assert state.pinned_client_id == pin_id
     assert not lost

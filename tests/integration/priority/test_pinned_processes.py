@@ -15,9 +15,9 @@ TIMEOUT_S = 1.0
 TERMS = {"priority_timeout_s": TIMEOUT_S, "max_ack_pending": 200, "ack_wait_s": 30}
 
 
-async def start_five(start_worker: StartWorker, url: str, place: Ground, **options: object) -> list[Worker]:
+async def start_three(start_worker: StartWorker, url: str, place: Ground, **options: object) -> list[Worker]:
     """Started together: a Python process takes a while to come up."""
-    names = [f"worker-{number}" for number in range(5)]
+    names = [f"worker-{number}" for number in range(3)]
     return list(await asyncio.gather(*(start_worker(url, place, name, **options) for name in names)))
 
 
@@ -34,7 +34,7 @@ async def pinned_one(workers: list[Worker]) -> Worker:
 
 async def test_kill_minus_nine(nats_server: NatsServer, ground: MakeGround, start_worker: StartWorker) -> None:
     place = await ground("pinned_client", **TERMS)
-    workers = await start_five(start_worker, nats_server.url, place, handle_s=0.005)
+    workers = await start_three(start_worker, nats_server.url, place, handle_s=0.005)
     published = await place.publish(400)
     first = await pinned_one(workers)
     await first.saw("done", where=lambda event: event["sequence"] == 30)

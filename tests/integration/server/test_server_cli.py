@@ -98,9 +98,10 @@ def test_options_reach_the_server(tmp_path: Path, keylane: Callable[..., Done]) 
     with NatsServer.start() as spare:
         port = spare.port
     store_dir = tmp_path / "mine"
-    with server_run(
-        "--port", str(port), "--store-dir", str(store_dir), "--sync", "always", data_home=tmp_path
-    ) as (process, said):
+    with server_run("--port", str(port), "--store-dir", str(store_dir), "--sync", "always", data_home=tmp_path) as (
+        process,
+        said,
+    ):
         assert urls_in(said) == [("127.0.0.1", port)]
         assert str(store_dir) in said
         assert "before each acknowledgement" in said
@@ -132,15 +133,11 @@ def test_it_fails_when_its_server_ends(tmp_path: Path) -> None:
         os.kill(int(match[1]), signal.SIGKILL)
         _, errors = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 1
-        assert re.fullmatch(
-            r"keylane: nats-server keylane \(pid \d+\) ended by itself; its log is .+\n", errors
-        )
+        assert re.fullmatch(r"keylane: nats-server keylane \(pid \d+\) ended by itself; its log is .+\n", errors)
 
 
 @pytest.mark.parametrize("sync", ["soon", "0s"])
-def test_a_bad_value_is_one_line_and_exit_code_1(
-    tmp_path: Path, sync: str, keylane: Callable[..., Done]
-) -> None:
+def test_a_bad_value_is_one_line_and_exit_code_1(tmp_path: Path, sync: str, keylane: Callable[..., Done]) -> None:
     done = keylane("server", "run", "--sync", sync, "--store-dir", str(tmp_path / "s"))
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch(rf"keylane: sync '{sync}' is neither .+\n", done.stderr)
@@ -176,8 +173,6 @@ def test_version_and_no_arguments(keylane: Callable[..., Done]) -> None:
 
 
 def test_help_loads_no_heavy_module() -> None:
-    script = (
-        "import sys, keylane.cli.main; print([name for name in ('nats', 'asyncio') if name in sys.modules])"
-    )
+    script = "import sys, keylane.cli.main; print([name for name in ('nats', 'asyncio') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

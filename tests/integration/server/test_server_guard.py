@@ -53,9 +53,7 @@ class Owner:
 
 @contextmanager
 def owner(script: str) -> Iterator[Owner]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with process:
         try:
             owned = Owner(process)

@@ -211,9 +211,7 @@ def test_the_port_stays_reserved_while_the_server_is_down() -> None:
 # ---- options ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "sync", ["", "1", "0s", "0ms", "-1s", "1 s", "1d", "Always", "s", "1s;", "1s\n", None, 1]
-)
+@pytest.mark.parametrize("sync", ["", "1", "0s", "0ms", "-1s", "1 s", "1d", "Always", "s", "1s;", "1s\n", None, 1])
 def test_bad_sync_is_refused(sync: Any) -> None:
     with pytest.raises(InvalidInput, match="neither 'always' nor a duration"):
         NatsServer.start(sync=sync)

@@ -41,9 +41,7 @@ def test_java_home_comes_before_path(tmp_path: Path) -> None:
     assert (found.home, found.version, found.provided) == (Path("/opt/first"), 21, False)
 
 
-@pytest.mark.parametrize(
-    "unusable", [saying("/opt/old", "11"), saying("/opt/older", "1.8"), "exit 1", "exec nothing"]
-)
+@pytest.mark.parametrize("unusable", [saying("/opt/old", "11"), saying("/opt/older", "1.8"), "exit 1", "exec nothing"])
 def test_old_or_broken_java_is_passed_over(tmp_path: Path, unusable: str) -> None:
     bad = java_home(tmp_path / "bad", unusable)
     good = java_home(tmp_path / "good", saying("/opt/good", "17"))
