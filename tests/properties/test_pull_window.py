@@ -35,7 +35,7 @@ class Server:
 
     def deliver(self, count: int) -> None:
         sent = 0
-        while sent < count and sum(self.left):
+        while sent < count and any(self.left):
             oldest = next(index for index, left in enumerate(self.left) if left)
             self.left[oldest] -= 1
             sent += 1
