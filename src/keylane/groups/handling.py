@@ -84,6 +84,8 @@ class Handling:
         self._quiet = asyncio.Event()
         self._old: set[int] = set()
         self._closed = False
+        self.last_done: int | None = None
+        """The sequence of the message that was finished last."""
         if terms.acks:
             self._keep_alive()
 
@@ -117,6 +119,7 @@ class Handling:
         self.forget()
         await self.finish()
         self._lanes = self._new_lanes()
+        self.last_done = None
 
     async def close(self) -> None:
         """End now: handlers at work are cancelled, and their messages come again, here or elsewhere."""
@@ -198,6 +201,7 @@ class Handling:
         # The newest delivery is the one to settle: a reset voids the earlier ones.
         if self._terms.acks and not entry.item.delivery.settled:
             entry.item.delivery.ack()
+        self.last_done = entry.sequence
         self._lanes.finished(entry)
 
     def _again(self, entry: Entry[GroupMessage], delay_s: float | None) -> None:

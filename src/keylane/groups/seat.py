@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import secrets
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -45,6 +46,9 @@ _TAKEN_RETRY_S = 0.025
 _LONGEST_TAKEN_RETRY_S = 0.25
 _STANDBY_WAIT_S = (0.4, 0.5)
 _FENCE_S = 2.0
+_CLAIM_S = 2.0
+_SETTLE_S = 2.0
+_LOOK_AGAIN_S = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +90,7 @@ class Seat:
         self._pin_id = ""
         self._must_rewind = False
         self._stream_made: datetime | None = None
+        self._clustered = False
         self._taken_retry_s = _TAKEN_RETRY_S
         self._told_active = False
         self._told_partitions: frozenset[int] = frozenset()
@@ -263,7 +268,9 @@ class Seat:
 
     async def _know_the_stream(self) -> None:
         """A stream that was deleted and made again counts from 1: what is known of the old one means nothing."""
-        made = (await streams.state(self._connection, self._stream)).created
+        wire = await self._connection.api.request(f"STREAM.INFO.{self._stream}")
+        self._clustered = "name" in wire.get("cluster", {})
+        made = streams.StreamState.from_wire(wire).created
         if self._stream_made not in (None, made):
             _log.warning("stream %s was made anew", self._stream)
             await self._handling.start_anew()
@@ -312,7 +319,7 @@ class Seat:
 
         self._handling.forget(is_lost)
         await self._handling.finish(is_lost)
-        await self._feed.settle()
+        await self._settle(self._feed)
         if was_active and not self.is_active:
             return False
         kept = [one for one in wanted.filter_subjects or () if _partition_in(one) in self.partitions]
@@ -334,6 +341,7 @@ class Seat:
             return True
         self._gate.hold(gained)
         try:
+            await self._claim(tuple(one for one in wanted.filter_subjects or () if _partition_in(one) in gained))
             await self._update(wanted)
         except ApiError as error:
             self._gate.hold_no_more(gained)
@@ -343,6 +351,34 @@ class Seat:
         self._gate.shun_no_more(gained)
         await self._rewind()
         return True
+
+    async def _settle(self, feed: Feed) -> None:
+        """Wait until the server has all acks, and a work queue in a cluster has dropped what was acked.
+
+        There an ack is confirmed before all replicas know it, and whoever reads the queue next would find the message.
+        """
+        last = self._handling.last_done
+        await feed.settle()
+        if not self._clustered or self._durable or last is None:
+            return
+        loop = asyncio.get_running_loop()
+        end = loop.time() + _SETTLE_S
+        while loop.time() < end:
+            try:
+                await self._connection.api.request(f"STREAM.MSG.GET.{self._stream}", {"seq": last})
+            except NotFound:
+                return
+            await asyncio.sleep(_LOOK_AGAIN_S)
+        _log.warning("%s: message %d was acked and is still there after %g s", self._stream, last, _SETTLE_S)
+
+    async def _claim(self, filters: tuple[str, ...]) -> None:
+        """Make sure that no other member has these: a cluster (2.15) checks new consumers for that, not changed ones."""
+        if not self._clustered:
+            return
+        name = f"keylane-claim-{secrets.token_hex(6)}"
+        claim = ConsumerConfig(name=name, filter_subjects=filters, inactive_threshold_s=_CLAIM_S, mem_storage=True)
+        await consumers.create(self._connection, self._stream, claim, action="create")
+        await consumers.delete(self._connection, self._stream, name)
 
     async def _rewind(self) -> None:
         """Deliver from the start of the queue.
@@ -378,7 +414,7 @@ class Seat:
                 self._gate.shut()
                 self._handling.forget()
                 await self._handling.finish()
-                await self._feed.settle()
+                await self._settle(self._feed)
             if self.is_active or _pinned(await self._info()) is None:
                 await consumers.delete(self._connection, self._stream, self._consumer)
             await self._drop_feed()
@@ -387,7 +423,7 @@ class Seat:
 
     async def _give_back(self, feed: Feed) -> None:
         """Make what was delivered and not handled deliverable at once, to whoever is pinned next."""
-        await feed.settle()
+        await self._settle(feed)
         info = await self._info()
         if _pinned(info) != feed.pin_id or not info.num_ack_pending:
             return

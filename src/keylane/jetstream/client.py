@@ -97,7 +97,7 @@ class Client(nats.aio.client.Client):
     async def unroute(self, subscription: Subscription) -> None:
         """End a routed subscription. Messages that arrive from now on are dropped."""
         self.scanner.routes.pop(b"%d" % subscription._id, None)
-        if not self.is_closed and subscription._id in self._subs:
+        if not self.is_closed and not self.is_draining and subscription._id in self._subs:
             await subscription.unsubscribe()
 
     def listen(self, listener: LinkListener) -> None:

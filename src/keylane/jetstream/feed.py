@@ -368,12 +368,7 @@ class Feed:
 
     async def fetch(self, batch: int, timeout_s: float) -> list[Message]:
         """Up to `batch` messages: as soon as they are there, or what there is when the time is up."""
-        if not self._options.on_demand:
-            raise InvalidInput("fetch needs a feed that was opened with on_demand: others ask by themselves")
-        if batch < 1:
-            raise InvalidInput(f"a batch of {batch}: fetch at least 1 message")
-        if timeout_s <= 0:
-            raise InvalidInput(f"timeout_s is {timeout_s}: a fetch needs some time")
+        self._check_fetch(batch, timeout_s)
         messages: list[Message] = []
         deadline = self._loop.time() + timeout_s
         while True:
@@ -393,6 +388,14 @@ class Feed:
                     await self._wait_for_messages()
             except TimeoutError:
                 continue
+
+    def _check_fetch(self, batch: int, timeout_s: float) -> None:
+        if not self._options.on_demand:
+            raise InvalidInput("fetch needs a feed that was opened with on_demand: others ask by themselves")
+        if batch < 1:
+            raise InvalidInput(f"a batch of {batch}: fetch at least 1 message")
+        if timeout_s <= 0:
+            raise InvalidInput(f"timeout_s is {timeout_s}: a fetch needs some time")
 
     def _ready(self) -> bool:
         """A message may be handed out now."""

@@ -336,6 +336,26 @@ async def test_a_drained_connection_ends_the_feed(nats_server: NatsServer, uniqu
     await feed.close()
 
 
+async def test_a_feed_can_be_closed_while_its_connection_is_drained(nats_server: NatsServer, unique: Unique) -> None:
+    connection = await keylane.connect(nats_server.url)
+    stream = await make_stream(connection, unique("end"))
+    await make_consumer(connection, stream)
+    feed = await open_feed(connection, stream, "reader")
+    release = asyncio.Event()
+
+    async def hold(message: object) -> None:
+        await release.wait()
+
+    await connection.nats.subscribe(f"{stream}.held", cb=hold)
+    await fill(connection, stream, 1, subject="held")
+    draining = asyncio.ensure_future(connection.drain())
+    await eventually(lambda: asyncio.sleep(0, connection.nats.is_draining), bool)
+    await feed.close()
+    assert no_feed_is_left()
+    release.set()
+    await draining
+
+
 async def test_on_messages_that_raises_ends_the_feed(
     connection: Connection, unique: Unique, caplog: pytest.LogCaptureFixture
 ) -> None:

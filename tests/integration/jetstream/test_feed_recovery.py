@@ -252,11 +252,12 @@ async def test_a_pull_that_could_not_leave_is_not_sent_later(own_server: NatsSer
             Pulls.of(steady, stream, "reader") as pulls,
             await open_feed(connection, stream, "reader", FeedOptions(max_messages=50)) as feed,
         ):
-            (await anext(feed)).ack()
+            await eventually(lambda: asyncio.sleep(0, len(feed._buffer)), lambda buffered: buffered == 45)
+            # From here on nothing yields to the event loop until the link is given up.
             while not any(b"MSG.NEXT" in command for command in connection.nats.outbox):
                 (await anext(feed)).ack()
             before = len(pulls.batches)
-            await connection.nats.force_reconnect()  # in the turn in which the pull was made
+            await connection.nats.force_reconnect()
             await link_is(connection, up=False)
             await link_is(connection, up=True)
             await connection.flush()

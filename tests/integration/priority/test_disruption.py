@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -177,26 +177,29 @@ async def test_takeovers_under_load_with_a_new_leader_each_time(
 
 
 async def test_a_node_dies(stack: AsyncExitStack, read: StartReader, unique: Callable[..., str]) -> None:
-    """First the node that leads the pinned consumer, then one that only a reader hangs on."""
+    """It leads the pinned consumer, and the pinned reader hangs on it."""
     cluster = await asyncio.to_thread(NatsCluster.start, 3)
     stack.push_async_callback(asyncio.to_thread, cluster.stop)
     connections = [await stack.enter_async_context(await keylane.connect([node.url])) for node in cluster.nodes]
     async with at_work(connections, unique, read, replicas=3) as works:
         (pinned,) = [work for work in works if work.policy == "pinned_client"]
-        place = pinned.place
-        leader = (await consumers.info(place.connection, place.stream, place.consumer)).leader
-        assert leader is not None
-        await kill(cluster.node(leader), works)
-        await asyncio.to_thread(cluster.node(leader).restart)
-        await asyncio.to_thread(cluster.wait_ready)
-        (reader,) = [index for index, one in enumerate(pinned.readers) if one.feed.is_pinned]
-        await kill(cluster.nodes[1 + reader], works)
+        (number,) = [index for index, reader in enumerate(pinned.readers) if reader.feed.is_pinned]
+        doomed = cluster.nodes[1 + number]
+        await lead_by(pinned.place, doomed.name)
+        await pinned.handled(20)
+        doomed.kill()
+        for work in works:
+            await work.handled(50)
 
 
-async def kill(node: NatsServer, works: list[Work]) -> None:
-    node.kill()
-    for work in works:
-        await work.handled(50)
+async def lead_by(place: Ground, node: str) -> None:
+    """Move the consumer's leader to a node."""
+    subject = f"CONSUMER.LEADER.STEPDOWN.{place.stream}.{place.consumer}"
+    async with asyncio.timeout(DEADLINE_S):
+        while (await consumers.info(place.connection, place.stream, place.consumer)).leader != node:
+            with suppress(ApiError):
+                await place.connection.api.request(subject, {"placement": {"preferred": node}})
+            await asyncio.sleep(0.1)
 
 
 async def test_a_single_server_restarts(stack: AsyncExitStack, read: StartReader, unique: Callable[..., str]) -> None:
