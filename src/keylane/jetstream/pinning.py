@@ -336,8 +336,11 @@ class Pinning:
             return
         if self._pin.pin_id is not None and now - self._asked_at > self._options.timeout_s / 3:
             self._sign_of_life()
-        standby = self._pin.phase is Phase.STANDBY and self._options.reset_on_takeover
-        if (standby or self._draining is not None) and not self._looking:
+        if self._draining is None:
+            looks = self._pin.phase is Phase.STANDBY and self._options.reset_on_takeover
+        else:
+            looks = self._pin.pin_id is not None
+        if looks and not self._looking:
             self._looking = True
             self._spawn(self._look_around())
         self._beat = self._loop.call_later(self._options.timeout_s / 6, self._tick)

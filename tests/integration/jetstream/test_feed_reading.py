@@ -230,11 +230,15 @@ async def test_one_huge_message_does_not_shrink_the_window_for_ever(connection: 
 # ---- bounds -----------------------------------------------------------------------------------------------
 
 
-async def stalled(connection: Connection, feed: Feed) -> ConsumerInfo:
+async def stalled(connection: Connection, feed: Feed, acked: int) -> ConsumerInfo:
     """Wait until a feed that nobody reads has taken all it may: no pull is open, and all sent is here."""
     return await eventually(
         lambda: consumers.info(connection, feed.stream, feed.consumer),
-        lambda info: info.num_waiting == feed._window.asked == 0 and info.num_ack_pending == len(feed._buffer) > 0,
+        lambda info: (
+            info.num_waiting == feed._window.asked == 0
+            and info.num_ack_pending == len(feed._buffer) > 0
+            and info.ack_floor == acked
+        ),
     )
 
 
@@ -243,7 +247,7 @@ async def test_a_reader_that_stops_holds_no_more_than_it_may(connection: Connect
     async with await open_feed(connection, stream, "reader", FeedOptions(max_messages=100)) as feed:
         for _ in range(60):
             (await anext(feed)).ack()
-        info = await stalled(connection, feed)
+        info = await stalled(connection, feed, 60)
         assert 50 < info.num_ack_pending <= 100
         later = await consumers.info(connection, stream, "reader")
         assert later.delivered_sequence == info.delivered_sequence
@@ -257,7 +261,7 @@ async def test_the_byte_bound_holds_for_large_messages(connection: Connection, u
     seen: list[int] = []
     async with await open_feed(connection, stream, "reader", options) as feed:
         while len(seen) < 45:
-            await stalled(connection, feed)
+            await stalled(connection, feed, len(seen))
             assert 500_000 < feed._buffered_bytes < 1_000_000
             for _ in range(6):
                 message = await anext(feed)
@@ -281,7 +285,7 @@ async def test_a_jump_in_size_stays_under_twice_the_byte_bound(connection: Conne
         assert pulls.batches == [1000, 500]
         await fill(connection, stream, 60, size=100_000)
         (await waiting).ack()
-        info = await stalled(connection, feed)
+        info = await stalled(connection, feed, 501)
         assert 1_000_000 < feed._buffered_bytes < 2_000_000
         assert info.num_pending > 0
         for _ in range(59):

@@ -256,7 +256,7 @@ async def test_a_pull_that_could_not_leave_is_not_sent_later(own_server: NatsSer
             # From here on nothing yields to the event loop until the link is given up.
             while not any(b"MSG.NEXT" in command for command in connection.nats.outbox):
                 (await anext(feed)).ack()
-            before = len(pulls.batches)
+            before, acked = len(pulls.batches), 45 - len(feed._buffer)
             await connection.nats.force_reconnect()
             await link_is(connection, up=False)
             await link_is(connection, up=True)
@@ -265,7 +265,9 @@ async def test_a_pull_that_could_not_leave_is_not_sent_later(own_server: NatsSer
             await eventually(
                 lambda: consumers.info(steady, stream, "reader"),
                 lambda info: (
-                    info.num_waiting == feed._window.asked == 0 and info.num_ack_pending == len(feed._buffer) > 0
+                    info.num_waiting == feed._window.asked == 0
+                    and info.num_ack_pending == len(feed._buffer) > 0
+                    and info.ack_floor == acked
                 ),
             )
             assert len(feed._buffer) <= 50

@@ -156,6 +156,9 @@ async def test_the_answer_when_the_leader_changes(nats_cluster: NatsCluster, uni
         try:
             await make_consumer(connection, stream)
             async with RawPull.on(connection, stream, "reader", {"batch": 1, "expires": LONG}) as pull:
+                await eventually(
+                    lambda: consumers.info(connection, stream, "reader"), lambda info: info.num_waiting == 1
+                )
                 await consumers.step_down(connection, stream, "reader")
                 code, said, _ = await pull.answer()
         finally:

@@ -1,0 +1,57 @@
+"""What a feed may hold, how long its pulls live, and whom it tells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from keylane.core.pulls import Meaning
+from keylane.errors import InvalidInput
+from keylane.jetstream.message import Message
+from keylane.jetstream.pinning import PinOptions
+from keylane.jetstream.settings import check_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something an operator may want to know; the feed goes on."""
+
+    meaning: Meaning | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedOptions:
+    """Bounds and timers of a feed.
+
+    `max_messages` and `max_bytes` bound what is held: buffered plus asked for. `expires_s` is the life of one
+    pull; a server that sends neither messages nor heartbeats for two `heartbeat_s` is asked anew.
+    """
+
+    max_messages: int = 1000
+    max_bytes: int = 32 * 1024 * 1024
+    expires_s: float = 30.0
+    heartbeat_s: float = 5.0
+    on_notice: Callable[[Notice], None] | None = None
+    pull_fields: Mapping[str, Any] = field(default_factory=dict)
+    """Sent with every pull: the terms of a priority group."""
+    pin: PinOptions | None = None
+    on_demand: bool = False
+    """Ask only when `fetch` is called."""
+    on_messages: Callable[[list[Message]], None] | None = None
+    """Given every batch inside the socket's read callback, instead of iteration: the shortest way from the
+    server to code that never waits. What bounds it is the consumer's `max_ack_pending`."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_messages", "max_bytes"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InvalidInput(f"{name} is {value!r}: a feed must hold something; give a whole number, at least 1")
+        if check_seconds(self.expires_s, "expires_s") < 0.1:
+            raise InvalidInput(f"expires_s is {self.expires_s}: a pull must live at least 0.1 s")
+        if not 0 < self.heartbeat_s <= self.expires_s / 2:
+            raise InvalidInput(
+                f"heartbeat_s is {self.heartbeat_s}: it must be positive and at most half of expires_s "
+                f"({self.expires_s}), as the server demands"
+            )
