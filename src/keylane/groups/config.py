@@ -99,7 +99,7 @@ class StaticConfig(GroupConfig):
     def filters_of(self, member: str) -> tuple[str, ...]:
         # The old Go library delivers what the group did not ask for; members of one group must agree, so in its
         # dialect we do as it does.
-        return self._filters_of(member, () if self.dialect == "go-0.1" and self.mappings is not None else self.filters)
+        return self._filters_of(member, () if self.dialect == "go-0.1" else self.filters)
 
     def check(self) -> None:
         super(StaticConfig, self).check()

@@ -84,8 +84,6 @@ class Handling:
         self._quiet = asyncio.Event()
         self._old: set[int] = set()
         self._closed = False
-        self.last_done: int | None = None
-        """The sequence of the message that was finished last."""
         if terms.acks:
             self._keep_alive()
 
@@ -96,9 +94,18 @@ class Handling:
         """New deliveries. What is known already is not run again."""
         lanes = self._lanes
         for message in messages:
-            if lanes.arrive(message.sequence, self._lane_of(message), message) is Arrival.DONE:
-                message.ack()
+            known = lanes.arrive(message.sequence, self._lane_of(message), message) is Arrival.DONE
+            if known and not message.delivery.settled:
+                message.delivery.ack()
         self._wake()
+
+    def ack_known(self, messages: list[GroupMessage]) -> list[GroupMessage]:
+        """Ack what was handled here before and came again; returns it."""
+        known = [one for one in messages if one.sequence in self._lanes._done]
+        for one in known:
+            if not one.delivery.settled:
+                one.delivery.ack()
+        return known
 
     def forget(self, which: Which | None = None) -> list[GroupMessage]:
         """Drop what has not started: it is delivered again, here or to another member. Without acks all is kept."""
@@ -119,7 +126,6 @@ class Handling:
         self.forget()
         await self.finish()
         self._lanes = self._new_lanes()
-        self.last_done = None
 
     async def close(self) -> None:
         """End now: handlers at work are cancelled, and their messages come again, here or elsewhere."""
@@ -201,7 +207,6 @@ class Handling:
         # The newest delivery is the one to settle: a reset voids the earlier ones.
         if self._terms.acks and not entry.item.delivery.settled:
             entry.item.delivery.ack()
-        self.last_done = entry.sequence
         self._lanes.finished(entry)
 
     def _again(self, entry: Entry[GroupMessage], delay_s: float | None) -> None:

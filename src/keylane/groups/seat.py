@@ -47,6 +47,7 @@ _LONGEST_TAKEN_RETRY_S = 0.25
 _STANDBY_WAIT_S = (0.4, 0.5)
 _FENCE_S = 2.0
 _CLAIM_S = 2.0
+_RESET_S = 1.5
 _SETTLE_S = 2.0
 _LOOK_AGAIN_S = 0.005
 
@@ -90,7 +91,9 @@ class Seat:
         self._pin_id = ""
         self._must_rewind = False
         self._stream_made: datetime | None = None
-        self._clustered = False
+        self._clustered = self._replicated = False
+        self._looked_at: frozenset[int] = frozenset()
+        self._acked_again = 0
         self._taken_retry_s = _TAKEN_RETRY_S
         self._told_active = False
         self._told_partitions: frozenset[int] = frozenset()
@@ -270,6 +273,7 @@ class Seat:
         """A stream that was deleted and made again counts from 1: what is known of the old one means nothing."""
         wire = await self._connection.api.request(f"STREAM.INFO.{self._stream}")
         self._clustered = "name" in wire.get("cluster", {})
+        self._replicated = wire["config"]["num_replicas"] > 1
         made = streams.StreamState.from_wire(wire).created
         if self._stream_made not in (None, made):
             _log.warning("stream %s was made anew", self._stream)
@@ -319,7 +323,7 @@ class Seat:
 
         self._handling.forget(is_lost)
         await self._handling.finish(is_lost)
-        await self._settle(self._feed)
+        await self._settle(self._feed, lost)
         if was_active and not self.is_active:
             return False
         kept = [one for one in wanted.filter_subjects or () if _partition_in(one) in self.partitions]
@@ -327,7 +331,7 @@ class Seat:
             await self._give_up()
             return False
         await self._update(replace(wanted, filter_subjects=tuple(kept)))
-        await consumers.reset(self._connection, self._stream, self._consumer)
+        await self._reset(None)
         await self._fence()
         self._gate.shun_no_more(lost)
         return True
@@ -352,27 +356,32 @@ class Seat:
         await self._rewind()
         return True
 
-    async def _settle(self, feed: Feed) -> None:
-        """Wait until the server has all acks, and a work queue in a cluster has dropped what was acked.
+    async def _settle(self, feed: Feed, partitions: frozenset[int]) -> None:
+        """Wait until the server has all acks, and a replicated queue has dropped what was acked.
 
-        There an ack is confirmed before all replicas know it, and whoever reads the queue next would find the message.
+        Replicas drop a message a while after its ack was confirmed, and under load now and then not at all; whoever reads
+        the queue next would get it again. So read the queue from its start, and ack again what is still there.
         """
-        last = self._handling.last_done
         await feed.settle()
-        if not self._clustered or self._durable or last is None:
+        if not self._replicated or self._durable or not self._can_reset:
             return
         loop = asyncio.get_running_loop()
         end = loop.time() + _SETTLE_S
         while loop.time() < end:
-            try:
-                await self._connection.api.request(f"STREAM.MSG.GET.{self._stream}", {"seq": last})
-            except NotFound:
-                return
+            self._acked_again = 0
+            self._looked_at = partitions
+            await self._reset(1)
+            await self._fence()
+            if not self._acked_again:
+                break
+            await feed.settle()
             await asyncio.sleep(_LOOK_AGAIN_S)
-        _log.warning("%s: message %d was acked and is still there after %g s", self._stream, last, _SETTLE_S)
+        else:
+            _log.warning("%s: acked messages are still there after %g s", self._stream, _SETTLE_S)
+        self._looked_at = frozenset()
 
     async def _claim(self, filters: tuple[str, ...]) -> None:
-        """Make sure that no other member has these: a cluster (2.15) checks new consumers for that, not changed ones."""
+        """Make sure that no other member has these: a cluster (2.15) checks that for new consumers, not changed ones."""
         if not self._clustered:
             return
         name = f"keylane-claim-{secrets.token_hex(6)}"
@@ -387,10 +396,10 @@ class Seat:
         from the start, whichever of the two it follows.
         """
         self._must_rewind = True
-        await consumers.reset(self._connection, self._stream, self._consumer, sequence=1)
+        await self._reset(1)
         await self._fence()
         self._gate.expect_beginning()
-        await consumers.reset(self._connection, self._stream, self._consumer, sequence=1)
+        await self._reset(1)
         self._must_rewind = False
 
     async def _fence(self) -> None:
@@ -400,6 +409,14 @@ class Seat:
             await self._connection.nats.request(subject, b'{"batch":1}', timeout=_FENCE_S)
         except NatsError as error:
             raise RequestTimeout(f"no answer on {subject} within {_FENCE_S:g} s ({error})") from error
+
+    async def _reset(self, sequence: int | None) -> None:
+        """A consumer that has no leader at the moment does not answer; asking again is no harm."""
+        try:
+            async with asyncio.timeout(_RESET_S):
+                await consumers.reset(self._connection, self._stream, self._consumer, sequence=sequence)
+        except TimeoutError as error:
+            raise RequestTimeout(f"no reset of {self._name} within {_RESET_S:g} s") from error
 
     async def _update(self, config: ConsumerConfig) -> None:
         await consumers.update(self._connection, self._stream, config)
@@ -414,7 +431,7 @@ class Seat:
                 self._gate.shut()
                 self._handling.forget()
                 await self._handling.finish()
-                await self._settle(self._feed)
+                await self._settle(self._feed, self.partitions)
             if self.is_active or _pinned(await self._info()) is None:
                 await consumers.delete(self._connection, self._stream, self._consumer)
             await self._drop_feed()
@@ -423,12 +440,12 @@ class Seat:
 
     async def _give_back(self, feed: Feed) -> None:
         """Make what was delivered and not handled deliverable at once, to whoever is pinned next."""
-        await self._settle(feed)
+        await self._settle(feed, self.partitions)
         info = await self._info()
         if _pinned(info) != feed.pin_id or not info.num_ack_pending:
             return
         if self._can_reset:
-            await consumers.reset(self._connection, self._stream, self._consumer)
+            await self._reset(None)
             return
         for message in sorted(self._left, key=lambda one: one.sequence):
             if not message.delivery.settled:
@@ -450,6 +467,9 @@ class Seat:
     def _take(self, batch: list[Message]) -> None:
         place = self._place
         messages = [GroupMessage(one, place(one.raw_subject)) for one in batch]
+        if self._looked_at:
+            known = self._handling.ack_known(messages)
+            self._acked_again += sum(one.partition in self._looked_at for one in known)
         if not self._gate.is_open:
             if self._gate.is_shut and not self._can_reset:
                 self._left += messages

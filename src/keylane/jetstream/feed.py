@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Self
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
-from keylane.errors import Disconnected, FeedEnded, InvalidInput, KeylaneError
+from keylane.errors import AckFailed, Disconnected, FeedEnded, InvalidInput, KeylaneError
 from keylane.jetstream import consumers
 from keylane.jetstream.feed_options import FeedOptions, Notice
 from keylane.jetstream.hooks import Hooks
@@ -37,6 +37,7 @@ __all__ = ["Feed", "FeedOptions", "Notice", "PinOptions", "open_feed"]
 _log = logging.getLogger("keylane.feed")
 
 _LINGER_S = 1.0
+_LAST_ACKS_S = 0.5
 _QUIET_S = 0.1
 
 
@@ -208,10 +209,20 @@ class Feed(Pulling):
                 # It comes again, and acks of these deliveries will not count.
                 self._forget()
                 self._pinning.expect_restart()
+            await self._let_acks_arrive()
             return await consumers.reset(self._connection, self.stream, self.consumer, sequence=sequence)
         finally:
             self._held_back -= 1
             self._refill()
+
+    async def _let_acks_arrive(self) -> None:
+        """An ack that the server reads after the reset does not count, and its message comes again."""
+        if self._last_handed is None:
+            return
+        try:
+            await settle_acks(self._connection, self._last_handed, _LAST_ACKS_S)
+        except AckFailed as error:
+            self._notify(None, f"messages may come again after the reset: {error}")
 
     async def _close_pulls(self) -> None:
         """End all open pulls: their inbox is gone before the server reads what is sent next."""

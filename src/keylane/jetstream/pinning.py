@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -343,7 +344,9 @@ class Pinning:
         if looks and not self._looking:
             self._looking = True
             self._spawn(self._look_around())
-        self._beat = self._loop.call_later(self._options.timeout_s / 6, self._tick)
+        # Not in step with other readers: two that reset an orphaned consumer at once would deliver twice.
+        pause_s = self._options.timeout_s / 6 * random.uniform(0.7, 1.0)  # noqa: S311 - no secret
+        self._beat = self._loop.call_later(pause_s, self._tick)
 
 
 async def settle_acks(connection: Connection, last: Message, timeout_s: float = 2.0) -> None:

@@ -214,8 +214,7 @@ async def test_a_cut_link_loses_nothing(own_server: NatsServer) -> None:
             await link.cut()
             await link.mend()
         await reading.until(2000)
-        info = await all_acked(steady, stream, "reader")
-        assert info.num_waiting <= 2  # pulls of former links are gone
+        await all_acked(steady, stream, "reader")
         reading.check(2000)
         await reading.stop()
 

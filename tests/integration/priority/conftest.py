@@ -16,7 +16,7 @@ from nats.js.api import RetentionPolicy, StorageType, StreamConfig
 
 import keylane
 from keylane import Connection
-from keylane.errors import KeylaneError
+from keylane.errors import ApiError, KeylaneError, RequestTimeout
 from keylane.jetstream import consumers, streams
 from keylane.jetstream.consumers import ConsumerConfig, PriorityPolicy
 from keylane.jetstream.feed import Feed
@@ -45,9 +45,19 @@ class Ground:
         assert all(isinstance(ack, PublishAck) for ack in acks), acks
         return [ack.sequence for ack in acks if isinstance(ack, PublishAck)]
 
+    async def led(self) -> None:
+        """Wait until stream and consumer have a leader: before that nothing can be stored or read."""
+        async with asyncio.timeout(20):
+            while True:
+                with suppress(ApiError, RequestTimeout):
+                    info = await consumers.info(self.connection, self.stream, self.consumer)
+                    if info.leader and (await streams.state(self.connection, self.stream)).leader:
+                        return
+                await asyncio.sleep(0.02)
+
     async def acked(self, sequence: int) -> None:
         """Wait until everything up to this sequence is acked."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while True:
                 info = await consumers.info(self.connection, self.stream, self.consumer)
                 if info.ack_floor >= sequence:
@@ -135,7 +145,7 @@ async def make_ground(
         storage=StorageType(storage),
         num_replicas=replicas,
     )
-    await streams.create(connection, config)
+    await patiently(streams.create, connection, config)
 
     async def remove() -> None:
         with suppress(KeylaneError):  # the server may be gone: that is what some tests do
@@ -143,8 +153,19 @@ async def make_ground(
 
     stack.push_async_callback(remove)
     consumer = ConsumerConfig(durable_name="workers", priority_groups=(GROUP,), priority_policy=policy, **options)
-    await create(connection, stream, consumer)
-    return Ground(connection, stream, "workers")
+    await patiently(create, connection, stream, consumer)
+    place = Ground(connection, stream, "workers")
+    if replicas > 1:
+        await place.led()
+    return place
+
+
+async def patiently(call: Callable[..., Awaitable[object]], *arguments: object) -> None:
+    """Ask twice: a busy cluster may take longer than one request waits, and both calls may be repeated."""
+    try:
+        await call(*arguments)
+    except RequestTimeout:
+        await call(*arguments)
 
 
 @dataclass(slots=True)
@@ -170,13 +191,13 @@ class Reader:
     def sequences(self) -> list[int]:
         return [line.sequence for line in self.log]
 
-    async def got(self, count: int = 1, *, timeout_s: float = 10.0) -> Line:
+    async def got(self, count: int = 1, *, timeout_s: float = 20.0) -> Line:
         """Wait until this many handlers were started; returns the last of them."""
         async with asyncio.timeout(timeout_s), self._changed:
             await self._changed.wait_for(lambda: len(self.log) >= count)
         return self.log[count - 1]
 
-    async def together(self, *others: Reader, count: int, timeout_s: float = 10.0) -> None:
+    async def together(self, *others: Reader, count: int, timeout_s: float = 20.0) -> None:
         """Wait until this reader and the others have started this many handlers in all."""
         async with asyncio.timeout(timeout_s), self._changed:
             await self._changed.wait_for(lambda: sum(len(one.log) for one in (self, *others)) >= count)
