@@ -359,8 +359,8 @@ class Seat:
     async def _settle(self, feed: Feed, partitions: frozenset[int]) -> None:
         """Wait until the server has all acks, and a replicated queue has dropped what was acked.
 
-        Replicas drop a message a while after its ack was confirmed, and under load now and then not at all; whoever reads
-        the queue next would get it again. So read the queue from its start, and ack again what is still there.
+        Replicas drop a message a while after its ack was confirmed, and under load now and then not at all; whoever
+        reads the queue next would get it again. So read the queue from its start, and ack again what is still there.
         """
         await feed.settle()
         if not self._replicated or self._durable or not self._can_reset:
@@ -381,7 +381,7 @@ class Seat:
         self._looked_at = frozenset()
 
     async def _claim(self, filters: tuple[str, ...]) -> None:
-        """Make sure that no other member has these: a cluster (2.15) checks that for new consumers, not changed ones."""
+        """Make sure that no other member has these: a cluster (2.15) checks it for new consumers, not changed ones."""
         if not self._clustered:
             return
         name = f"keylane-claim-{secrets.token_hex(6)}"

@@ -72,7 +72,7 @@ async def test_a_session(connection: Connection, orders: str, at: tuple[str, str
         shown = await screen.until(PROMPT)
         assert re.search(r"alice +0-2 +absent +nobody", shown)
         screen.type(f"drop {orders} billing \t\t")
-        await screen.until(r"alice +bob")
+        await screen.until(r"alice +bob[\s\S]*drop \S+ billing ")  # the choice, and the line drawn anew below it
         screen.type("b\t\n")
         assert "billing: 3 of 6 partitions change hands" in await screen.until(PROMPT)
 

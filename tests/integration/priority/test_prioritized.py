@@ -52,6 +52,7 @@ async def test_a_lost_connection_of_zero_is_enough(
     await leaving.flush()
     await first.abandon()
     await leaving.close()
+    await place.pulls(1)  # the server has seen that it is gone
     left_at = time.monotonic()
     published += await place.publish(5)
     assert (await second.got(5)).at - left_at < 0.5
