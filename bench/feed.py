@@ -18,6 +18,7 @@ GO = "Go Consume"
 ITERATE = "keylane feed, async for"
 PLAIN = "keylane feed, plain asyncio"
 NATS_PY = "nats-py fetch"
+NATS_PY_UVLOOP = "nats-py fetch, uvloop"
 PAYLOAD = bytes(128)
 KEYS = 640
 
@@ -85,7 +86,8 @@ def _contestants(url: str, setting: Setting, say: Say) -> list[Contestant]:
         python_contestant(OURS, "keylane_feed", lambda number: arguments(OURS, number)),
         python_contestant(ITERATE, "keylane_iterate", lambda number: arguments(ITERATE, number)),
         python_contestant(PLAIN, "keylane_feed", lambda number: [*arguments(PLAIN, number), "--plain-asyncio"]),
-        python_contestant(NATS_PY, "natspy_fetch", lambda number: arguments(NATS_PY, number)),
+        python_contestant(NATS_PY, "natspy_fetch", lambda number: [*arguments(NATS_PY, number), "--plain-asyncio"]),
+        python_contestant(NATS_PY_UVLOOP, "natspy_fetch", lambda number: arguments(NATS_PY_UVLOOP, number)),
     ]
     try:
         peer = program("bench-peer", say)

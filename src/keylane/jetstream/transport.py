@@ -16,6 +16,7 @@ from urllib.parse import ParseResult
 
 from nats.aio.transport import Transport
 
+from keylane.jetstream.awake import Awake
 from keylane.jetstream.protocol import BrokenProtocol
 
 _READ_SIZE = 64 * 1024  # larger reads make larger batches, and the server waits for their acks
@@ -31,6 +32,7 @@ class _Wire(asyncio.BufferedProtocol):
 
     def __init__(self) -> None:
         self._view = memoryview(bytearray(_READ_SIZE))
+        self._awake = Awake()
         self.transport: asyncio.Transport | None = None
         self.sink: Callable[[bytes], None] | None = None
         self.kept = bytearray()
@@ -48,6 +50,7 @@ class _Wire(asyncio.BufferedProtocol):
         return self._view
 
     def buffer_updated(self, nbytes: int) -> None:
+        self._awake.was_read(nbytes)
         if self.sink is not None:
             self.sink(bytes(self._view[:nbytes]))
         else:
