@@ -26,11 +26,12 @@ def main(arguments: list[str] | None = None) -> int:
     one.add_argument("--peer", choices=("keylane", "go"), default="keylane", help="whose members")
     one.add_argument("--plan", choices=("balanced", "sticky"), default="balanced")
     one.add_argument("--every", type=float, default=3.0, help="seconds between two changes")
+    one.add_argument("--work", type=float, default=0.0, help="seconds that each message takes to handle")
     one.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     options = parser.parse_args(arguments)
     rate = options.rate if options.rate is not None else rebalance.RATES[options.storage]
-    if rate <= 0 or options.every <= 0 or options.seconds < 2 * options.every:
-        parser.error("--rate and --every must be positive, and --seconds at least twice --every")
+    if rate <= 0 or options.every <= 0 or options.work < 0 or options.seconds < 2 * options.every:
+        parser.error("--rate and --every must be positive, --work not negative, --seconds at least twice --every")
     settings = rebalance.Settings(
         seconds=options.seconds,
         seed=options.seed,
@@ -39,6 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
         peer=options.peer,
         plan=options.plan,
         every_s=options.every,
+        work_s=options.work,
     )
     try:
         outcome = asyncio.run(rebalance.run(settings, _say))

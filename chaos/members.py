@@ -99,6 +99,8 @@ class Members:
     ack_wait_s: float = 0.0
     max_ack_pending: int | None = None
     """None: keylane's default; the Go reference keeps order with one message in flight only, so it gets 1."""
+    work_s: float = 0.0
+    """How long a message takes to handle."""
     started: list[MemberProcess] = field(default_factory=list)
 
     async def start(self, member: str, peer: Peer) -> MemberProcess:
@@ -130,19 +132,24 @@ class Members:
         pending = self.max_ack_pending if self.max_ack_pending is not None or peer == "keylane" else 1
         how = ["--member", member] + (["--max-ack-pending", str(pending)] if pending is not None else [])
         if peer == "keylane":
-            wait = ["--ack-wait", str(self.ack_wait_s)]
+            wait = ["--ack-wait", str(self.ack_wait_s), "--work", str(self.work_s)]
             return [sys.executable, "-m", "chaos.worker", *where, *how, *wait]
-        wait = ["--ack-wait", f"{self.ack_wait_s}s"]
+        wait = ["--ack-wait", f"{self.ack_wait_s}s", "--sleep", f"{self.work_s}s"]
         program_path = str(program("pcgroups-peer"))
         return [program_path, "consume", *where, *how, *wait, "--kind", self.group.kind, "--evidence"]
 
 
 @asynccontextmanager
 async def members(
-    group: Group, directory: Path, *, ack_wait_s: float = 0.0, max_ack_pending: int | None = None
+    group: Group,
+    directory: Path,
+    *,
+    ack_wait_s: float = 0.0,
+    max_ack_pending: int | None = None,
+    work_s: float = 0.0,
 ) -> AsyncIterator[Members]:
     """Processes for as long as the block lasts; whatever is still there at its end is killed."""
-    running = Members(group, directory, ack_wait_s, max_ack_pending)
+    running = Members(group, directory, ack_wait_s, max_ack_pending, work_s)
     try:
         yield running
     finally:

@@ -54,6 +54,8 @@ class Settings:
     peer: Peer = "keylane"
     plan: PlanName = "balanced"
     every_s: float = 3.0
+    work_s: float = 0.0
+    """How long each message takes to handle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ async def run(settings: Settings, say: Say) -> Outcome:
         async with await keylane.connect(server.url) as connection:
             present = await _create(connection, settings)
             group = Group(server.url, STREAM, GROUP)
-            async with members(group, Path(directory)) as running:
+            async with members(group, Path(directory), work_s=settings.work_s) as running:
                 for name in NAMES:
                     await running.start(name, settings.peer)
                 await asyncio.gather(*(one.ready() for one in running.started))

@@ -24,6 +24,8 @@ async def work(options: argparse.Namespace) -> None:
     member = options.member.encode()
 
     async def handler(message: groups.GroupMessage) -> None:
+        if options.work:
+            await asyncio.sleep(options.work)
         # Straight to the kernel: what a killed process wrote is there.
         os.write(
             out,
@@ -61,5 +63,6 @@ if __name__ == "__main__":
     for name in ("url", "stream", "group", "member"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--ack-wait", type=float, default=0.0, help="seconds; 0 leaves keylane's default")
+    parser.add_argument("--work", type=float, default=0.0, help="seconds that each message takes")
     parser.add_argument("--max-ack-pending", type=int, default=1000, help="unacknowledged messages allowed")
     keylane.run(work(parser.parse_args()))

@@ -196,5 +196,9 @@ class NotAMember(GroupError):
     """The group's configuration does not list this member."""
 
 
+class Fenced(GroupError):
+    """This instance does not own the message any more: whoever does has begun. Nothing was written."""
+
+
 class GroupEnded(GroupError):
     """The group was deleted or changed in a way that its members cannot follow."""

@@ -67,12 +67,15 @@ class Lanes(Generic[T]):
 
     `max_tries`: how often a message runs before it is given up (None: for ever). `backoff(tries)`: seconds to
     wait after that many failures. `remember`: how many finished messages are recognised when they come again.
+    `crowd`: the length at which a lane is reported as crowded.
 
     Nothing stale is kept: `_ready` has each lane whose head is READY, `_retries` each RETRYING message, once.
     """
 
     __slots__ = (
         "_backoff",
+        "_crowd",
+        "_crowded",
         "_done",
         "_done_order",
         "_entries",
@@ -83,10 +86,14 @@ class Lanes(Generic[T]):
         "_retries",
     )
 
-    def __init__(self, *, max_tries: int | None, backoff: Callable[[int], float], remember: int) -> None:
+    def __init__(
+        self, *, max_tries: int | None, backoff: Callable[[int], float], remember: int, crowd: int = 0
+    ) -> None:
         self._max_tries = max_tries
         self._backoff = backoff
         self._remember = remember
+        self._crowd = crowd
+        self._crowded: list[deque[Entry[T]]] = []
         self._entries: dict[int, Entry[T]] = {}
         self._lanes: dict[Hashable, deque[Entry[T]]] = {}  # the head is the one that may run
         self._ready: deque[deque[Entry[T]]] = deque()
@@ -129,9 +136,29 @@ class Lanes(Generic[T]):
             self._ready.append(lane)
         elif sequence > lane[-1].sequence:
             lane.append(entry)
+            if len(lane) == self._crowd:
+                self._crowded.append(lane)
         else:
             self._insert(lane, entry)
         return Arrival.QUEUED
+
+    @property
+    def crowded(self) -> bool:
+        """Some lane has grown to the length at which that is reported."""
+        return bool(self._crowded)
+
+    def take_crowded(self) -> list[tuple[Entry[T], int]]:
+        """The heads of such lanes with their lengths, each lane once every time it grows to that length."""
+        lanes, self._crowded = self._crowded, []
+        return [(lane[0], len(lane)) for lane in lanes if lane]
+
+    def is_done(self, sequence: int) -> bool:
+        """Whether this message finished here not long ago."""
+        return sequence in self._done
+
+    @property
+    def highest_done(self) -> int:
+        return max(self._done, default=0)
 
     def take(self) -> Entry[T] | None:
         """The next message to run, or None. Lanes take turns in the order in which they became free."""
@@ -143,7 +170,6 @@ class Lanes(Generic[T]):
 
     def finished(self, entry: Entry[T]) -> None:
         """It succeeded, or it was given up: its lane goes on with the next."""
-        assert entry.state is RUNNING, entry
         self._remove_head(entry)
         sequence = entry.sequence
         self._done.add(sequence)
@@ -170,7 +196,6 @@ class Lanes(Generic[T]):
 
         Its lane goes on with the next: to keep the order, first `forget` what waits behind it.
         """
-        assert entry.state is RUNNING, entry
         self._remove_head(entry)
 
     def due(self, now: float) -> float | None:
@@ -219,7 +244,7 @@ class Lanes(Generic[T]):
 
     def _remove_head(self, entry: Entry[T]) -> None:
         lane = self._lanes[entry.key]
-        assert lane[0] is entry, "only the head of a lane runs"
+        assert lane[0] is entry and entry.state is RUNNING, entry  # noqa: PT018 - once for every message
         lane.popleft()
         del self._entries[entry.sequence]
         if lane:

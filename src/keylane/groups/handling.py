@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
-from typing import Any, Literal
+from operator import attrgetter
+from typing import Any, Literal, Protocol
 
 from keylane.core.lanes import Arrival, Entry, Lanes
-from keylane.errors import InvalidInput
+from keylane.errors import InvalidInput, KeylaneError
 from keylane.groups.message import GroupMessage, Outcome
 
 _log = logging.getLogger("keylane.groups")
@@ -23,18 +25,28 @@ _log = logging.getLogger("keylane.groups")
 Order = Literal["key", "partition", "strict", "none"]
 Handler = Callable[[GroupMessage], Awaitable[None]] | Callable[[GroupMessage], None]
 Failure = Callable[[GroupMessage, BaseException, int], None]
+GiveUp = Callable[[GroupMessage, BaseException, int], Awaitable[None]]
+Crowded = Callable[[GroupMessage, int], None]
 Which = Callable[[GroupMessage], bool]
 
 _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 30.0
 _CANCEL_S = 2.0
+_STANDSTILL_S = 0.25
+_LOOK_AGAIN_S = 0.01
 
 _LANES: dict[Order, Callable[[GroupMessage], Hashable]] = {
-    "key": lambda message: (message.place.partition, message.place.key),
-    "partition": lambda message: message.place.partition,
+    "key": attrgetter("place.lane"),
+    "partition": attrgetter("place.partition"),
     "strict": lambda _: 0,
-    "none": lambda message: message.sequence,
+    "none": attrgetter("sequence"),
 }
+
+
+class Noted(Protocol):
+    """Whoever wants to know what became of every try: the journal."""
+
+    def note(self, message: GroupMessage, outcome: str, started_ns: int, ended_ns: int) -> None: ...
 
 
 def backoff_s(tries: int) -> float:
@@ -52,13 +64,32 @@ class Terms:
     manual_ack: bool = False
     acks: bool = True
     """False for a consumer without acks: what was delivered never comes again."""
+    max_tries: int | None = None
+    """How often a message is tried before it is given up; None: for ever."""
+    time_limit_s: float | None = None
+    """How long a handler may take; then it is cancelled, which counts as a failure."""
+    grace_s: float = 1.0
+    """How long handlers may go on after the pin is lost; then they are cancelled."""
     on_failure: Failure | None = None
+    on_crowded: Crowded | None = None
+    """A lane has come to hold half of all that may be in flight: soon nothing else is delivered."""
+    give_up: GiveUp | None = None
+    """Called with a message that had all its tries; it is terminated when this returns."""
+    journal: Noted | None = None
 
     def check(self) -> None:
         if self.order not in _LANES:
             raise InvalidInput(f"order is {self.order!r}: use one of {', '.join(_LANES)}")
         if self.concurrency < 1:
             raise InvalidInput(f"concurrency is {self.concurrency}: at least 1 handler must be allowed to run")
+        if self.max_tries is not None and self.max_tries < 1:
+            raise InvalidInput(f"max_tries is {self.max_tries}: a message must be tried at least once")
+        if self.max_tries is not None and not self.acks:
+            raise InvalidInput("max_tries needs acks: without them a message is never given up")
+        if self.time_limit_s is not None and self.time_limit_s <= 0:
+            raise InvalidInput(f"time_limit_s is {self.time_limit_s}: a handler needs some time")
+        if self.grace_s < 0:
+            raise InvalidInput(f"grace_s is {self.grace_s}: give 0 or more seconds")
 
     @property
     def server_retries(self) -> bool:
@@ -71,19 +102,27 @@ class Handling:
 
     def __init__(self, handler: Handler, terms: Terms) -> None:
         terms.check()
-        self._run_handler = _as_coroutine(handler)
+        self._in_threads = not _is_coroutine_function(handler)
+        self._run_handler = _as_coroutine(handler, terms.time_limit_s)
         self._lane_of = _LANES[terms.order]
         self._terms = terms
         self._lanes = self._new_lanes()
         self._loop = asyncio.get_running_loop()
         self._workers: set[asyncio.Task[None]] = set()
+        self._at_work: dict[asyncio.Task[None], Entry[GroupMessage]] = {}
         self._idle: deque[asyncio.Future[None]] = deque()
         self._nudge: asyncio.Handle | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._beat: asyncio.TimerHandle | None = None
         self._quiet = asyncio.Event()
+        self._ends_awaited = 0
         self._old: set[int] = set()
         self._closed = False
+        self._revoked: dict[Entry[GroupMessage], GroupMessage] = {}
+        self._revoking: asyncio.TimerHandle | None = None
+        self._alive_at = time.monotonic()
+        self.may_start: Callable[[], bool] = lambda: True
+        """Asked before a handler starts after a while of nothing: this process may have stood still."""
         if terms.acks:
             self._keep_alive()
 
@@ -92,20 +131,23 @@ class Handling:
 
     def offer(self, messages: list[GroupMessage]) -> None:
         """New deliveries. What is known already is not run again."""
-        lanes = self._lanes
+        arrive, lane_of, done = self._lanes.arrive, self._lane_of, Arrival.DONE
         for message in messages:
-            known = lanes.arrive(message.sequence, self._lane_of(message), message) is Arrival.DONE
-            if known and not message.delivery.settled:
-                message.delivery.ack()
+            delivery = message.delivery
+            if arrive(delivery.sequence, lane_of(message), message) is done and not delivery.settled:
+                delivery.ack()
+        if self._lanes.crowded:
+            self._tell_crowded()
         self._wake()
 
-    def ack_known(self, messages: list[GroupMessage]) -> list[GroupMessage]:
-        """Ack what was handled here before and came again; returns it."""
-        known = [one for one in messages if one.sequence in self._lanes._done]
-        for one in known:
-            if not one.delivery.settled:
-                one.delivery.ack()
-        return known
+    def is_done(self, sequence: int) -> bool:
+        """Whether this message was handled here not long ago."""
+        return self._lanes.is_done(sequence)
+
+    @property
+    def highest_done(self) -> int:
+        """The highest sequence that was handled here not long ago."""
+        return self._lanes.highest_done
 
     def forget(self, which: Which | None = None) -> list[GroupMessage]:
         """Drop what has not started: it is delivered again, here or to another member. Without acks all is kept."""
@@ -127,11 +169,28 @@ class Handling:
         await self.finish()
         self._lanes = self._new_lanes()
 
+    def revoke(self) -> None:
+        """Another instance has the messages now: what is at work here may end within the grace, then it is cancelled.
+
+        A plain function in a thread cannot be ended; its lane waits for it.
+        """
+        if self._in_threads:
+            return
+        self._revoked = {entry: entry.item for entry in self._at_work.values()}
+        if self._revoked and self._revoking is None:
+            self._revoking = self._loop.call_later(self._terms.grace_s, self._cancel_revoked)
+
+    def _cancel_revoked(self) -> None:
+        self._revoking = None
+        for worker, entry in self._at_work.items():
+            if self._revoked.get(entry) is entry.item:  # else it was delivered again: it is ours once more
+                worker.cancel()
+
     async def close(self) -> None:
         """End now: handlers at work are cancelled, and their messages come again, here or elsewhere."""
         self._closed = True
         self._quiet.set()
-        for timer in (self._nudge, self._retry, self._beat):
+        for timer in (self._nudge, self._retry, self._beat, self._revoking):
             if timer is not None:
                 timer.cancel()
         for worker in self._workers:
@@ -142,11 +201,20 @@ class Handling:
                 _log.error("%d handlers did not end within %g s of being cancelled", len(late), _CANCEL_S)
 
     def _new_lanes(self) -> Lanes[GroupMessage]:
-        return Lanes(max_tries=None, backoff=backoff_s, remember=self._terms.remember)
+        return Lanes(
+            max_tries=self._terms.max_tries,
+            backoff=backoff_s,
+            remember=self._terms.remember,
+            crowd=max(2, self._terms.remember // 4),
+        )
 
     async def _some_end(self) -> None:
+        self._ends_awaited += 1
         self._quiet.clear()
-        await self._quiet.wait()
+        try:
+            await self._quiet.wait()
+        finally:
+            self._ends_awaited -= 1
 
     # ---- workers ------------------------------------------------------------------------------------
 
@@ -168,7 +236,14 @@ class Handling:
         self._wake()
 
     async def _work(self) -> None:
+        me = asyncio.current_task()
+        assert me is not None
+        at_work, run, journal = self._at_work, self._run_handler, self._terms.journal
         while not self._closed:
+            if time.monotonic() - self._alive_at > _STANDSTILL_S and not self.may_start():
+                await asyncio.sleep(_LOOK_AGAIN_S)
+                continue
+            self._alive_at = time.monotonic()
             entry = self._lanes.take()
             if entry is None:
                 waiter = self._loop.create_future()
@@ -178,35 +253,61 @@ class Handling:
             if self._nudge is None and self._lanes.ready:
                 # If this handler waits, the next turn of the loop lets another worker go on.
                 self._nudge = self._loop.call_soon(self._wake_another)
-            await self._handle(entry)
-
-    async def _handle(self, entry: Entry[GroupMessage]) -> None:
-        given = entry.item
-        try:
-            await self._run_handler(given)
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                self._lanes.release(entry)
+            at_work[me] = entry
+            given = entry.item
+            started_ns = time.time_ns() if journal is not None else 0
+            try:
+                await run(given)
+            except BaseException as error:  # noqa: BLE001 - a handler may raise anything; the message is tried again
+                outcome = await self._raised(me, entry, given, error)
+            else:
+                outcome = self._returned(entry, given)
+            del at_work[me]
+            if self._revoked:
+                self._no_longer_revoked(me, entry)
+            if journal is not None:
+                journal.note(given, outcome, started_ns, time.time_ns())
+            if self._ends_awaited:
                 self._quiet.set()
-                raise
-            self._failed(entry, given, error)  # the handler's own affair: something it waited for was cancelled
-        except Exception as error:  # noqa: BLE001 - a handler may raise anything; the message is tried again
-            self._failed(entry, given, error)
-        else:
-            self._returned(entry, given)
-        self._quiet.set()
 
-    def _returned(self, entry: Entry[GroupMessage], given: GroupMessage) -> None:
+    async def _raised(
+        self, me: asyncio.Task[None], entry: Entry[GroupMessage], given: GroupMessage, error: BaseException
+    ) -> str:
+        """What becomes of a message whose handler did not return."""
+        if not me.cancelling():
+            if not isinstance(error, Exception | asyncio.CancelledError):
+                raise error  # the program is to end
+            try:
+                # A cancellation that is not ours is the handler's own affair: something it waited for was cancelled.
+                return await self._failed(entry, given, error)
+            except asyncio.CancelledError:
+                _log.debug("%r: cancelled while it was put away", given)
+        self._lanes.release(entry)
+        if self._closed or entry not in self._revoked:
+            del self._at_work[me]
+            self._quiet.set()
+            raise asyncio.CancelledError from error
+        _log.warning("%r: its handler was cancelled, as another instance has the message now", given)
+        return "cancelled"
+
+    def _no_longer_revoked(self, me: asyncio.Task[None], entry: Entry[GroupMessage]) -> None:
+        """Its handler has ended, one way or another: what comes next is not concerned."""
+        if self._revoked.pop(entry, None) is not None:
+            while me.cancelling():
+                me.uncancel()
+
+    def _returned(self, entry: Entry[GroupMessage], given: GroupMessage) -> str:
         if not self._terms.manual_ack or given.outcome is Outcome.DONE:
             self._done(entry)
-        else:
-            self._again(entry, 0.0 if given.outcome is Outcome.AGAIN else None)
+            return "done"
+        self._again(entry, 0.0 if given.outcome is Outcome.AGAIN else None)
+        return "returned"
 
     def _done(self, entry: Entry[GroupMessage]) -> None:
         # The newest delivery is the one to settle: a reset voids the earlier ones.
-        if self._terms.acks and not entry.item.delivery.settled:
-            entry.item.delivery.ack()
+        delivery = entry.item.delivery
+        if self._terms.acks and not delivery.settled:
+            delivery.ack()
         self._lanes.finished(entry)
 
     def _again(self, entry: Entry[GroupMessage], delay_s: float | None) -> None:
@@ -215,18 +316,41 @@ class Handling:
             entry.item.delivery.nak(delay_s)
         self._lanes.release(entry)
 
-    def _failed(self, entry: Entry[GroupMessage], given: GroupMessage, error: BaseException) -> None:
+    async def _failed(self, entry: Entry[GroupMessage], given: GroupMessage, error: BaseException) -> str:
         if given.outcome is Outcome.DONE:
             self._done(entry)
             self._report(given, error, entry.tries + 1)
-        elif given.outcome is Outcome.AGAIN or self._terms.server_retries:
-            self._again(entry, backoff_s(given.delivered_count))
-            self._report(given, error, given.delivered_count)
-        else:
-            retry_at = self._lanes.failed(entry, self._loop.time())
-            assert retry_at is not None, "without max_tries a message is never given up"
-            self._schedule_retry(retry_at)
-            self._report(given, error, entry.tries)
+            return "done"
+        if given.outcome is Outcome.AGAIN or self._terms.server_retries:
+            tries = given.delivered_count
+            self._report(given, error, tries)
+            if self._terms.max_tries is not None and tries >= self._terms.max_tries:
+                return await self._give_up(entry, error, tries)
+            self._again(entry, backoff_s(tries))
+            return "failed"
+        retry_at = self._lanes.failed(entry, self._loop.time())
+        self._report(given, error, entry.tries)
+        if retry_at is None:
+            return await self._give_up(entry, error, entry.tries)
+        self._schedule_retry(retry_at)
+        return "failed"
+
+    async def _give_up(self, entry: Entry[GroupMessage], error: BaseException, tries: int) -> str:
+        """It had all its tries. Its lane goes on once the message is safe elsewhere."""
+        attempt = 0
+        while self._terms.give_up is not None:
+            try:
+                await self._terms.give_up(entry.item, error, tries)
+                break
+            except KeylaneError as trouble:
+                attempt += 1
+                pause_s = backoff_s(attempt)
+                _log.error("%r cannot be put away, trying again in %g s: %s", entry.item, pause_s, trouble)
+                await asyncio.sleep(pause_s)
+        if not entry.item.delivery.settled:
+            entry.item.delivery.term(f"given up after {tries} tries")
+        self._lanes.finished(entry)
+        return "dead"
 
     def _report(self, message: GroupMessage, error: BaseException, tries: int) -> None:
         if self._terms.on_failure is None:
@@ -236,6 +360,20 @@ class Handling:
             self._terms.on_failure(message, error, tries)
         except Exception:  # noqa: BLE001 - a hook may raise anything, and the message must not wait for it
             _log.exception("the hook on_failure failed; the message is tried again all the same")
+
+    def _tell_crowded(self) -> None:
+        for entry, length in self._lanes.take_crowded():
+            _log.warning(
+                "%d messages of key %r wait in one lane, half of all that may be in flight: soon nothing else is "
+                "delivered. Raise max_ack_pending, or make its handler quicker",
+                length,
+                entry.item.key,
+            )
+            if self._terms.on_crowded is not None:
+                try:
+                    self._terms.on_crowded(entry.item, length)
+                except Exception:  # noqa: BLE001 - a hook may raise anything
+                    _log.exception("the hook on_crowded failed")
 
     def _schedule_retry(self, retry_at: float) -> None:
         if self._retry is None or retry_at < self._retry.when():
@@ -261,12 +399,23 @@ class Handling:
         self._beat = self._loop.call_later(self._terms.ack_wait_s / 3, self._keep_alive)
 
 
-def _as_coroutine(handler: Handler) -> Callable[[GroupMessage], Awaitable[Any]]:
+def _is_coroutine_function(handler: object) -> bool:
+    return inspect.iscoroutinefunction(handler) or (
+        callable(handler) and inspect.iscoroutinefunction(type(handler).__call__)
+    )
+
+
+def _as_coroutine(handler: Handler, time_limit_s: float | None) -> Callable[[GroupMessage], Awaitable[Any]]:
     """A plain function runs in a thread, so that it never blocks the event loop."""
     if not callable(handler):
         raise InvalidInput(f"handler is {handler!r}: give a function of one message")
-    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__):
-        return handler  # type: ignore[return-value]  # just seen
+    if _is_coroutine_function(handler):
+        coroutine: Callable[[GroupMessage], Awaitable[None]] = handler  # type: ignore[assignment]  # just seen
+        return coroutine if time_limit_s is None else _limited(coroutine, time_limit_s)
+    if time_limit_s is not None:
+        raise InvalidInput(
+            "time_limit_s needs an async handler: a plain function runs in a thread, and nothing can end a thread"
+        )
 
     async def in_thread(message: GroupMessage) -> None:
         message.home = asyncio.get_running_loop()
@@ -278,3 +427,18 @@ def _as_coroutine(handler: Handler) -> Callable[[GroupMessage], Awaitable[Any]]:
             await result  # a plain function around a coroutine function
 
     return in_thread
+
+
+def _limited(
+    handler: Callable[[GroupMessage], Awaitable[None]], limit_s: float
+) -> Callable[[GroupMessage], Awaitable[None]]:
+    async def limited(message: GroupMessage) -> None:
+        try:
+            async with asyncio.timeout(limit_s) as limit:
+                await handler(message)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise TimeoutError(f"the handler was not done within its time_limit_s of {limit_s:g} s") from error
+
+    return limited

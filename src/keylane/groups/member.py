@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -29,6 +30,7 @@ from keylane.errors import (
 from keylane.groups import shape
 from keylane.groups.config import ElasticConfig, StaticConfig
 from keylane.groups.handling import Failure, Handler, Handling, Order, Terms
+from keylane.groups.origin import Origin
 from keylane.groups.placing import KeyOf, placing
 from keylane.groups.seat import Seat, SeatHooks
 from keylane.groups.store import (
@@ -170,6 +172,7 @@ class Member:
         self._tick_s = shape.ack_wait_s(stored.config, wanted) + 0.5
         self._handling: Handling | None = None
         self._seat: Seat | None = None
+        self._origin: Origin | None = None
         self._poke = asyncio.Event()
         self._rereads: list[float] = []
         self._trouble_s = _AFTER_TROUBLE_S
@@ -206,13 +209,28 @@ class Member:
             activated=lambda: self._told(self._hooks.on_activated),
             deactivated=lambda: self._told(self._hooks.on_deactivated),
             rebalanced=self._rebalanced,
+            is_current=self._is_current,
         )
         consumer = (
             shape.consumer_stream(config, self.stream, self.group),
             shape.consumer_name(config, self.group, self.member),
         )
-        max_held = self._wanted.max_ack_pending or shape.DEFAULT_MAX_ACK_PENDING
-        self._seat = Seat(self._connection, consumer, self._handling, place=place, max_held=max_held, hooks=hooks)
+        self._origin = Origin(
+            self._connection,
+            (self.stream, self.group, self.member),
+            consumer,
+            instance=secrets.token_hex(8),
+            revision=self._stored.revision,
+        )
+        self._seat = Seat(
+            self._connection,
+            consumer,
+            self._handling,
+            place=place,
+            origin=self._origin,
+            max_held=self._wanted.max_ack_pending or shape.DEFAULT_MAX_ACK_PENDING,
+            hooks=hooks,
+        )
         self._main = asyncio.create_task(self._run(), name=f"member {self.member}")
 
     async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
@@ -354,7 +372,15 @@ class Member:
                 f"running members cannot follow ({before} before, {stored.config} now): restart them"
             )
         self._stored = stored
+        if self._origin is not None:
+            self._origin.revision = stored.revision
         return stored.config
+
+    async def _is_current(self) -> bool:
+        """Whether the record is still the one that was read last."""
+        read = read_static if isinstance(self._stored.config, StaticConfig) else read_elastic
+        stored = await read(self._connection, self.stream, self.group)
+        return stored is not None and stored.revision == self._stored.revision
 
     async def _partitioning(self, config: StaticConfig | ElasticConfig) -> list[Partitioning]:
         if isinstance(config, ElasticConfig):

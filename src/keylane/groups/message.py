@@ -8,6 +8,7 @@ from datetime import datetime
 from enum import Enum, auto
 from typing import NamedTuple
 
+from keylane.groups.origin import Origin
 from keylane.jetstream.message import Message
 
 
@@ -17,6 +18,12 @@ class Place(NamedTuple):
     partition: int
     subject: str
     key: str
+    lane: str
+    """Partition and key in one: messages with the same lane are handled in order."""
+
+    @classmethod
+    def of(cls, partition: int, subject: str, key: str) -> Place:
+        return cls(partition, subject, key, f"{partition}.{key}")
 
 
 class Outcome(Enum):
@@ -30,11 +37,13 @@ class Outcome(Enum):
 class GroupMessage:
     """One message of a group. Settled by the group when the handler returns, or by the handler in manual mode."""
 
-    __slots__ = ("delivery", "home", "outcome", "place")
+    __slots__ = ("delivery", "home", "origin", "outcome", "place")
 
-    def __init__(self, delivery: Message, place: Place) -> None:
+    def __init__(self, delivery: Message, place: Place, origin: Origin) -> None:
         self.delivery = delivery
         self.place = place
+        self.origin = origin
+        """The instance that has it: member, pin, fencing token."""
         self.outcome: Outcome | None = None
         self.home: asyncio.AbstractEventLoop | None = None
         """Set while a thread has the message: what it says is carried to the event loop."""

@@ -25,10 +25,10 @@ def placing(partitioning: Sequence[Partitioning], *, whole_subject: bool, key_of
     def place(raw_subject: bytes) -> Place:
         partition, subject = strip_partition(raw_subject.decode("utf-8", "surrogateescape"))
         if key_of is not None:
-            return Place(partition, subject, key_of(subject))
+            return Place.of(partition, subject, key_of(subject))
         for one in partitioning:
             if matches(one.filter, subject):
-                return Place(partition, subject, one.key(subject))
-        return Place(partition, subject, subject if whole_subject else str(partition))
+                return Place.of(partition, subject, one.key(subject))
+        return Place.of(partition, subject, subject if whole_subject else str(partition))
 
     return place

@@ -325,6 +325,13 @@ class Feed(Pulling):
         if timeout_s <= 0:
             raise InvalidInput(f"timeout_s is {timeout_s}: a fetch needs some time")
 
+    def may_hand_out(self) -> bool:
+        """Whether handlers may start: not while it is in doubt, after a standstill, that this reader is pinned."""
+        if self._pinning is None:
+            return True
+        self._pinning.check_for_standstill()
+        return not self._pinning.in_doubt
+
     def _ready(self) -> bool:
         """A message may be handed out now."""
         if self._pinning is not None:

@@ -3,6 +3,7 @@
 Sorts every delivery (hand out, hold, drop), resets the consumer on a takeover, asks the server after a standstill
 of this process, sends a sign of life while the feed has no room for messages, and as standby looks after a consumer
 whose last reader died. It never nacks what it drops: by then another reader may be at work on the same message.
+It reads the machine's clock: the event loop's own (uvloop) stands still within a turn.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -85,7 +87,7 @@ class Pinning:
         self._looking = False
         self._orphans: int | None = None
         self._draining: Callable[[], bool] | None = None
-        self._ran_at = self._asked_at = self._doubted_at = self._loop.time()
+        self._ran_at = self._asked_at = self._doubted_at = time.monotonic()
         self._beat: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
@@ -103,6 +105,10 @@ class Pinning:
     def good(self) -> bool:
         """Messages may be handed to handlers now."""
         return self._pin.phase is Phase.PINNED
+
+    @property
+    def in_doubt(self) -> bool:
+        return self._pin.phase is Phase.DOUBTING
 
     def start(self) -> None:
         self._tick()
@@ -132,8 +138,7 @@ class Pinning:
         good: list[Message] = []
         marker, expected = self._marker, self._next_sequence
         for message in messages:
-            words = message.reply.split(b".")
-            sequence = int(words[6 if len(words) < 11 else 8])
+            sequence = message.consumer_sequence
             if sequence == expected and self.good and marker in message.raw_headers:
                 good.append(message)
                 expected += 1
@@ -154,7 +159,7 @@ class Pinning:
 
     def asked(self) -> None:
         """A pull was sent: the server starts the pin's timeout anew."""
-        self._asked_at = self._loop.time()
+        self._asked_at = time.monotonic()
 
     def expect_restart(self) -> None:
         """Deliveries were dropped: whatever comes next, it is the first after a reset, or others are missing."""
@@ -162,14 +167,14 @@ class Pinning:
 
     def check_for_standstill(self) -> None:
         """Did a pull leave lately? If not, this process was stopped or blocked, or its link was down."""
-        now = self._loop.time()
+        now = time.monotonic()
         if self._pin.pin_id is not None and now - max(self._asked_at, self._doubted_at) > self._options.timeout_s:
             self._doubted_at = now
             _log.warning("%s/%s: no pull for long; checking the pin", self._stream, self._consumer)
             self._perform(Event.STALLED)
 
     def _stood_still(self) -> bool:
-        return self._loop.time() - self._ran_at > self._options.timeout_s
+        return time.monotonic() - self._ran_at > self._options.timeout_s
 
     # ---- what is done -------------------------------------------------------------------------------
 
@@ -210,7 +215,7 @@ class Pinning:
             case Action.TELL_UNPINNED:
                 self._tell(self._options.on_unpinned, before.pin_id)
             case Action.ADOPT:
-                self._asked_at = self._loop.time()
+                self._asked_at = time.monotonic()
                 self._marker = f"{PIN_HEADER}: {self._pin.pin_id}\r\n".encode()
             case Action.DISCARD_ID:
                 self._void_pulls()
@@ -332,7 +337,7 @@ class Pinning:
 
     def _tick(self) -> None:
         self.check_for_standstill()
-        self._ran_at = now = self._loop.time()
+        self._ran_at = now = time.monotonic()
         if self._draining is not None and not self._draining():
             return
         if self._pin.pin_id is not None and now - self._asked_at > self._options.timeout_s / 3:

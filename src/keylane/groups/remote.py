@@ -1,0 +1,110 @@
+"""The calls that a seat makes on its consumer, and what it must know of the stream below it. No state of a member."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from keylane.errors import ApiError, NotFound, RequestTimeout
+from keylane.jetstream import consumers, streams
+from keylane.jetstream.connection import Connection
+from keylane.jetstream.consumers import ConsumerConfig, ConsumerInfo
+
+FILTERS_OVERLAP = 10100
+
+_RESET_S = 1.5
+_PROBE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFacts:
+    """What a stream's information says that matters here."""
+
+    made: datetime
+    clustered: bool
+    replicated: bool
+
+
+class RemoteConsumer:
+    """The consumer `name` of `stream`, there or not."""
+
+    def __init__(self, connection: Connection, stream: str, name: str) -> None:
+        self._connection = connection
+        self.stream = stream
+        self.name = name
+
+    def __str__(self) -> str:
+        return f"{self.stream}/{self.name}"
+
+    @property
+    def can_reset(self) -> bool:
+        return self._connection.supports("consumer_reset")
+
+    async def stream_facts(self) -> StreamFacts:
+        wire = await self._connection.api.request(f"STREAM.INFO.{self.stream}")
+        return StreamFacts(
+            made=streams.StreamState.from_wire(wire).created,
+            clustered="name" in wire.get("cluster", {}),
+            replicated=wire["config"]["num_replicas"] > 1,
+        )
+
+    async def info(self) -> ConsumerInfo:
+        return await consumers.info(self._connection, self.stream, self.name)
+
+    async def create(self, config: ConsumerConfig) -> ConsumerInfo:
+        return await consumers.create(self._connection, self.stream, config, action="create")
+
+    async def update(self, config: ConsumerConfig) -> None:
+        await consumers.update(self._connection, self.stream, config)
+
+    async def delete(self) -> None:
+        await consumers.delete(self._connection, self.stream, self.name)
+
+    async def unpin(self, info: ConsumerInfo) -> None:
+        await consumers.unpin(self._connection, self.stream, self.name, info.priority_groups[0].group)
+
+    async def reset(self) -> None:
+        """Only while no pull is open: else `Feed.reset`. Without a leader a consumer does not answer at all."""
+        try:
+            async with asyncio.timeout(_RESET_S):
+                await consumers.reset(self._connection, self.stream, self.name)
+        except TimeoutError as error:
+            raise RequestTimeout(f"no reset of {self} within {_RESET_S:g} s") from error
+
+    async def next_message(self, subject_filter: str, start: int) -> int | None:
+        """The sequence of the stream's next message with such a subject, as its leader has it."""
+        question = {"seq": start, "next_by_subj": subject_filter}
+        try:
+            answer = await self._connection.api.request(f"STREAM.MSG.GET.{self.stream}", question)
+        except NotFound:
+            return None
+        return int(answer["message"]["seq"])
+
+    async def is_free(self, filters: tuple[str, ...]) -> bool:
+        """Whether no consumer of the work queue has one of these filters: one more may be made for them."""
+        name = f"keylane-probe-{secrets.token_hex(6)}"
+        probe = ConsumerConfig(name=name, filter_subjects=filters, inactive_threshold_s=_PROBE_S, mem_storage=True)
+        try:
+            await consumers.create(self._connection, self.stream, probe, action="create")
+        except ApiError as error:
+            if error.err_code == FILTERS_OVERLAP:
+                return False
+            raise
+        await consumers.delete(self._connection, self.stream, name)
+        return True
+
+
+def pinned(info: ConsumerInfo) -> str | None:
+    """The pin of a group's consumer; it has one priority group."""
+    return next((state.pinned_client_id for state in info.priority_groups if state.pinned_client_id), None)
+
+
+def partition_in(filter_subject: str) -> int:
+    return int(filter_subject.split(".", 1)[0])
+
+
+def partitions_in(filters: Iterable[str] | None) -> frozenset[int]:
+    return frozenset(partition_in(one) for one in filters or ())
