@@ -29,7 +29,8 @@ from keylane.errors import (
 )
 from keylane.groups import shape
 from keylane.groups.config import ElasticConfig, StaticConfig
-from keylane.groups.handling import Failure, Handler, Handling, Order, Terms
+from keylane.groups.handling import Crowded, Failure, GiveUp, Handler, Handling, Noted, Order, Terms
+from keylane.groups.message import GroupMessage
 from keylane.groups.origin import Origin
 from keylane.groups.placing import KeyOf, placing
 from keylane.groups.seat import Seat, SeatHooks
@@ -73,6 +74,9 @@ class MemberHooks:
     on_ended: Callable[[str], None] | None = None
     on_failure: Failure | None = None
     """A handler raised: message, error, and how often it failed by now."""
+    on_crowded: Crowded | None = None
+    """One key has come to hold half of `max_ack_pending`: a message of it, and how many there are. Soon nothing else is
+    delivered."""
 
 
 async def join(
@@ -87,6 +91,10 @@ async def join(
     concurrency: int = 64,
     max_ack_pending: int | None = None,
     manual_ack: bool = False,
+    max_tries: int | None = None,
+    time_limit_s: float | None = None,
+    grace_s: float = 1.0,
+    journal: Noted | None = None,
     settings: ConsumerConfig | None = None,
     hooks: MemberHooks | None = None,
     kind: Kind | None = None,
@@ -96,6 +104,11 @@ async def join(
     The handler gets each message once it is this instance's turn. When it returns, the message is acked; when it
     raises, the message is tried again while later messages of its key wait. A plain function runs in a thread. With
     `manual_ack` the handler acks before it returns; what it has not settled by then comes again.
+
+    A message that failed `max_tries` times becomes a dead letter (`keylane dlq`), and its key goes on; without it, it is
+    tried for ever. An async handler that takes longer than `time_limit_s` is cancelled, which counts as a failure. When
+    another instance takes over while handlers are at work here, they have `grace_s` to end and are cancelled then.
+    A `keylane.journal.Journal` writes down what became of every message.
 
     `key` is for static groups on streams whose subject transform does not show the key: from the subject to its key.
     `max_ack_pending` (1000) and `settings` shape the member's consumer: give every instance of a member the same.
@@ -135,12 +148,29 @@ async def join(
         remember=2 * (wanted.max_ack_pending or shape.DEFAULT_MAX_ACK_PENDING),
         manual_ack=manual_ack,
         acks=wanted.ack_policy != "none",
+        max_tries=max_tries,
+        time_limit_s=time_limit_s,
+        grace_s=grace_s,
         on_failure=hooks.on_failure if hooks is not None else None,
+        on_crowded=hooks.on_crowded if hooks is not None else None,
+        give_up=_dead_letters(connection, stream, group, member) if max_tries is not None else None,
+        journal=journal,
     )
     terms.check()
     one = Member(connection, (stream, group, member), stored, wanted, hooks or MemberHooks())
     await one.start(handler, terms, key)
     return one
+
+
+def _dead_letters(connection: Connection, stream: str, group: str, member: str) -> GiveUp:
+    from keylane.groups.dead_letters import DeadLetters
+
+    letters = DeadLetters(connection, stream, group)
+
+    async def put_away(message: GroupMessage, error: BaseException, tries: int) -> None:
+        await letters.put(message, member=member, tries=tries, error=error)
+
+    return put_away
 
 
 def _wanted(settings: ConsumerConfig, max_ack_pending: int | None) -> ConsumerConfig:
