@@ -29,6 +29,7 @@ from keylane.errors import (
 )
 from keylane.groups import shape
 from keylane.groups.config import ElasticConfig, StaticConfig
+from keylane.groups.dead_letters import DeadLetters
 from keylane.groups.handling import Crowded, Failure, GiveUp, Handler, Handling, Noted, Order, Terms
 from keylane.groups.message import GroupMessage
 from keylane.groups.origin import Origin
@@ -105,7 +106,7 @@ async def join(
     raises, the message is tried again while later messages of its key wait. A plain function runs in a thread. With
     `manual_ack` the handler acks before it returns; what it has not settled by then comes again.
 
-    A message that failed `max_tries` times becomes a dead letter (`keylane dlq`), and its key goes on; without it, it is
+    A message that failed `max_tries` times becomes a dead letter (`keylane dlq`), and its key goes on; without, it is
     tried for ever. An async handler that takes longer than `time_limit_s` is cancelled, which counts as a failure. When
     another instance takes over while handlers are at work here, they have `grace_s` to end and are cancelled then.
     A `keylane.journal.Journal` writes down what became of every message.
@@ -163,8 +164,6 @@ async def join(
 
 
 def _dead_letters(connection: Connection, stream: str, group: str, member: str) -> GiveUp:
-    from keylane.groups.dead_letters import DeadLetters
-
     letters = DeadLetters(connection, stream, group)
 
     async def put_away(message: GroupMessage, error: BaseException, tries: int) -> None:

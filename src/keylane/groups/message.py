@@ -80,7 +80,7 @@ class GroupMessage:
     @property
     def source_sequence(self) -> int:
         """The sequence in the stream that the group was made on."""
-        source = self.delivery.headers.get("Nats-Stream-Source")
+        source = self.delivery.headers.get("Nats-Stream-Source") if self.origin.from_queue else None
         # "<stream> <sequence> …": written by the server when it copies the message into the queue.
         return int(source.split(" ")[1]) if source else self.delivery.sequence
 

@@ -13,7 +13,18 @@ from keylane.jetstream.connection import Connection
 class Origin:
     """One running instance of a member."""
 
-    __slots__ = ("_connection", "_consumer", "_fence", "group", "instance", "member", "pin_id", "revision", "stream")
+    __slots__ = (
+        "_connection",
+        "_consumer",
+        "_fence",
+        "from_queue",
+        "group",
+        "instance",
+        "member",
+        "pin_id",
+        "revision",
+        "stream",
+    )
 
     def __init__(
         self,
@@ -25,6 +36,8 @@ class Origin:
         revision: int,
     ) -> None:
         self.stream, self.group, self.member = names
+        self.from_queue = consumer[0] != self.stream
+        """The messages are copies in the group's own queue (elastic), not the stream's own (static)."""
         self.instance = instance
         self.revision = revision
         """Of the group's record, as this instance follows it."""

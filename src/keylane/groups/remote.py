@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from keylane.errors import ApiError, NotFound, RequestTimeout
+from keylane.errors import ApiError, KeylaneError, NotFound, RequestTimeout
 from keylane.jetstream import consumers, streams
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.consumers import ConsumerConfig, ConsumerInfo
@@ -17,6 +19,9 @@ FILTERS_OVERLAP = 10100
 
 _RESET_S = 1.5
 _PROBE_S = 2.0
+_LOOK_S = 1.0
+
+_log = logging.getLogger("keylane.groups")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,41 @@ class RemoteConsumer:
             clustered="name" in wire.get("cluster", {}),
             replicated=wire["config"]["num_replicas"] > 1,
         )
+
+    @property
+    def is_gone(self) -> str:
+        """What to say when the stream was deleted."""
+        return f"stream {self.stream!r} does not exist any more: create the group again"
+
+    async def why_dry(self) -> str | None:
+        """Why nothing can come of the stream any more; None: something may, or nobody could say.
+
+        A queue has no subjects of its own: without the streams that it copies, and empty, it stays empty.
+        """
+        try:
+            wire = await self._stream_info(self.stream)
+            if wire is None:
+                return self.is_gone
+            sources = wire["config"].get("sources") or []
+            if wire["state"]["messages"] or wire["config"].get("subjects") or not sources:
+                return None
+            for source in sources:
+                if "external" in source or await self._stream_info(source["name"]) is not None:
+                    return None
+        except KeylaneError as error:
+            _log.debug("cannot look at stream %s: %s", self.stream, error)
+            return None
+        names = ", ".join(repr(source["name"]) for source in sources)
+        return (
+            f"stream {names} does not exist any more, and all that {self.stream!r} had of it is handled: create the "
+            "stream again and join again, or delete the group"
+        )
+
+    async def _stream_info(self, stream: str) -> dict[str, Any] | None:
+        try:
+            return await self._connection.api.request(f"STREAM.INFO.{stream}", timeout_s=_LOOK_S)
+        except NotFound:
+            return None
 
     async def info(self) -> ConsumerInfo:
         return await consumers.info(self._connection, self.stream, self.name)

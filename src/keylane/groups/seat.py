@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any
 
-from keylane.errors import ApiError, ConsumerGone, GroupConflict, GroupEnded, NotFound
+from keylane.errors import ApiError, ConsumerGone, GroupConflict, GroupEnded
 from keylane.groups import shape
 from keylane.groups.gate import Gate
 from keylane.groups.handling import Handling
@@ -41,12 +41,15 @@ _log = logging.getLogger("keylane.groups")
 
 _EXISTS_DIFFERENTLY = 10148
 _CONSUMER_MISSING = (10014, 10149)
+_STREAM_MISSING = 10059
 _NOT_CHANGEABLE = 10012
 _TAKEN_RETRY_S = 0.025
 _LONGEST_TAKEN_RETRY_S = 0.25
 _STANDBY_WAIT_S = (0.4, 0.5)
 _SETTLE_S = 2.0
 _LOOK_AGAIN_S = 0.005
+_COMING_S = 0.1
+_LOOK_BELOW_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +100,8 @@ class Seat:
         self._told_active = False
         self._told_partitions: frozenset[int] = frozenset()
         self._told_difference = ""
+        self._look_due = 0.0
+        self._seen_dry: str | None = None
 
     def __repr__(self) -> str:
         return f"<Seat {self._remote} {sorted(self.partitions)} {self._gate!r} {self._feed!r}>"
@@ -155,13 +160,36 @@ class Seat:
         try:
             return await doing
         except ApiError as error:
+            if error.err_code == _STREAM_MISSING:
+                return await self._dried_up(self._remote.is_gone)
             if error.err_code not in _CONSUMER_MISSING:
                 raise
             _log.warning("%s is gone (%s); making it again", self._remote, error)
             await self._drop_feed(consumer_is_gone=True)
             return 0.0
 
+    async def _dried_up(self, reason: str) -> float:
+        """Nothing will come any more. If the group's record changed too, it says more: it is read again first."""
+        if await self._hooks.is_current():
+            raise GroupEnded(reason)
+        return 0.0
+
+    async def _look_below(self) -> str | None:
+        """Now and then: why nothing will come any more. Nobody tells a member that waits.
+
+        It must be so at two looks: a stream may be deleted and made again in between.
+        """
+        now = asyncio.get_running_loop().time()
+        if now < self._look_due:
+            return None
+        self._look_due = now + _LOOK_BELOW_S
+        before, self._seen_dry = self._seen_dry, await self._remote.why_dry()
+        return self._seen_dry if self._seen_dry == before else None
+
     async def _step(self, wanted: ConsumerConfig | None) -> float | None:
+        dry = await self._look_below()
+        if dry is not None:
+            return await self._dried_up(dry)
         if wanted is None:
             await self._give_up()
             return None
@@ -181,10 +209,6 @@ class Seat:
         self._durable = wanted.durable_name is not None
         try:
             info = await self._remote.create(wanted)
-        except NotFound as error:
-            raise GroupEnded(
-                f"stream {self._remote.stream!r} does not exist any more: create the group again"
-            ) from error
         except ApiError as error:
             if error.err_code == _EXISTS_DIFFERENTLY:
                 return await self._meet(wanted)
@@ -197,8 +221,7 @@ class Seat:
         if facts.clustered and not self._durable and not await self._hooks.is_current():
             # A cluster lets two members make overlapping consumers at the same moment. One of the two is of an older
             # membership: that one goes before it has pulled anything.
-            if not info.num_waiting and pinned(info) is None:
-                await self._remote.delete()
+            await self._remove_unless_in_use()
             return 0.0
         self._taken_retry_s = _TAKEN_RETRY_S
         await self._open(wanted, info)
@@ -392,14 +415,32 @@ class Seat:
 
     async def _give_up(self) -> None:
         """The member has no partitions any more: its consumer goes, if it is for this instance to say so."""
-        if self._feed is not None:
+        feed = self._feed
+        if feed is not None:
+            self._gate.shut()  # also as a standby: a pin may come at any moment
             if self.is_active:
                 await self._finish_all()
-            goes = self.is_active or pinned(await self._remote.info()) is None
-            if goes:
+            if self.is_active:
                 await self._remote.delete()
-            await self._drop_feed(consumer_is_gone=goes)
+            else:
+                await feed.drain(0)
+                await self._remove_unless_in_use(feed.pin_id)
+            await self._drop_feed(consumer_is_gone=True)
         self._filters = ()
+
+    async def _remove_unless_in_use(self, our_pin: str | None = None) -> None:
+        """Delete the consumer if no instance waits or works on it: not now, and not a moment later.
+
+        Another instance may have found or made it just now. What is given to it then must stay its own: if the consumer
+        went away, so would its acks.
+        """
+        for is_last in (False, True):
+            info = await self._remote.info()
+            if info.num_waiting or pinned(info) not in (None, our_pin):
+                return
+            if not is_last:
+                await asyncio.sleep(_COMING_S)
+        await self._remote.delete()
 
     async def _finish_all(self) -> None:
         """Start nothing more, finish what is at work, and wait until the server has all acks."""

@@ -1,0 +1,68 @@
+"""How dead letters look: drawings.
+
+Pure: takes dead letters and the time, gives rich renderables. Talks to nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from rich import box
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from keylane.cli.consumer_told import as_utc
+from keylane.cli.consumer_view import age
+from keylane.cli.group_consume import printable
+from keylane.cli.groups_shown import facts_panel
+from keylane.groups.dead_letters import DeadLetter
+
+_SHOWN_BYTES = 4_000
+
+
+def table(found: Sequence[DeadLetter], now: datetime) -> Table:
+    """One row for each."""
+    drawing = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    drawing.add_column("sequence", justify="right", no_wrap=True)
+    drawing.add_column("group", no_wrap=True)
+    drawing.add_column("partition", justify="right")
+    drawing.add_column("key", overflow="fold")
+    drawing.add_column("tries", justify="right")
+    drawing.add_column("ago", no_wrap=True, justify="right")
+    drawing.add_column("error", overflow="fold")
+    for one in found:
+        drawing.add_row(
+            str(one.sequence),
+            Text(printable(one.group)),
+            str(one.partition),
+            Text(printable(one.key)),
+            str(one.tries),
+            age(one.time, now),
+            Text(printable(one.error)),
+        )
+    return drawing
+
+
+def panel(one: DeadLetter, now: datetime) -> Panel:
+    """One dead letter in full; of much data the beginning."""
+    facts = [
+        ("subject", one.subject),
+        ("original", f"sequence {one.source_sequence:,} of stream {one.stream}"),
+        ("group", f"{one.group}, member {one.member}"),
+        ("key", f"{one.key}, partition {one.partition}"),
+        ("tries", f"{one.tries:,}"),
+        ("error", one.error),
+        ("since", f"{as_utc(one.time)} ({age(one.time, now)} ago)"),
+        *((f"header {name}", value) for name, value in one.headers.items()),
+        ("bytes", f"{len(one.data):,}"),
+    ]
+    lines = [(printable(name), printable(value)) for name, value in facts]
+    return facts_panel(f"{one.stream} / dead letter {one.sequence}", [*lines, ("data", _data(one.data))])
+
+
+def _data(data: bytes) -> str:
+    text = data[:_SHOWN_BYTES].decode("utf-8", "backslashreplace")
+    shown = "\n".join(printable(line) for line in text.split("\n"))
+    return shown if len(data) <= _SHOWN_BYTES else f"{shown}… (--json has all of it)"

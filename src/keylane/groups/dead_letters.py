@@ -1,0 +1,396 @@
+"""Dead letters: messages that a group gave up, kept with the reason until somebody replays or drops them.
+
+Owns the stream that they are in, their headers, and the ways in and out. Never settles the original: whoever calls
+`put` terminates it, and only after `put` has returned.
+
+The dead letters of a stream are in one other stream, `<stream>@dlq`, so that an operator has one place to look and one
+limit to set; the subject `keylane.dlq.<stream>.<group>.<partition>` tells groups and partitions apart. The name cannot
+be that of a group's queue, `<stream>-<group>`, of any stream: no group name holds an `@`, and here one always comes
+after the last `-`. A full dead-letter stream refuses (discard new) and never drops an older letter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from nats.js.api import StorageType
+
+from keylane.core.names import check_group_name, check_stream_name
+from keylane.core.subjects import MAX_SUBJECT_BYTES, shown
+from keylane.errors import (
+    ApiError,
+    GroupConflict,
+    GroupError,
+    InvalidInput,
+    KeylaneError,
+    NotFound,
+    NotStored,
+    PublishRejected,
+)
+from keylane.groups.letter_headers import (
+    ORIGINAL,
+    error_line,
+    escaped,
+    header_block,
+    is_reserved,
+    kept_lines,
+    number,
+    replayed_lines,
+    unescaped,
+)
+from keylane.groups.message import GroupMessage
+from keylane.jetstream import streams
+from keylane.jetstream.consumers import parse_time
+from keylane.jetstream.direct import StoredMessage, read_batch
+from keylane.jetstream.headers import parse_headers
+from keylane.jetstream.publish import PublishAck
+from keylane.jetstream.publish_raw import publish_raw
+from keylane.jetstream.settings import check_seconds
+
+if TYPE_CHECKING:
+    from keylane.jetstream.connection import Connection
+
+_DUPLICATE_WINDOW_S = 3600
+"""A put is repeated when another instance has failed on the message too: long after the first one."""
+_LOOK_AGAIN_S = 0.05
+_PAGE = 64
+_NOT_IN_SUBJECT = re.compile(rb"[\x00-\x20\x7f]")
+
+_EXISTS_DIFFERENTLY = 10058
+_OTHER_STREAM = 10060
+_SUBJECTS_OVERLAP = 10065
+
+
+def dead_letter_stream(stream: str) -> str:
+    """The name of the stream that has the dead letters of a stream."""
+    return check_stream_name(f"{check_stream_name(stream)}@dlq")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """A message that a group gave up. Texts are empty and numbers 0 where somebody else wrote into the stream."""
+
+    sequence: int
+    """Its own, in the dead-letter stream."""
+    time: datetime
+    stream: str
+    source_sequence: int
+    """Where the original was in its stream."""
+    subject: str
+    """What the original was published on."""
+    group: str
+    partition: int
+    key: str
+    member: str
+    tries: int
+    error: str
+    headers: dict[str, str]
+    """The publisher's own; of a repeated name the first."""
+    data: bytes
+
+
+# ---- in -----------------------------------------------------------------------------------------------
+
+
+class DeadLetters:
+    """Where the members of one group put what they give up.
+
+    >>> letters = DeadLetters(connection, "ORDERS", "billing")
+    >>> await letters.put(message, member="alice", tries=5, error=error)
+    >>> message.term("dead letter")  # only now
+    """
+
+    def __init__(self, connection: Connection, stream: str, group: str, *, timeout_s: float = 5.0) -> None:
+        self._name = dead_letter_stream(stream)
+        self._stream = stream
+        self._group = check_group_name(group)
+        self._connection = connection
+        self._timeout_s = check_seconds(timeout_s, "timeout_s")
+        self._is_ready = False
+
+    def __repr__(self) -> str:
+        return f"<DeadLetters of group {self._group!r} in stream {self._name!r}>"
+
+    async def put(self, message: GroupMessage, *, member: str, tries: int, error: BaseException) -> None:
+        """Store the message. Returns when the server has confirmed it; else raises, and may be called again.
+
+        A repeat within an hour stores nothing new. `InvalidInput`: the message leaves no room for our headers below
+        the server's max_payload, so a repeat cannot help. `PublishRejected`: the stream is full.
+        """
+        subject = f"keylane.dlq.{self._stream}.{self._group}.{message.partition}".encode()
+        head = self._head(message, member, tries, error)
+        end = time.monotonic() + self._timeout_s
+        while True:
+            if not self._is_ready:
+                await self._ensure(message)
+            try:
+                await publish_raw(self._connection, subject, head, message.data, self._timeout_s)
+            except NotStored:
+                # Deleted since, or just made: the other servers of a cluster hear of its subjects a moment later.
+                self._is_ready = False
+                if time.monotonic() > end:
+                    raise
+                await asyncio.sleep(_LOOK_AGAIN_S)
+            else:
+                return
+
+    def _head(self, message: GroupMessage, member: str, tries: int, error: BaseException) -> bytes:
+        sequence, stored_ns = message.source_sequence, message.delivery.delivery.timestamp_ns
+        ours = {
+            "Keylane-Subject": escaped(message.subject),
+            "Keylane-Stream": escaped(self._stream),
+            "Keylane-Sequence": str(sequence),
+            "Keylane-Group": escaped(self._group),
+            "Keylane-Member": escaped(member),
+            "Keylane-Partition": str(message.partition),
+            "Keylane-Key": escaped(message.key),
+            "Keylane-Tries": escaped(tries),
+            "Keylane-Error": error_line(error),
+            "Keylane-Time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            # The time is that of the message: a stream made anew counts from 1 again, and those are other messages.
+            "Nats-Msg-Id": f"{escaped(self._stream)} {escaped(self._group)} {sequence} {stored_ns}",
+            "Nats-Expected-Stream": self._name,
+        }
+        lines = [(name.encode(), value.encode()) for name, value in ours.items()]
+        return header_block([*lines, *kept_lines(message.delivery.raw_headers)])
+
+    async def _ensure(self, message: GroupMessage) -> None:
+        """Make the stream, unless it is there: an operator may have changed its limits or made it beforehand."""
+        if not await self._is_there():
+            # A group's queue has the storage and the replicas of the stream that it copies.
+            like = (await streams.info(self._connection, message.delivery.delivery.stream)).config
+            wanted = {
+                "name": self._name,
+                "description": f"what groups of {self._stream} gave up: keylane dlq ls {self._stream}",
+                "subjects": [self._subjects],
+                "storage": StorageType(like.storage or "file").value,
+                "num_replicas": like.num_replicas or 1,
+                "retention": "limits",
+                "discard": "new",
+                "duplicate_window": _DUPLICATE_WINDOW_S * 1_000_000_000,
+                "allow_direct": True,
+            }
+            try:
+                await self._connection.api.request(f"STREAM.CREATE.{self._name}", wanted)
+            except ApiError as error:
+                if error.err_code == _SUBJECTS_OVERLAP:
+                    raise GroupConflict(
+                        f"stream {self._name!r} needs the subjects {self._subjects!r}, which another stream takes: "
+                        "give that one narrower subjects"
+                    ) from error
+                if error.err_code != _EXISTS_DIFFERENTLY or not await self._is_there():
+                    raise
+        self._is_ready = True
+
+    async def _is_there(self) -> bool:
+        try:
+            config = (await streams.info(self._connection, self._name)).config
+        except NotFound:
+            return False
+        if self._subjects not in (config.subjects or ()):
+            raise GroupConflict(
+                f"stream {self._name!r} is there and does not take {self._subjects!r}: it is not for dead letters; "
+                "rename it, or add the subjects"
+            )
+        return True
+
+    @property
+    def _subjects(self) -> str:
+        return f"keylane.dlq.{self._stream}.>"
+
+
+# ---- look ---------------------------------------------------------------------------------------------
+
+
+async def list_dead_letters(
+    connection: Connection,
+    stream: str,
+    *,
+    group: str | None = None,
+    partition: int | None = None,
+    key: str | None = None,
+    first: int = 1,
+    last: int | None = None,
+    limit: int | None = None,
+) -> AsyncIterator[DeadLetter]:
+    """The dead letters of a stream, oldest first, page by page; `first` to `last` are their own sequences.
+
+    Ends with the newest one that was there at the start. A stream without any, or without a dead-letter stream,
+    gives none.
+    """
+    name = dead_letter_stream(stream)
+    _check_selection(group, partition, first, last, limit)
+    try:
+        newest = (await streams.state(connection, name)).last_sequence
+    except NotFound:
+        return
+    wanted = f"keylane.dlq.{stream}.{group or '*'}.{'*' if partition is None else partition}"
+    found = 0
+    async for one in _pages(connection, name, wanted, first, newest if last is None else min(last, newest)):
+        letter = _read(one.sequence, one.timestamp, one.subject, one.headers, one.data)
+        if key is None or letter.key == key:
+            yield letter
+            found += 1
+            if found == limit:
+                return
+
+
+def _check_selection(group: str | None, partition: int | None, first: int, last: int | None, limit: int | None) -> None:
+    if group is not None:
+        check_group_name(group)
+    if partition is not None and partition < 0:
+        raise InvalidInput(f"partition is {partition}: partitions start at 0")
+    if first < 1 or (last is not None and last < first):
+        raise InvalidInput(f"dead letters {first} to {last}: sequences start at 1, and the lower one comes first")
+    if limit is not None and limit < 1:
+        raise InvalidInput(f"limit is {limit}: give at least 1, or none at all")
+
+
+async def _pages(
+    connection: Connection, name: str, subject_filter: str, first: int, last: int
+) -> AsyncIterator[StoredMessage]:
+    """Small pages: each letter may be as large as a message can be."""
+    pending = 1
+    while pending and first <= last:
+        page, pending = await read_batch(connection, name, sequence=first, batch=_PAGE, subject_filter=subject_filter)
+        for one in page:
+            if one.sequence > last:
+                return
+            yield one
+        if not page:
+            return
+        first = page[-1].sequence + 1
+
+
+async def read_dead_letter(connection: Connection, stream: str, sequence: int) -> DeadLetter:
+    """One dead letter by its own sequence. Raises `NotFound`."""
+    stored = await _stored(connection, stream, sequence)
+    return _read(sequence, stored.time, stored.subject, parse_headers(stored.head), stored.data)
+
+
+# ---- out ----------------------------------------------------------------------------------------------
+
+
+async def replay(connection: Connection, stream: str, sequence: int, *, timeout_s: float = 5.0) -> PublishAck:
+    """Publish the original again, on its subject and with its headers, then delete the dead letter.
+
+    It becomes a new message of the stream, behind all others, so every group that takes its subject gets it, not
+    only the one that gave it up. Headers that steer the server (`Nats-…`) are left out. If the answer to the publish
+    is lost, replaying again within the stream's duplicate window stores it once. Raises `NotFound`.
+    """
+    check_seconds(timeout_s, "timeout_s")
+    stored = await _stored(connection, stream, sequence)
+    original = _read(sequence, stored.time, stored.subject, parse_headers(stored.head), stored.data)
+    subject = original.subject.encode("utf-8", "surrogateescape")
+    if not subject or _NOT_IN_SUBJECT.search(subject) or len(subject) > MAX_SUBJECT_BYTES:
+        raise GroupError(
+            f"dead letter {sequence} of stream {stream!r} cannot be replayed: its header Keylane-Subject is "
+            f"{shown(original.subject)}, which is no subject; drop it, or publish its data yourself"
+        )
+    head = [
+        (b"Nats-Msg-Id", f"{escaped(dead_letter_stream(stream))} {sequence} {stored.written}".encode()),
+        (b"Nats-Expected-Stream", stream.encode()),
+        *replayed_lines(stored.head),
+    ]
+    try:
+        ack = await publish_raw(connection, subject, header_block(head), stored.data, timeout_s)
+    except PublishRejected as error:
+        if error.err_code != _OTHER_STREAM:
+            raise
+        raise GroupError(
+            f"dead letter {sequence} was not replayed: its subject {shown(original.subject)} belongs to another stream "
+            f"than {stream!r} by now; publish its data yourself and drop it"
+        ) from error
+    try:
+        await drop(connection, stream, sequence)
+    except NotFound:  # somebody else replayed or dropped it at the same moment
+        return ack
+    except KeylaneError as error:
+        raise GroupError(
+            f"dead letter {sequence} was replayed as sequence {ack.sequence} of stream {stream!r}, and could not be "
+            f"deleted ({error}): drop it"
+        ) from error
+    return ack
+
+
+async def drop(connection: Connection, stream: str, sequence: int) -> None:
+    """Delete a dead letter. Raises `NotFound`."""
+    name = dead_letter_stream(stream)
+    _check_sequence(sequence)
+    try:
+        await connection.api.request(f"STREAM.MSG.DELETE.{name}", {"seq": sequence, "no_erase": True})
+    except NotFound as error:
+        raise _no_letter(stream, sequence, error) from error
+    except ApiError:
+        # For one that is not there the server has several errors, by storage and place, and none of them is a 404.
+        await _stored(connection, stream, sequence)
+        raise
+
+
+# ---- the wire -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    subject: str
+    head: bytes
+    data: bytes
+    time: datetime
+    written: str
+    """The time in the server's own digits."""
+
+
+async def _stored(connection: Connection, stream: str, sequence: int) -> _Stored:
+    """From the leader, and with the header block as it is."""
+    name = dead_letter_stream(stream)
+    _check_sequence(sequence)
+    try:
+        answer = await connection.api.request(f"STREAM.MSG.GET.{name}", {"seq": sequence})
+    except NotFound as error:
+        raise _no_letter(stream, sequence, error) from error
+    wire: dict[str, Any] = answer["message"]
+    head, data = (base64.b64decode(wire.get(part, "")) for part in ("hdrs", "data"))
+    return _Stored(wire["subject"], head, data, parse_time(wire["time"]), wire["time"])
+
+
+def _check_sequence(sequence: int) -> None:
+    if sequence < 1:
+        raise InvalidInput(f"dead letter {sequence}: sequences start at 1")
+
+
+def _no_letter(stream: str, sequence: int, error: NotFound) -> NotFound:
+    return NotFound(
+        error.code,
+        error.err_code,
+        f"stream {stream!r} has no dead letter {sequence}: look with `keylane dlq ls`",
+    )
+
+
+def _read(sequence: int, time: datetime, subject: str, head: Mapping[str, str], data: bytes) -> DeadLetter:
+    words = [*subject.split("."), "", "", "", ""]  # an operator may have given the stream other subjects too
+    return DeadLetter(
+        sequence=sequence,
+        time=time,
+        stream=words[2],
+        source_sequence=number(head.get("Keylane-Sequence", "")),
+        subject=unescaped(head.get("Keylane-Subject", "")),
+        group=words[3],
+        partition=number(words[4]),
+        key=unescaped(head.get("Keylane-Key", "")),
+        member=unescaped(head.get("Keylane-Member", "")),
+        tries=number(head.get("Keylane-Tries", "")),
+        error=head.get("Keylane-Error", ""),
+        headers={
+            name.removeprefix(ORIGINAL): value
+            for name, value in head.items()
+            if name.startswith(ORIGINAL) or not is_reserved(name.encode())
+        },
+        data=data,
+    )
