@@ -6,9 +6,9 @@ import argparse
 import json
 import sys
 
-from bench import failover, feed, rebalance
+from bench import failover, feed, rebalance, strict
 
-ROWS = {"failover": failover.run, "feed": feed.run, "rebalance": rebalance.run}
+ROWS = {"failover": failover.run, "feed": feed.run, "rebalance": rebalance.run, "strict": strict.run}
 
 
 def main() -> None:

@@ -16,8 +16,10 @@ import (
 
 type options struct {
 	url, stream, consumer, subject string
+	group, kind, members           string
 	count, pullMax, size, asyncMax int
-	timeout                        time.Duration
+	maxAckPending                  int
+	timeout, sleep                 time.Duration
 }
 
 // result counts from the first message to the last ack (or answer) that left the client.
@@ -26,17 +28,19 @@ type result struct {
 	Seconds    float64 `json:"seconds"`
 	Rate       float64 `json:"rate"`
 	CPUSeconds float64 `json:"cpu_seconds"`
+	OutOfOrder int64   `json:"out_of_order"`
 }
 
 var commands = map[string]func(context.Context, *nats.Conn, jetstream.JetStream, *options) (result, error){
 	"consume": consume,
+	"group":   group,
 	"ordered": ordered,
 	"publish": publish,
 }
 
 func main() {
 	if len(os.Args) < 2 || commands[os.Args[1]] == nil {
-		fmt.Fprintln(os.Stderr, "usage: bench-peer consume|ordered|publish [options]")
+		fmt.Fprintln(os.Stderr, "usage: bench-peer consume|group|ordered|publish [options]")
 		os.Exit(2)
 	}
 	if err := run(os.Args[1], os.Args[2:]); err != nil {
@@ -51,6 +55,11 @@ func run(name string, arguments []string) error {
 	f.StringVar(&o.url, "url", nats.DefaultURL, "server")
 	f.StringVar(&o.stream, "stream", "", "stream")
 	f.StringVar(&o.consumer, "consumer", "", "existing durable consumer")
+	f.StringVar(&o.group, "group", "", "existing group")
+	f.StringVar(&o.kind, "kind", "elastic", "elastic or static")
+	f.StringVar(&o.members, "members", "", "members of the group to run, as a,b")
+	f.IntVar(&o.maxAckPending, "max-ack-pending", 1, "unacknowledged messages allowed to each member")
+	f.DurationVar(&o.sleep, "sleep", 0, "time to hold each message of a group before the ack")
 	f.StringVar(&o.subject, "subject", "", "subject to publish to")
 	f.IntVar(&o.count, "count", 0, "messages")
 	f.IntVar(&o.pullMax, "pull-max", 0, "messages asked for at a time; 0 leaves the client's default")
@@ -94,7 +103,7 @@ func start() (stopwatch, error) {
 func (s stopwatch) stop(count int) (result, error) {
 	seconds := time.Since(s.started).Seconds()
 	cpu, err := cpuSeconds()
-	return result{count, seconds, float64(count) / seconds, cpu - s.cpu}, err
+	return result{Count: count, Seconds: seconds, Rate: float64(count) / seconds, CPUSeconds: cpu - s.cpu}, err
 }
 
 func cpuSeconds() (float64, error) {
