@@ -202,3 +202,33 @@ class Fenced(GroupError):
 
 class GroupEnded(GroupError):
     """The group was deleted or changed in a way that its members cannot follow."""
+
+
+# ---- the journal ------------------------------------------------------------------------------------
+
+
+class JournalError(KeylaneError):
+    """The journal cannot be written or read."""
+
+
+class JournalConflict(JournalError):
+    """The journal's stream is there with settings that it cannot work with, or another stream is in its place."""
+
+
+class BrokenJournal(JournalError):
+    """A message in the journal's stream is no whole batch of records."""
+
+
+class JournalTooNew(JournalError):
+    """A batch of records has a version that this keylane does not know."""
+
+
+# ---- exactly once -----------------------------------------------------------------------------------
+
+
+class ExtraMissing(KeylaneError, ImportError):
+    """A part of keylane was asked for whose dependencies are not installed."""
+
+
+class WrongTables(KeylaneError):
+    """The database has tables with the names of keylane's that are not keylane's; nothing was written."""

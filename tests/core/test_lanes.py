@@ -100,7 +100,7 @@ def test_keys_may_be_any_hashable() -> None:
     lanes.arrive(2, ("eu", "42"), "y")
     lanes.arrive(3, 7, "z")
     assert started(lanes) == [1, 3]
-    assert lanes.length(("eu", "42")) == 2
+    assert lanes.lengths()[("eu", "42")] == 2
 
 
 # ---- arrivals out of order --------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def test_an_early_redelivery_is_held_and_the_newest_delivery_is_kept(state: Stat
     assert lanes.arrive(1, "a", "third") is Arrival.HELD
 
     assert (held.item, held.state, held.tries) == ("third", state, int(state is State.RETRYING))
-    assert (len(lanes), lanes.ready, lanes.length("a")) == (count, ready, count)
+    assert (len(lanes), lanes.ready, lanes.lengths()["a"]) == (count, ready, count)
 
 
 def test_a_held_one_runs_once() -> None:
@@ -285,7 +285,7 @@ def test_a_finished_one_is_done_as_long_as_it_is_remembered() -> None:
     lanes = make_lanes(arrived="1a 2b 3c 4d", remember=3)
     assert run_to_the_end(lanes) == [1, 2, 3, 4]
     assert arrive(lanes, "4d 3c 2b") == [Arrival.DONE] * 3
-    assert (len(lanes), lanes.ready, lanes.length("d")) == (0, 0, 0)
+    assert (len(lanes), lanes.ready, lanes.lengths()["d"]) == (0, 0, 0)
     assert arrive(lanes, "1a") == [Arrival.QUEUED]
     assert run_to_the_end(lanes) == [1]
     assert arrive(lanes, "1a 4d 3c") == [Arrival.DONE] * 3
@@ -312,7 +312,7 @@ def test_nothing_is_remembered_where_nothing_is_to_be_remembered() -> None:
 def test_a_released_one_runs_when_it_is_delivered_again() -> None:
     lanes = make_lanes(arrived="1a")
     lanes.release(take(lanes))
-    assert (len(lanes), lanes.length("a"), lanes.take()) == (0, 0, None)
+    assert (len(lanes), lanes.lengths()["a"], lanes.take()) == (0, 0, None)
     assert arrive(lanes, "1a") == [Arrival.QUEUED]
     assert run_to_the_end(lanes) == [1]
 
@@ -366,7 +366,7 @@ def test_forget_with_a_predicate_asks_with_the_newest_delivery() -> None:
 def test_forget_with_a_predicate_leaves_the_other_lanes_and_their_turns_alone() -> None:
     lanes = make_lanes(arrived="1a 2b 3c 4a 5b 6c")
     assert lanes.forget(lambda item: item.endswith("b")) == ["2b", "5b"]
-    assert (lanes.ready, lanes.length("b"), lanes.length("a")) == (2, 0, 2)
+    assert (lanes.ready, lanes.lengths()["b"], lanes.lengths()["a"]) == (2, 0, 2)
     assert run_to_the_end(lanes) == [1, 3, 4, 6]
 
 
@@ -428,7 +428,7 @@ def test_counts() -> None:
     one, three = take(lanes), take(lanes)
     lanes.failed(three, now=0.0)
     assert (len(lanes), lanes.ready, lanes.running()) == (4, 1, 1)
-    assert [lanes.length(key) for key in "abcx"] == [2, 1, 1, 0]
+    assert [lanes.lengths()[key] for key in "abcx"] == [2, 1, 1, 0]
     assert lanes.running(lambda item: item.endswith("a")) == 1
     assert lanes.running(lambda item: item.endswith("b")) == 0
     assert repr(lanes) == "<Lanes 4 messages in 3 lanes, 1 ready>"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -131,14 +131,26 @@ class DumbLanes:
         return [message.item for message in dropped]
 
 
+def chain(first: Entry[Delivery]) -> Iterator[Entry[Delivery]]:
+    """A lane, from its first message on."""
+    entry: Entry[Delivery] | None = first
+    while entry is not None:
+        yield entry
+        entry = entry.next
+
+
 def check_bounds(lanes: Lanes[Delivery], remember: int) -> None:
     """What is kept inside is what is here and what is remembered, and nothing else."""
     entries = list(lanes)
     states = [entry.state for entry in entries]
     assert len(lanes._ready) == states.count(State.READY) == lanes.ready
     assert len(lanes._retries) == states.count(State.RETRYING)
-    assert sum(len(lane) for lane in lanes._lanes.values()) == len(entries)
-    assert lanes._lanes.keys() == {entry.key for entry in entries}
+    firsts = [entry for entry in entries if entry.state is not State.WAITING]
+    chains = {first.key: list(chain(first)) for first in firsts}
+    assert len(chains) == len(firsts), "one of a lane may run"
+    chained = [entry.sequence for lane in chains.values() for entry in lane]
+    assert sorted(chained) == sorted(entry.sequence for entry in entries)
+    assert {key: lane[-1] for key, lane in chains.items()} == lanes._last
     assert len(lanes._done) == len(lanes._done_order) <= remember
 
 
@@ -256,7 +268,7 @@ class SideBySide:
         assert len(self.lanes) == len(model.here)
         assert self.lanes.running() == len(self.working)
         for key in KEYS:
-            assert self.lanes.length(key) == sum(message.key == key for message in model.here)
+            assert self.lanes.lengths()[key] == sum(message.key == key for message in model.here)
 
     def run_out(self) -> None:
         """Nothing is lost: whatever is here runs in the end, each once."""

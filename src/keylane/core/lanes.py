@@ -11,9 +11,8 @@ Mutable and stepped for every message: this is the hot path of a member.
 from __future__ import annotations
 
 import heapq
-from bisect import insort
-from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Hashable, Iterator
 from enum import Enum, auto
 from typing import Generic, TypeVar
 
@@ -39,24 +38,24 @@ class State(Enum):
     """Failed; holds its lane until it may run again."""
 
 
-WAITING, READY, RUNNING, RETRYING = State  # a global is found sooner than a member of an enum
+# A global is found sooner than a member of an enum.
+WAITING, READY, RUNNING, RETRYING = State
+QUEUED, HELD, DONE = Arrival
 
 
 class Entry(Generic[T]):
-    """One message in its lane. `item` is its newest delivery."""
+    """One message in its lane. `item` is its newest delivery, `next` the message behind it."""
 
-    __slots__ = ("item", "key", "retry_at", "sequence", "state", "tries")
+    __slots__ = ("item", "key", "next", "retry_at", "sequence", "state", "tries")
 
     def __init__(self, sequence: int, key: Hashable, item: T) -> None:
         self.sequence = sequence
         self.key = key
         self.item = item
+        self.next: Entry[T] | None = None
         self.state = WAITING
         self.tries = 0
         self.retry_at = 0.0
-
-    def __lt__(self, other: Entry[T]) -> bool:
-        return self.sequence < other.sequence
 
     def __repr__(self) -> str:
         return f"<Entry {self.sequence} of {self.key!r} {self.state.name.lower()} tries={self.tries}>"
@@ -67,42 +66,37 @@ class Lanes(Generic[T]):
 
     `max_tries`: how often a message runs before it is given up (None: for ever). `backoff(tries)`: seconds to
     wait after that many failures. `remember`: how many finished messages are recognised when they come again.
-    `crowd`: the length at which a lane is reported as crowded.
 
-    Nothing stale is kept: `_ready` has each lane whose head is READY, `_retries` each RETRYING message, once.
+    A lane is a chain of entries, of which only the last is kept by key: most lanes hold one message, and no container
+    is made for them. The first of a lane, and no other, is READY, RUNNING or RETRYING. Nothing stale is kept: `_ready`
+    has each READY entry, `_retries` each RETRYING one, once.
     """
 
     __slots__ = (
         "_backoff",
-        "_crowd",
-        "_crowded",
         "_done",
         "_done_order",
         "_entries",
-        "_lanes",
+        "_last",
         "_max_tries",
         "_ready",
         "_remember",
         "_retries",
     )
 
-    def __init__(
-        self, *, max_tries: int | None, backoff: Callable[[int], float], remember: int, crowd: int = 0
-    ) -> None:
+    def __init__(self, *, max_tries: int | None, backoff: Callable[[int], float], remember: int) -> None:
         self._max_tries = max_tries
         self._backoff = backoff
         self._remember = remember
-        self._crowd = crowd
-        self._crowded: list[deque[Entry[T]]] = []
         self._entries: dict[int, Entry[T]] = {}
-        self._lanes: dict[Hashable, deque[Entry[T]]] = {}  # the head is the one that may run
-        self._ready: deque[deque[Entry[T]]] = deque()
+        self._last: dict[Hashable, Entry[T]] = {}
+        self._ready: deque[Entry[T]] = deque()
         self._retries: list[tuple[float, int]] = []
         self._done: set[int] = set()
         self._done_order: deque[int] = deque()  # a dict's oldest key is slow to find once many were deleted
 
     def __repr__(self) -> str:
-        return f"<Lanes {len(self._entries)} messages in {len(self._lanes)} lanes, {len(self._ready)} ready>"
+        return f"<Lanes {len(self._entries)} messages in {len(self._last)} lanes, {len(self._ready)} ready>"
 
     def __len__(self) -> int:
         """Messages that are here: waiting, at work, or to be tried again."""
@@ -116,41 +110,9 @@ class Lanes(Generic[T]):
         """How many may start now."""
         return len(self._ready)
 
-    def length(self, key: Hashable) -> int:
-        """How many messages are in the lane of a key."""
-        return len(self._lanes.get(key, ()))
-
-    def arrive(self, sequence: int, key: Hashable, item: T) -> Arrival:
-        held = self._entries.get(sequence)
-        if held is not None:
-            held.item = item
-            return Arrival.HELD
-        if sequence in self._done:
-            return Arrival.DONE
-        entry = Entry(sequence, key, item)
-        self._entries[sequence] = entry
-        lane = self._lanes.get(key)
-        if lane is None:
-            self._lanes[key] = lane = deque((entry,))
-            entry.state = READY
-            self._ready.append(lane)
-        elif sequence > lane[-1].sequence:
-            lane.append(entry)
-            if len(lane) == self._crowd:
-                self._crowded.append(lane)
-        else:
-            self._insert(lane, entry)
-        return Arrival.QUEUED
-
-    @property
-    def crowded(self) -> bool:
-        """Some lane has grown to the length at which that is reported."""
-        return bool(self._crowded)
-
-    def take_crowded(self) -> list[tuple[Entry[T], int]]:
-        """The heads of such lanes with their lengths, each lane once every time it grows to that length."""
-        lanes, self._crowded = self._crowded, []
-        return [(lane[0], len(lane)) for lane in lanes if lane]
+    def lengths(self) -> Counter[Hashable]:
+        """How many messages are in each lane. Counted now: not for every message."""
+        return Counter(entry.key for entry in self._entries.values())
 
     def is_done(self, sequence: int) -> bool:
         """Whether this message finished here not long ago."""
@@ -160,17 +122,37 @@ class Lanes(Generic[T]):
     def highest_done(self) -> int:
         return max(self._done, default=0)
 
+    def arrive(self, sequence: int, key: Hashable, item: T) -> Arrival:
+        held = self._entries.get(sequence)
+        if held is not None:
+            held.item = item
+            return HELD
+        if sequence in self._done:
+            return DONE
+        self._entries[sequence] = entry = Entry(sequence, key, item)
+        last = self._last.get(key)
+        if last is None:
+            entry.state = READY
+            self._ready.append(entry)
+            self._last[key] = entry
+        elif sequence > last.sequence:
+            last.next = entry
+            self._last[key] = entry
+        else:
+            self._insert(entry)
+        return QUEUED
+
     def take(self) -> Entry[T] | None:
         """The next message to run, or None. Lanes take turns in the order in which they became free."""
         if not self._ready:
             return None
-        entry = self._ready.popleft()[0]
+        entry = self._ready.popleft()
         entry.state = RUNNING
         return entry
 
     def finished(self, entry: Entry[T]) -> None:
         """It succeeded, or it was given up: its lane goes on with the next."""
-        self._remove_head(entry)
+        self.release(entry)
         sequence = entry.sequence
         self._done.add(sequence)
         self._done_order.append(sequence)
@@ -196,7 +178,14 @@ class Lanes(Generic[T]):
 
         Its lane goes on with the next: to keep the order, first `forget` what waits behind it.
         """
-        self._remove_head(entry)
+        assert entry.state is RUNNING, entry
+        del self._entries[entry.sequence]
+        following = entry.next
+        if following is None:
+            del self._last[entry.key]
+        else:
+            following.state = READY
+            self._ready.append(following)
 
     def due(self, now: float) -> float | None:
         """Make retries ready whose time has come; returns when the next one is due."""
@@ -207,7 +196,7 @@ class Lanes(Generic[T]):
             heapq.heappop(self._retries)
             entry = self._entries[sequence]
             entry.state = READY
-            self._ready.append(self._lanes[entry.key])
+            self._ready.append(entry)
         return None
 
     def forget(self, which: Callable[[T], bool] | None = None) -> list[T]:
@@ -217,11 +206,12 @@ class Lanes(Generic[T]):
             for entry in self._entries.values()
             if entry.state is not RUNNING and (which is None or which(entry.item))
         ]
+        firsts = self._firsts({entry.key for entry in dropped})
         for entry in dropped:
             del self._entries[entry.sequence]
-        for key in dict.fromkeys(entry.key for entry in dropped):
-            self._drop_forgotten(key)
-        self._ready = deque(lane for lane in self._ready if lane)
+        for key, first in firsts.items():
+            self._chain_anew(key, first)
+        self._ready = deque(entry for entry in self._ready if entry.sequence in self._entries)
         self._retries = [retry for retry in self._retries if retry[1] in self._entries]
         heapq.heapify(self._retries)
         return [entry.item for entry in dropped]
@@ -232,37 +222,44 @@ class Lanes(Generic[T]):
             1 for entry in self._entries.values() if entry.state is RUNNING and (which is None or which(entry.item))
         )
 
-    def _insert(self, lane: deque[Entry[T]], entry: Entry[T]) -> None:
+    def _firsts(self, keys: Collection[Hashable]) -> dict[Hashable, Entry[T]]:
+        return {
+            entry.key: entry for entry in self._entries.values() if entry.state is not WAITING and entry.key in keys
+        }
+
+    def _insert(self, entry: Entry[T]) -> None:
         """An older message than some that wait: it goes before them, but not before one that has started."""
-        head = lane[0]
-        if entry.sequence < head.sequence and head.state is READY and head.tries == 0:
-            head.state = WAITING
-            entry.state = READY
-            lane.appendleft(entry)
-        else:
-            insort(lane, entry, lo=1)
+        before = self._firsts({entry.key})[entry.key]
+        if entry.sequence < before.sequence and before.state is READY and before.tries == 0:
+            entry.next = before
+            self._take_turn_of(before, entry)
+            return
+        while before.next is not None and before.next.sequence < entry.sequence:
+            before = before.next
+        entry.next, before.next = before.next, entry
+        if entry.next is None:
+            self._last[entry.key] = entry
 
-    def _remove_head(self, entry: Entry[T]) -> None:
-        lane = self._lanes[entry.key]
-        assert lane[0] is entry and entry.state is RUNNING, entry  # noqa: PT018 - once for every message
-        lane.popleft()
-        del self._entries[entry.sequence]
-        if lane:
-            lane[0].state = READY
-            self._ready.append(lane)
-        else:
-            del self._lanes[entry.key]
+    def _take_turn_of(self, other: Entry[T], entry: Entry[T]) -> None:
+        self._ready[self._ready.index(other)] = entry
+        other.state, entry.state = WAITING, READY
 
-    def _drop_forgotten(self, key: Hashable) -> None:
+    def _chain_anew(self, key: Hashable, first: Entry[T]) -> None:
         """Take what is no longer in `_entries` out of a lane; a lane whose turn had come keeps its turn."""
-        lane = self._lanes[key]
-        head = lane[0]
-        kept = [entry for entry in lane if entry.sequence in self._entries]
-        lane.clear()
-        lane.extend(kept)
-        if not lane:
-            del self._lanes[key]
-        elif lane[0].state is WAITING:
-            lane[0].state = READY
-            if head.state is RETRYING:
-                self._ready.append(lane)
+        kept = []
+        entry: Entry[T] | None = first
+        while entry is not None:
+            if entry.sequence in self._entries:
+                kept.append(entry)
+            entry = entry.next
+        if not kept:
+            del self._last[key]
+            return
+        for entry, behind in zip(kept, [*kept[1:], None], strict=True):
+            entry.next = behind
+        self._last[key] = kept[-1]
+        if kept[0].state is WAITING and first.state is READY:
+            self._take_turn_of(first, kept[0])
+        elif kept[0].state is WAITING:
+            kept[0].state = READY
+            self._ready.append(kept[0])

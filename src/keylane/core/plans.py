@@ -71,7 +71,7 @@ class Plan:
         object.__setattr__(self, "_owners", owners)
 
     def __repr__(self) -> str:
-        shares = (f" {member}={_ranges(partitions) or '-'}" for member, partitions in self.shares)
+        shares = (f" {member}={ranges(partitions, none='-')}" for member, partitions in self.shares)
         return f"<Plan{''.join(shares)}>"
 
     @classmethod
@@ -135,7 +135,7 @@ def check_plan(plan: Plan, partitions: int) -> Plan:
     _check_range(plan, partitions)
     if missing := [partition for partition in range(partitions) if plan.owner_of(partition) is None]:
         raise InvalidInput(
-            f"partitions {_ranges(missing)} of {partitions} belong to no member: "
+            f"partitions {ranges(missing)} of {partitions} belong to no member: "
             "their messages would wait for ever; give each partition to a member"
         )
     return plan
@@ -340,12 +340,19 @@ def _owned_twice(partition: int, first: str, second: str) -> InvalidInput:
     )
 
 
-def _ranges(partitions: Iterable[int]) -> str:
-    """Ascending numbers in short: 0-2,5,7,8."""
+def ranges(partitions: Iterable[int], *, none: str = "none") -> str:
+    """Ascending numbers in short: `0-2,5,7,8`; what to say of no number is for the caller to choose.
+
+    >>> ranges([0, 1, 2, 5, 7, 8])
+    '0-2,5,7,8'
+    """
     runs: list[list[int]] = []
-    for partition in partitions:
-        if runs and partition == runs[-1][-1] + 1:
-            runs[-1].append(partition)
+    for one in partitions:
+        if runs and one == runs[-1][1] + 1:
+            runs[-1][1] = one
         else:
-            runs.append([partition])
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(str(number) for number in run) for run in runs)
+            runs.append([one, one])
+    texts = (
+        str(first) if first == last else f"{first}{',' if last == first + 1 else '-'}{last}" for first, last in runs
+    )
+    return ",".join(texts) or none

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal, Protocol
 
-from keylane.core.lanes import Arrival, Entry, Lanes
+from keylane.core.lanes import DONE, Entry, Lanes
 from keylane.errors import InvalidInput, KeylaneError
 from keylane.groups.message import GroupMessage, Outcome
 
@@ -34,6 +34,7 @@ _LONGEST_BACKOFF_S = 30.0
 _CANCEL_S = 2.0
 _STANDSTILL_S = 0.25
 _LOOK_AGAIN_S = 0.01
+_CROWDS_EVERY_S = 0.1
 
 _LANES: dict[Order, Callable[[GroupMessage], Hashable]] = {
     "key": attrgetter("place.lane"),
@@ -43,8 +44,17 @@ _LANES: dict[Order, Callable[[GroupMessage], Hashable]] = {
 }
 
 
+_CANCELLED = "cancelled"
+_SETTLED = (Outcome.DONE, Outcome.TERMINATED)
+
+
 class Noted(Protocol):
     """Whoever wants to know what became of every try: the journal."""
+
+    @property
+    def stream(self) -> str: ...
+
+    def now_ns(self) -> int: ...
 
     def note(self, message: GroupMessage, outcome: str, started_ns: int, ended_ns: int) -> None: ...
 
@@ -118,6 +128,9 @@ class Handling:
         self._ends_awaited = 0
         self._old: set[int] = set()
         self._closed = False
+        self._crowd = max(2, terms.remember // 4)
+        self._crowds: dict[Hashable, int] = {}
+        self._crowds_seen_at = 0.0
         self._revoked: dict[Entry[GroupMessage], GroupMessage] = {}
         self._revoking: asyncio.TimerHandle | None = None
         self._alive_at = time.monotonic()
@@ -131,13 +144,13 @@ class Handling:
 
     def offer(self, messages: list[GroupMessage]) -> None:
         """New deliveries. What is known already is not run again."""
-        arrive, lane_of, done = self._lanes.arrive, self._lane_of, Arrival.DONE
+        arrive, lane_of = self._lanes.arrive, self._lane_of
         for message in messages:
             delivery = message.delivery
-            if arrive(delivery.sequence, lane_of(message), message) is done and not delivery.settled:
+            if arrive(delivery.sequence, lane_of(message), message) is DONE and not delivery.settled:
                 delivery.ack()
-        if self._lanes.crowded:
-            self._tell_crowded()
+        if len(self._lanes) >= self._crowd and time.monotonic() > self._crowds_seen_at + _CROWDS_EVERY_S:
+            self._look_for_crowds()
         self._wake()
 
     def is_done(self, sequence: int) -> bool:
@@ -205,7 +218,6 @@ class Handling:
             max_tries=self._terms.max_tries,
             backoff=backoff_s,
             remember=self._terms.remember,
-            crowd=max(2, self._terms.remember // 4),
         )
 
     async def _some_end(self) -> None:
@@ -240,10 +252,11 @@ class Handling:
         assert me is not None
         at_work, run, journal = self._at_work, self._run_handler, self._terms.journal
         while not self._closed:
-            if time.monotonic() - self._alive_at > _STANDSTILL_S and not self.may_start():
+            now = time.monotonic()
+            if now - self._alive_at > _STANDSTILL_S and not self.may_start():
                 await asyncio.sleep(_LOOK_AGAIN_S)
                 continue
-            self._alive_at = time.monotonic()
+            self._alive_at = now
             entry = self._lanes.take()
             if entry is None:
                 waiter = self._loop.create_future()
@@ -255,7 +268,7 @@ class Handling:
                 self._nudge = self._loop.call_soon(self._wake_another)
             at_work[me] = entry
             given = entry.item
-            started_ns = time.time_ns() if journal is not None else 0
+            started_ns = journal.now_ns() if journal is not None else 0
             try:
                 await run(given)
             except BaseException as error:  # noqa: BLE001 - a handler may raise anything; the message is tried again
@@ -263,12 +276,12 @@ class Handling:
             else:
                 outcome = self._returned(entry, given)
             del at_work[me]
-            if self._revoked:
-                self._no_longer_revoked(me, entry)
             if journal is not None:
-                journal.note(given, outcome, started_ns, time.time_ns())
+                journal.note(given, outcome, started_ns, journal.now_ns())
             if self._ends_awaited:
                 self._quiet.set()
+            if self._revoked or outcome is _CANCELLED:
+                self._end_if_cancelled(me, entry)
 
     async def _raised(
         self, me: asyncio.Task[None], entry: Entry[GroupMessage], given: GroupMessage, error: BaseException
@@ -283,32 +296,31 @@ class Handling:
             except asyncio.CancelledError:
                 _log.debug("%r: cancelled while it was put away", given)
         self._lanes.release(entry)
-        if self._closed or entry not in self._revoked:
-            del self._at_work[me]
-            self._quiet.set()
-            raise asyncio.CancelledError from error
-        _log.warning("%r: its handler was cancelled, as another instance has the message now", given)
-        return "cancelled"
+        if entry in self._revoked:
+            _log.warning("%r: its handler was cancelled, as another instance has the message now", given)
+        return _CANCELLED
 
-    def _no_longer_revoked(self, me: asyncio.Task[None], entry: Entry[GroupMessage]) -> None:
-        """Its handler has ended, one way or another: what comes next is not concerned."""
-        if self._revoked.pop(entry, None) is not None:
+    def _end_if_cancelled(self, me: asyncio.Task[None], entry: Entry[GroupMessage]) -> None:
+        """If this message alone was revoked, the worker goes on: what comes next is not concerned."""
+        if self._revoked.pop(entry, None) is not None and not self._closed:
             while me.cancelling():
                 me.uncancel()
+        elif me.cancelling():
+            raise asyncio.CancelledError
 
     def _returned(self, entry: Entry[GroupMessage], given: GroupMessage) -> str:
-        if not self._terms.manual_ack or given.outcome is Outcome.DONE:
-            self._done(entry)
-            return "done"
+        if not self._terms.manual_ack or given.outcome in _SETTLED:
+            return self._done(entry, given)
         self._again(entry, 0.0 if given.outcome is Outcome.AGAIN else None)
         return "returned"
 
-    def _done(self, entry: Entry[GroupMessage]) -> None:
+    def _done(self, entry: Entry[GroupMessage], given: GroupMessage) -> str:
         # The newest delivery is the one to settle: a reset voids the earlier ones.
         delivery = entry.item.delivery
         if self._terms.acks and not delivery.settled:
             delivery.ack()
         self._lanes.finished(entry)
+        return "done" if given.outcome is not Outcome.TERMINATED else "terminated"
 
     def _again(self, entry: Entry[GroupMessage], delay_s: float | None) -> None:
         """The server is to deliver it again, after this delay or (None) when its ack wait is over; its lane goes on."""
@@ -317,10 +329,9 @@ class Handling:
         self._lanes.release(entry)
 
     async def _failed(self, entry: Entry[GroupMessage], given: GroupMessage, error: BaseException) -> str:
-        if given.outcome is Outcome.DONE:
-            self._done(entry)
+        if given.outcome in _SETTLED:
             self._report(given, error, entry.tries + 1)
-            return "done"
+            return self._done(entry, given)
         if given.outcome is Outcome.AGAIN or self._terms.server_retries:
             tries = given.delivered_count
             self._report(given, error, tries)
@@ -361,19 +372,27 @@ class Handling:
         except Exception:  # noqa: BLE001 - a hook may raise anything, and the message must not wait for it
             _log.exception("the hook on_failure failed; the message is tried again all the same")
 
-    def _tell_crowded(self) -> None:
-        for entry, length in self._lanes.take_crowded():
-            _log.warning(
-                "%d messages of key %r wait in one lane, half of all that may be in flight: soon nothing else is "
-                "delivered. Raise max_ack_pending, or make its handler quicker",
-                length,
-                entry.item.key,
-            )
-            if self._terms.on_crowded is not None:
-                try:
-                    self._terms.on_crowded(entry.item, length)
-                except Exception:  # noqa: BLE001 - a hook may raise anything
-                    _log.exception("the hook on_crowded failed")
+    def _look_for_crowds(self) -> None:
+        """Tell of each lane that has come to hold half of what may be in flight, until it does not any more."""
+        self._crowds_seen_at = time.monotonic()
+        before = self._crowds
+        self._crowds = {key: length for key, length in self._lanes.lengths().items() if length >= self._crowd}
+        for key, length in self._crowds.items():
+            if key not in before:
+                self._tell_crowded(next(entry.item for entry in self._lanes if entry.key == key), length)
+
+    def _tell_crowded(self, message: GroupMessage, length: int) -> None:
+        _log.warning(
+            "%d messages of key %r wait in one lane, half of all that may be in flight: soon nothing else is "
+            "delivered. Raise max_ack_pending, or make its handler quicker",
+            length,
+            message.key,
+        )
+        if self._terms.on_crowded is not None:
+            try:
+                self._terms.on_crowded(message, length)
+            except Exception:  # noqa: BLE001 - a hook may raise anything
+                _log.exception("the hook on_crowded failed")
 
     def _schedule_retry(self, retry_at: float) -> None:
         if self._retry is None or retry_at < self._retry.when():
@@ -396,6 +415,8 @@ class Handling:
             if entry.sequence in self._old and not entry.item.delivery.settled:
                 entry.item.delivery.in_progress()
         self._old = here
+        if len(self._lanes) >= self._crowd:
+            self._look_for_crowds()
         self._beat = self._loop.call_later(self._terms.ack_wait_s / 3, self._keep_alive)
 
 

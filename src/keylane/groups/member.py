@@ -139,6 +139,8 @@ async def join(
             member,
         )
         order = "strict"
+    if journal is not None and journal.stream != stream:
+        raise InvalidInput(f"the journal is that of stream {journal.stream!r}: stream {stream!r} needs its own")
     if order == "strict":
         wanted = replace(wanted, max_ack_pending=1)
     one_by_one = order == "strict" or wanted.ack_policy == "all"

@@ -30,7 +30,7 @@ class Outcome(Enum):
     """What a handler said about a message."""
 
     DONE = auto()
-    """Acked or terminated."""
+    TERMINATED = auto()
     AGAIN = auto()
 
 
@@ -105,7 +105,7 @@ class GroupMessage:
         self._say(Outcome.AGAIN, lambda: self.delivery.nak(delay_s))
 
     def term(self, reason: str = "") -> None:
-        self._say(Outcome.DONE, lambda: self.delivery.term(reason))
+        self._say(Outcome.TERMINATED, lambda: self.delivery.term(reason))
 
     def in_progress(self) -> None:
         self._say(self.outcome, self.delivery.in_progress)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -20,6 +20,9 @@ FILTERS_OVERLAP = 10100
 _RESET_S = 1.5
 _PROBE_S = 2.0
 _LOOK_S = 1.0
+_LOOK_AGAIN_S = 0.005
+_SETTLE_S = 2.0
+_COMING_S = 0.25
 
 _log = logging.getLogger("keylane.groups")
 
@@ -103,6 +106,20 @@ class RemoteConsumer:
     async def delete(self) -> None:
         await consumers.delete(self._connection, self.stream, self.name)
 
+    async def delete_unless_in_use(self, our_pin: str | None = None) -> None:
+        """Delete the consumer if no instance waits or works on it: not now, and not a moment later.
+
+        Another instance may have found or made it just now. What is given to it then must stay its own: if the consumer
+        went away, so would its acks. Close your own pulls before.
+        """
+        for is_last in (False, True):
+            info = await self.info()
+            if info.num_waiting or pinned(info) not in (None, our_pin):
+                return
+            if not is_last:
+                await asyncio.sleep(_COMING_S)
+        await self.delete()
+
     async def unpin(self, info: ConsumerInfo) -> None:
         await consumers.unpin(self._connection, self.stream, self.name, info.priority_groups[0].group)
 
@@ -114,7 +131,26 @@ class RemoteConsumer:
         except TimeoutError as error:
             raise RequestTimeout(f"no reset of {self} within {_RESET_S:g} s") from error
 
-    async def next_message(self, subject_filter: str, start: int) -> int | None:
+    async def see_messages_go(self, partitions: Iterable[int], done: Callable[[int], bool], highest: int) -> None:
+        """Wait, not for long, until the stream's leader has none of the messages any more that are done."""
+        try:
+            async with asyncio.timeout(_SETTLE_S):
+                await asyncio.gather(*(self._see_messages_go(f"{one}.>", done, highest) for one in partitions))
+        except TimeoutError:
+            _log.warning("%s: acked messages may still be there after %g s", self.stream, _SETTLE_S)
+
+    async def _see_messages_go(self, subject_filter: str, done: Callable[[int], bool], highest: int) -> None:
+        start = 1
+        while True:
+            found = await self._next_message(subject_filter, start)
+            if found is None or found > highest:
+                return
+            if done(found):
+                await asyncio.sleep(_LOOK_AGAIN_S)
+            else:
+                start = found + 1
+
+    async def _next_message(self, subject_filter: str, start: int) -> int | None:
         """The sequence of the stream's next message with such a subject, as its leader has it."""
         question = {"seq": start, "next_by_subj": subject_filter}
         try:

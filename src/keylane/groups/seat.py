@@ -46,9 +46,6 @@ _NOT_CHANGEABLE = 10012
 _TAKEN_RETRY_S = 0.025
 _LONGEST_TAKEN_RETRY_S = 0.25
 _STANDBY_WAIT_S = (0.4, 0.5)
-_SETTLE_S = 2.0
-_LOOK_AGAIN_S = 0.005
-_COMING_S = 0.1
 _LOOK_BELOW_S = 2.0
 
 
@@ -221,7 +218,7 @@ class Seat:
         if facts.clustered and not self._durable and not await self._hooks.is_current():
             # A cluster lets two members make overlapping consumers at the same moment. One of the two is of an older
             # membership: that one goes before it has pulled anything.
-            await self._remove_unless_in_use()
+            await self._remote.delete_unless_in_use()
             return 0.0
         self._taken_retry_s = _TAKEN_RETRY_S
         await self._open(wanted, info)
@@ -424,23 +421,9 @@ class Seat:
                 await self._remote.delete()
             else:
                 await feed.drain(0)
-                await self._remove_unless_in_use(feed.pin_id)
+                await self._remote.delete_unless_in_use(feed.pin_id)
             await self._drop_feed(consumer_is_gone=True)
         self._filters = ()
-
-    async def _remove_unless_in_use(self, our_pin: str | None = None) -> None:
-        """Delete the consumer if no instance waits or works on it: not now, and not a moment later.
-
-        Another instance may have found or made it just now. What is given to it then must stay its own: if the consumer
-        went away, so would its acks.
-        """
-        for is_last in (False, True):
-            info = await self._remote.info()
-            if info.num_waiting or pinned(info) not in (None, our_pin):
-                return
-            if not is_last:
-                await asyncio.sleep(_COMING_S)
-        await self._remote.delete()
 
     async def _finish_all(self) -> None:
         """Start nothing more, finish what is at work, and wait until the server has all acks."""
@@ -452,30 +435,10 @@ class Seat:
             return
         await self._feed.settle()
         if self._facts is not None and self._facts.replicated and not self._durable:
-            await self._see_acked_messages_go()
-
-    async def _see_acked_messages_go(self) -> None:
-        """Wait until a replicated queue has dropped what was acked: whoever reads it next would get it again.
-
-        Replicas do that a while after the ack was confirmed, and not at all if the consumer is deleted before.
-        """
-        try:
-            async with asyncio.timeout(_SETTLE_S):
-                for partition in sorted(self.partitions):
-                    await self._see_acked_messages_go_from(partition)
-        except TimeoutError:
-            _log.warning("%s: acked messages are still there after %g s", self._remote.stream, _SETTLE_S)
-
-    async def _see_acked_messages_go_from(self, partition: int) -> None:
-        start = 1
-        while True:
-            found = await self._remote.next_message(f"{partition}.>", start)
-            if found is None or found > self._handling.highest_done:
-                return
-            if self._handling.is_done(found):
-                await asyncio.sleep(_LOOK_AGAIN_S)
-            else:
-                start = found + 1
+            # Replicas drop a message a while after its ack was confirmed, and not at all if the consumer is deleted
+            # before. Whoever reads the queue next would get it again.
+            done, highest = self._handling.is_done, self._handling.highest_done
+            await self._remote.see_messages_go(self.partitions, done, highest)
 
     async def _give_back(self, feed: Feed) -> None:
         """Make what was delivered and not handled deliverable at once, to whoever is pinned next."""

@@ -136,10 +136,10 @@ class Pinning:
         if self._pin.phase is Phase.STANDBY and self._stood_still():
             return  # a pin that came before or during the standstill; with nobody using it, it lapses
         good: list[Message] = []
-        marker, expected = self._marker, self._next_sequence
+        marker, expected, pinned = self._marker, self._next_sequence, self.good
         for message in messages:
             sequence = message.consumer_sequence
-            if sequence == expected and self.good and marker in message.raw_headers:
+            if sequence == expected and pinned and marker in message.raw_headers:
                 good.append(message)
                 expected += 1
                 continue
@@ -148,7 +148,7 @@ class Pinning:
             )
             event = event_of(self._pin, delivered, reset_on_takeover=self._options.reset_on_takeover)
             self._perform(event, delivered, message, good)
-            marker, expected = self._marker, sequence + 1
+            marker, expected, pinned = self._marker, sequence + 1, self.good
         self._next_sequence = expected
         if good:
             self._hand_out(good)

@@ -1,0 +1,32 @@
+"""The journal: what the members of a group did with every message, in a stream of its own."""
+
+from keylane.core.journal_record import (
+    OUTCOMES,
+    BatchHead,
+    JournalBatch,
+    JournalRecord,
+    Outcome,
+    Tenure,
+    in_sample,
+    open_batch,
+)
+from keylane.journal.reader import read_batches, read_journal
+from keylane.journal.stream import DEFAULT_MAX_AGE_S, journal_stream, journal_subject
+from keylane.journal.writer import Journal
+
+__all__ = [
+    "DEFAULT_MAX_AGE_S",
+    "OUTCOMES",
+    "BatchHead",
+    "Journal",
+    "JournalBatch",
+    "JournalRecord",
+    "Outcome",
+    "Tenure",
+    "in_sample",
+    "journal_stream",
+    "journal_subject",
+    "open_batch",
+    "read_batches",
+    "read_journal",
+]

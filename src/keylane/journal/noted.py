@@ -1,0 +1,153 @@
+"""From what a member noted to the columns of batches.
+
+Owns what is read from a delivery, and when: `Journal.note` keeps references only, and everything that takes time is
+done here, a batch at a time. No payload is kept alive.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from keylane.core.journal_record import Columns
+from keylane.jetstream.message import Message
+from keylane.journal.stream import journal_subject
+
+_PIN = re.compile(rb"\r\nNats-Pin-Id: ?([^\r]*)\r\n")
+
+
+class Origin(Protocol):
+    """The instance of a member that has a message."""
+
+    @property
+    def stream(self) -> str: ...
+    @property
+    def group(self) -> str: ...
+    @property
+    def member(self) -> str: ...
+    @property
+    def instance(self) -> str: ...
+    @property
+    def revision(self) -> int: ...
+
+
+class Place(Protocol):
+    """Where a message belongs."""
+
+    @property
+    def partition(self) -> int: ...
+    @property
+    def key(self) -> str: ...
+
+
+class Handled(Protocol):
+    """A group's message, as far as the journal looks at it."""
+
+    @property
+    def delivery(self) -> Message: ...
+    @property
+    def place(self) -> Place: ...
+    @property
+    def origin(self) -> Origin: ...
+
+
+Note = tuple[Origin, int, Place, int, bytes, bytes, int, int, int]
+"""One try at one message, not read yet: origin, revision, place, sequence, ack subject, headers, outcome, start, end.
+
+The revision stands beside its origin because the origin's changes while the instance lives. A plain tuple, as making a
+named one would take longer than the rest of `Journal.note`.
+"""
+
+
+@dataclass(slots=True, eq=False)
+class Line:
+    """The batches of one instance, which count from 1."""
+
+    subject: str
+    group: str
+    member: str
+    instance: str
+    batches: int = 0
+    dropped: int = 0
+    """Records lost since the last batch that was numbered."""
+
+
+class Lines:
+    """All instances that a journal writes for: nearly always one."""
+
+    def __init__(self, stream: str) -> None:
+        self._stream = stream
+        self._lines: dict[tuple[str, str, str], Line] = {}
+        # "<stream> <sequence> …": written by the server when it copies a message into a group's queue. The name is
+        # looked at too: a stream that is itself a copy carries its own source's.
+        self._source = re.compile(rb"\r\nNats-Stream-Source: ?%b (\d+)" % re.escape(stream.encode()))
+
+    def sort(self, notes: list[Note]) -> list[tuple[Line, list[Note]]]:
+        """The notes of each instance, in their order."""
+        origins = {id(note[0]): note[0] for note in notes}
+        lines = {number: self.line_of(origin) for number, origin in origins.items()}
+        distinct = list(dict.fromkeys(lines.values()))
+        if len(distinct) == 1:
+            return [(distinct[0], notes)]
+        return [(line, [note for note in notes if lines[id(note[0])] is line]) for line in distinct]
+
+    def columns(self, notes: list[Note]) -> Columns:
+        """Everything that a batch says about these notes."""
+        _, revisions, places, sequences, replies, headers, outcomes, started, ended = zip(*notes, strict=True)
+        return Columns(
+            sequences=sequences,
+            source_sequences=self._source_sequences(sequences, headers),
+            started_ns=started,
+            ended_ns=ended,
+            keys=[place.key for place in places],
+            partitions=[place.partition for place in places],
+            delivered=_delivered(replies),
+            tenures=list(zip(_pins(headers), revisions, strict=True)),
+            outcomes=outcomes,
+        )
+
+    def line_of(self, origin: Origin) -> Line:
+        names = origin.group, origin.member, origin.instance
+        line = self._lines.get(names)
+        if line is None:
+            line = self._lines[names] = Line(journal_subject(self._stream, origin.group, origin.member), *names)
+        return line
+
+    def _source_sequences(self, sequences: Iterable[int], headers: Iterable[bytes]) -> list[int]:
+        find = self._source.search
+        return [
+            sequence if (found := find(block)) is None else int(found[1])
+            for sequence, block in zip(sequences, headers, strict=True)
+        ]
+
+
+def _delivered(replies: Iterable[bytes]) -> list[int]:
+    """How often each was delivered: `$JS.ACK.<stream>.<consumer>.<delivered>.…`, with a domain two tokens further.
+
+    Nearly all begin with the same tokens: those are compared, not read.
+    """
+    counts = []
+    count, start = 0, b""
+    for reply in replies:
+        if not start or not reply.startswith(start):
+            words = reply.split(b".")
+            at = 4 if len(words) < 11 else 6
+            count = int(words[at])
+            start = b".".join(words[: at + 1]) + b"."
+        counts.append(count)
+    return counts
+
+
+def _pins(headers: Iterable[bytes]) -> list[str]:
+    """The pin of each delivery. The server writes it last, and it seldom changes: comparing ends is enough mostly."""
+    pins = []
+    pin, tail = "", b""
+    for block in headers:
+        if not tail or not block.endswith(tail):
+            found = _PIN.search(block)
+            pin = found[1].decode("utf-8", "replace") if found else ""
+            tail = found[0] + b"\r\n" if found else b""
+        pins.append(pin)
+    return pins

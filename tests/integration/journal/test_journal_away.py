@@ -1,0 +1,193 @@
+"""A server that is away, hangs or refuses: handlers never wait, nothing is stored twice, and every loss is told."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from nats.js.api import StreamConfig
+
+import keylane
+from keylane import Connection
+from keylane.jetstream import streams
+from keylane.journal import Journal, journal_stream, read_batches
+from keylane.server import NatsServer
+from tests.integration.jetstream.rig import frozen, link_is
+from tests.integration.journal.rig import Instance, Worker, messages_in, read, until
+
+STREAM = "ORDERS"
+
+
+@pytest.fixture
+def own_server() -> Iterator[NatsServer]:
+    with NatsServer.start() as server:
+        yield server
+
+
+@pytest.fixture
+async def own(own_server: NatsServer) -> AsyncIterator[Connection]:
+    async with await keylane.connect(own_server.url) as connection:
+        await streams.create(connection, StreamConfig(name=STREAM, subjects=["orders.>"]))
+        yield connection
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture, text: str) -> int:
+    return sum(text in record.message for record in caplog.records if record.name == "keylane.journal")
+
+
+async def back(server: NatsServer, connection: Connection) -> None:
+    await asyncio.to_thread(server.restart)
+    await link_is(connection, up=True)
+
+
+async def test_a_restart_loses_nothing_that_fits(own_server: NatsServer, own: Connection) -> None:
+    async with Journal(own, stream=STREAM, batch_records=50) as journal:
+        worker = Worker(own, journal, Instance(STREAM))
+        worker.work(500)
+        own_server.kill()
+        worker.work(500)
+        await link_is(own, up=False)
+        worker.work(500)
+        await back(own_server, own)
+        worker.work(500)
+        assert await journal.flush(20)
+    records = await read(own, STREAM)
+    assert [record.sequence for record in records] == list(range(1, 2001))
+    assert journal.dropped == 0
+
+
+async def test_what_is_dropped_is_told_in_the_next_batch_and_logged_once(
+    own_server: NatsServer, own: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Journal(own, stream=STREAM, batch_records=50, max_waiting=1000) as journal:
+        worker = Worker(own, journal, Instance(STREAM))
+        worker.work(500)
+        assert await journal.flush(20)
+        own_server.kill()
+        await link_is(own, up=False)
+        for _ in range(100):
+            worker.work(50)
+            await asyncio.sleep(0)
+        assert journal._held <= 1000
+        assert warnings_of(caplog, "the oldest are dropped") == 1
+        await back(own_server, own)
+        assert await journal.flush(20)
+        worker.work(10)
+        assert await journal.flush(20)
+    records = await read(own, STREAM)
+    # The first 500 were stored, then the newest 1000 were kept.
+    assert [record.sequence for record in records] == [*range(1, 501), *range(4501, 5511)]
+    drops = [(batch.head.batch, batch.head.dropped) async for _, batch in read_batches(own, STREAM)]
+    assert drops == [*((number, 0) for number in range(1, 11)), (11, 4000), *((number, 0) for number in range(12, 32))]
+    assert journal.dropped == 4000
+    assert warnings_of(caplog, "the oldest are dropped") == 1
+
+
+async def test_a_member_that_never_yields_is_bounded_too(own: Connection) -> None:
+    async with Journal(own, stream=STREAM, batch_records=50, max_waiting=200) as journal:
+        worker = Worker(own, journal, Instance(STREAM))
+        worker.work(1000)
+        assert journal._held == 200
+        assert await journal.flush(20)
+    records = await read(own, STREAM)
+    assert [record.sequence for record in records] == list(range(801, 1001))
+    assert journal.dropped == 800
+
+
+@pytest.mark.timeout(90)
+async def test_a_batch_that_was_sent_twice_is_stored_once(own_server: NatsServer, own: Connection) -> None:
+    async with Journal(own, stream=STREAM, batch_records=50) as journal:
+        worker = Worker(own, journal, Instance(STREAM))
+        worker.work(100)
+        assert await journal.flush(20)
+        with frozen(own_server):
+            worker.work(300)
+            # The answers fail to come; what was sent lies in the server's socket and is sent once more.
+            await until(lambda: sum(batch.may_be_stored for batch in journal._waiting) == 6)
+        assert await journal.flush(30)
+    assert [record.sequence for record in await read(own, STREAM)] == list(range(1, 401))
+    assert await messages_in(own, STREAM) == 8
+    assert journal.dropped == 0
+
+
+@pytest.mark.timeout(90)
+async def test_what_may_be_stored_is_not_dropped(own_server: NatsServer, own: Connection) -> None:
+    async with Journal(own, stream=STREAM, batch_records=50, max_waiting=500) as journal:
+        worker = Worker(own, journal, Instance(STREAM))
+        with frozen(own_server):
+            worker.work(300)
+            await until(lambda: sum(batch.may_be_stored for batch in journal._waiting) == 6)
+            for _ in range(20):
+                worker.work(50)
+                await asyncio.sleep(0)
+        assert await journal.flush(30)
+    sequences = [record.sequence for record in await read(own, STREAM)]
+    assert sequences[:300] == list(range(1, 301))
+    assert len(sequences) == len(set(sequences))
+    told = sum([batch.head.dropped async for _, batch in read_batches(own, STREAM)])
+    assert told == journal.dropped == 1300 - len(sequences) > 0
+
+
+async def test_what_failed_is_sent_again_in_the_old_order(own: Connection, caplog: pytest.LogCaptureFixture) -> None:
+    async with Journal(own, stream=STREAM, batch_records=10) as journal:
+        config = (await streams.info(own, journal_stream(STREAM))).config
+        await streams.delete(own, journal_stream(STREAM))
+        Worker(own, journal, Instance(STREAM)).work(50)
+        await until(lambda: warnings_of(caplog, "a batch was not stored and is tried again") == 1)
+        await streams.create(own, config)
+        assert await journal.flush(20)
+    assert [record.sequence for record in await read(own, STREAM)] == list(range(1, 51))
+
+
+async def test_close_has_a_deadline(own_server: NatsServer, own: Connection, caplog: pytest.LogCaptureFixture) -> None:
+    journal = await Journal(own, stream=STREAM).start()
+    worker = Worker(own, journal, Instance(STREAM))
+    own_server.kill()
+    await link_is(own, up=False)
+    worker.work(70)
+    async with asyncio.timeout(15):
+        await journal.close(timeout_s=0.2)
+    assert journal.dropped == 70
+    assert warnings_of(caplog, "its last 70 records were not stored") == 1
+    assert not await journal.flush(0.1) or journal._held == 0
+
+
+async def test_a_connection_that_is_closed_ends_the_journal(own: Connection, caplog: pytest.LogCaptureFixture) -> None:
+    journal = await Journal(own, stream=STREAM, flush_s=60).start()
+    worker = Worker(own, journal, Instance(STREAM))
+    worker.work(30)
+    await own.close()
+    await until(lambda: journal.dropped == 30)
+    worker.work(1)
+    await journal.close()
+    assert journal.dropped == 31
+    assert warnings_of(caplog, "its last 30 records were not stored") == 1
+
+
+async def test_a_stream_that_is_deleted_is_told_and_costs_the_oldest(
+    own: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="keylane.journal")
+    async with Journal(own, stream=STREAM, batch_records=10, max_waiting=100) as journal:
+        worker = Worker(own, journal, Instance(STREAM))
+        config = (await streams.info(own, journal_stream(STREAM))).config
+        await streams.delete(own, journal_stream(STREAM))
+        worker.work(50)
+        await until(lambda: warnings_of(caplog, "a batch was not stored and is tried again") == 1)
+        for _ in range(20):
+            worker.work(10)
+            await asyncio.sleep(0)
+        assert 0 < journal.dropped <= 250
+        await streams.create(own, config)
+        assert await journal.flush(20)
+        await until(lambda: warnings_of(caplog, "is written again") == 1)
+    records = await read(own, STREAM)
+    sequences = [record.sequence for record in records]
+    assert sequences == sorted(set(sequences))
+    assert sequences[-1] == 250
+    assert len(sequences) + journal.dropped == 250
+    told = sum([batch.head.dropped async for _, batch in read_batches(own, STREAM)])
+    assert told == journal.dropped
+    assert warnings_of(caplog, "a batch was not stored and is tried again") == 1
