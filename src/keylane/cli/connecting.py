@@ -81,6 +81,16 @@ class ConnectionOptions:
         )
 
 
+@functools.cache
+def _shared_options() -> tuple[inspect.Parameter, ...]:
+    """The same for every command, and reading annotations takes time."""
+    hints = get_type_hints(ConnectionOptions, include_extras=True)
+    return tuple(
+        inspect.Parameter(spec.name, inspect.Parameter.KEYWORD_ONLY, default=spec.default, annotation=hints[spec.name])
+        for spec in fields(ConnectionOptions)
+    )
+
+
 def takes_connection(command: Callable[..., None]) -> Callable[..., None]:
     """Show the fields of the command's `link` parameter as its last options, and pass them as one value."""
     hints = get_type_hints(command, include_extras=True)
@@ -89,13 +99,7 @@ def takes_connection(command: Callable[..., None]) -> Callable[..., None]:
         for name, parameter in inspect.signature(command).parameters.items()
         if name != "link"
     ]
-    link_hints = get_type_hints(ConnectionOptions, include_extras=True)
-    shared = [
-        inspect.Parameter(
-            spec.name, inspect.Parameter.KEYWORD_ONLY, default=spec.default, annotation=link_hints[spec.name]
-        )
-        for spec in fields(ConnectionOptions)
-    ]
+    shared = _shared_options()
     names = [parameter.name for parameter in shared]
 
     @functools.wraps(command)

@@ -13,9 +13,10 @@ import typer
 from keylane.cli.connecting import ConnectionOptions, takes_connection
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import AsyncIterator, Coroutine
 
-    from keylane.jetstream.consumers import ConsumerInfo
+    from keylane.jetstream.consumers import ConsumerInfo, PriorityGroupState
+    from keylane.priority import Pinned, Unpinned
 
 app = typer.Typer(help="Consumers and who is pinned.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -34,21 +35,23 @@ def info(stream: _Stream, consumer: _Consumer, as_json: _Json = False, *, link: 
     import json
     from datetime import UTC, datetime
 
-    from rich.console import Console
-
-    from keylane.cli import consumer_view
+    from keylane.cli.consumer_told import as_object
 
     _check_names(stream, consumer)
     found = asyncio.run(_look(stream, consumer, link))
     if as_json:
-        typer.echo(json.dumps(consumer_view.as_object(found), indent=2))
+        typer.echo(json.dumps(as_object(found), indent=2))
     else:
+        from rich.console import Console
+
+        from keylane.cli import consumer_view
+
         Console().print(consumer_view.panel(found, datetime.now(UTC)))
 
 
 @app.command()
 @takes_connection
-def unpin(stream: _Stream, consumer: _Consumer, *, link: ConnectionOptions) -> None:
+def unpin(stream: _Stream, consumer: _Consumer, as_json: _Json = False, *, link: ConnectionOptions) -> None:
     """Take the pin from the reader that has it.
 
     With the next message the server pins the reader that waits longest, which may be the same one again. No
@@ -57,7 +60,7 @@ def unpin(stream: _Stream, consumer: _Consumer, *, link: ConnectionOptions) -> N
     import asyncio
 
     _check_names(stream, consumer)
-    asyncio.run(_unpin(stream, consumer, link))
+    asyncio.run(_unpin(stream, consumer, link, as_json=as_json))
 
 
 @app.command()
@@ -102,12 +105,11 @@ async def _look(stream: str, consumer: str, link: ConnectionOptions) -> Consumer
             raise await explained(connection, error, stream, consumer) from error
 
 
-async def _unpin(stream: str, consumer: str, link: ConnectionOptions) -> None:
-    import asyncio
-    from datetime import UTC, datetime
+async def _unpin(stream: str, consumer: str, link: ConnectionOptions, *, as_json: bool) -> None:
+    import json
 
     from keylane import priority
-    from keylane.cli.consumer_view import age
+    from keylane.cli.consumer_told import as_utc
     from keylane.cli.not_found import explained
     from keylane.errors import NotFound
 
@@ -120,19 +122,48 @@ async def _unpin(stream: str, consumer: str, link: ConnectionOptions) -> None:
             await priority.unpin(connection, stream, consumer)
         except NotFound as error:
             raise await explained(connection, error, stream, consumer) from error
-        if before.pinned_client_id is None or before.pinned_since is None:
-            typer.echo("nobody was pinned")
-        else:
-            lasted = age(before.pinned_since, datetime.now(UTC))
-            typer.echo(f"unpinned {before.pinned_client_id}, which was pinned for {lasted}")
-        try:
-            async with asyncio.timeout(_NEW_PIN_S):
-                async for event in events:
-                    if isinstance(event, priority.Pinned):
-                        typer.echo(f"pinned now: {event.pin_id}")
-                        return
-        except TimeoutError:
-            typer.echo("nobody is pinned yet: a reader is pinned with the next message that it is given")
+        if not as_json:
+            typer.echo(_unpinned_words(before))
+        after = await _next_pin(events)
+    if as_json:
+        told = {
+            "stream": stream,
+            "consumer": consumer,
+            "unpinned_id": before.pinned_client_id,
+            "pinned_since": as_utc(before.pinned_since) if before.pinned_since else None,
+            "pinned_id": after,
+        }
+        typer.echo(json.dumps(told, indent=2))
+    elif after is not None:
+        typer.echo(f"pinned now: {after}")
+    else:
+        typer.echo("nobody is pinned yet: a reader is pinned with the next message that it is given")
+
+
+def _unpinned_words(before: PriorityGroupState) -> str:
+    from datetime import UTC, datetime
+
+    from keylane.cli.consumer_view import age
+
+    if before.pinned_client_id is None or before.pinned_since is None:
+        return "nobody was pinned"
+    return f"unpinned {before.pinned_client_id}, which was pinned for {age(before.pinned_since, datetime.now(UTC))}"
+
+
+async def _next_pin(events: AsyncIterator[Pinned | Unpinned]) -> str | None:
+    """Who is pinned next, if that is soon."""
+    import asyncio
+
+    from keylane import priority
+
+    try:
+        async with asyncio.timeout(_NEW_PIN_S):
+            async for event in events:
+                if isinstance(event, priority.Pinned):
+                    return event.pin_id
+    except TimeoutError:
+        return None
+    return None
 
 
 def _check_names(stream: str, consumer: str | None) -> None:

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from keylane.cli import consumer_view as view
 from keylane.cli.connecting import ConnectionOptions
+from keylane.cli.consumer_told import as_object, as_utc, pin_of
 from keylane.cli.not_found import explained
 from keylane.errors import KeylaneError, NotFound
 from keylane.jetstream import consumers
@@ -151,7 +152,7 @@ class Watch:
         self.sight.infos = tuple(infos)
         now = datetime.now(UTC)
         for info in infos:
-            pin = view.pin_of(info)
+            pin = pin_of(info)
             look = (info.created, info.paused, pin, info.num_pending, info.num_ack_pending, info.leader)
             if self._looks.get(info.name) != look:
                 self._looks[info.name] = look
@@ -180,10 +181,10 @@ class JsonLines:
     """One JSON object for each thing that happens."""
 
     def happened(self, what: Happening, time: datetime) -> None:
-        head = {"time": view.as_utc(time)}
+        head = {"time": as_utc(time)}
         match what:
             case Changed(info):
-                told = {"event": "state", **view.as_object(info)}
+                told = {"event": "state", **as_object(info)}
             case Gone(stream, consumer):
                 told = {"event": "gone", "stream": stream, "consumer": consumer}
             case Link(good, text):

@@ -79,12 +79,12 @@ def create(
     """Create a group. `keylane elastic add` brings its members.
 
     The server copies what matches into a queue, with partition numbers. When a limited queue is full, the server
-    pauses the copying for about a second.
+    pauses the copying for about two seconds.
     """
     from keylane import groups
     from keylane.cli.group_sight import explaining_the_stream
     from keylane.cli.group_words import partitioning_from_words
-    from keylane.cli.groups_shown import config_object
+    from keylane.cli.groups_told import config_object
 
     partitioning = partitioning_from_words(filters or [])
     config = connected(
@@ -231,7 +231,7 @@ def plan(
     partitions. Without --add and --drop it shows what a new plan for the same members would move.
     """
     from keylane.cli.group_words import write_plan_file
-    from keylane.cli.groups_shown import console, moves_line, moves_object, plan_object, plan_table
+    from keylane.cli.groups_told import moves_object, plan_object
     from keylane.core.names import check_member_name
     from keylane.groups.admin import planned
 
@@ -257,6 +257,8 @@ def plan(
         }
         say(as_json, told | {name: moves_object(now, then) for name, then in plans.items()}, "")
         return
+    from keylane.cli.groups_shown import console, moves_line, plan_table
+
     for name, then in plans.items():
         typer.echo(moves_line(name, now, then, config.max_members))
     if config.mappings is not None:
@@ -381,20 +383,16 @@ def _show_change(
     where: tuple[str, str], before: ElasticConfig, after: ElasticConfig, *, as_json: bool, notes: Sequence[str] = ()
 ) -> None:
     from keylane.cli.group_sight import unowned_partitions
-    from keylane.cli.groups_shown import (
-        config_object,
-        console,
-        moves_line,
-        moves_object,
-        plan_table,
-        ranges,
-    )
+    from keylane.cli.groups_told import config_object, moves_object
+    from keylane.core.plans import ranges
 
     moved = moves_object(before.plan, after.plan)
     if as_json:
         told = config_object(*where, after)
         say(as_json, told | {"moves": moved["moves"], "moved": moved["moved"], "notes": list(notes)}, "")
         return
+    from keylane.cli.groups_shown import console, moves_line, plan_table
+
     for note in notes:
         typer.echo(note)
     typer.echo(moves_line(where[1], before.plan, after.plan, after.max_members))

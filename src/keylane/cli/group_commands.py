@@ -1,6 +1,7 @@
 """The commands that static and elastic groups share: ls, info, delete, member-info, step-down, consume, prompt.
 
-Owns their words, arguments and endings, which are those of the `cg` tool. How things look is in `groups_shown`.
+Owns their words, arguments and endings, which are those of the `cg` tool. How things look is in `groups_shown`, what
+is said as JSON in `groups_told`.
 """
 
 from __future__ import annotations
@@ -94,10 +95,12 @@ def _add_looking(app: typer.Typer, kind: Kind) -> None:
     def ls(stream: Stream, as_json: Json = False, *, link: ConnectionOptions) -> None:
         """List the groups of a stream."""
         from keylane.cli.group_sight import groups_of
-        from keylane.cli.groups_shown import console, group_table, list_object
+        from keylane.cli.groups_told import list_object
 
         found = connected(link, lambda connection: groups_of(connection, kind, stream))
         if found and not as_json:
+            from keylane.cli.groups_shown import console, group_table
+
             console().print(group_table(found))
             return
         told = [list_object(stream, group, config) for group, config in found.items()]
@@ -112,12 +115,14 @@ def _add_looking(app: typer.Typer, kind: Kind) -> None:
         """
         from datetime import UTC, datetime
 
-        from keylane.cli.groups_shown import console, picture, sight_object
+        from keylane.cli.groups_told import sight_object
 
         sight = _look(kind, stream, group, link)
         if as_json:
             say(as_json, sight_object(sight), "")
         else:
+            from keylane.cli.groups_shown import console, picture
+
             screen = console()
             screen.print(picture(sight, datetime.now(UTC), width=screen.width))
 
@@ -133,7 +138,7 @@ def _add_looking(app: typer.Typer, kind: Kind) -> None:
         """Show one member and its consumer."""
         from datetime import UTC, datetime
 
-        from keylane.cli.groups_shown import console, member_object, member_panel
+        from keylane.cli.groups_told import member_object
 
         sight = _look(kind, stream, group, link)
         one = next((one for one in sight.members if one.member == member), None)
@@ -142,6 +147,8 @@ def _add_looking(app: typer.Typer, kind: Kind) -> None:
         if as_json:
             say(as_json, {"stream": stream, "group": group, "kind": kind, **member_object(one)}, "")
         else:
+            from keylane.cli.groups_shown import console, member_panel
+
             console().print(member_panel(sight, one, datetime.now(UTC)))
 
 
@@ -273,7 +280,7 @@ async def _step_down(
     import asyncio
 
     from keylane import groups, priority
-    from keylane.cli.consumer_view import pin_of
+    from keylane.cli.consumer_told import pin_of
     from keylane.cli.group_sight import config_of
     from keylane.errors import GroupError
 

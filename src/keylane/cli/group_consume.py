@@ -19,9 +19,9 @@ from typing import Any
 
 from keylane import groups
 from keylane.cli.connecting import ConnectionOptions
-from keylane.cli.consumer_view import as_utc
+from keylane.cli.consumer_told import as_utc
 from keylane.cli.group_sight import Kind, config_of
-from keylane.cli.groups_shown import ranges
+from keylane.core.plans import ranges
 from keylane.groups.member import Order
 
 _SHOWN_CHARS = 60
@@ -68,7 +68,7 @@ class Lines:
         again = f"  delivery {message.delivered_count}" if message.delivered_count > 1 else ""
         self.tell(
             "message",
-            f"{_printable(message.subject)}  {where}{again}  {_excerpt(message.data)}",
+            f"{printable(message.subject)}  {where}{again}  {_excerpt(message.data)}",
             subject=message.subject,
             partition=message.partition,
             key=message.key,
@@ -76,7 +76,7 @@ class Lines:
             source_sequence=message.source_sequence,
             delivered_count=message.delivered_count,
             pinned_id=message.headers.get("Nats-Pin-Id"),
-            **_payload(message.data),
+            **payload_fields(message.data),
         )
 
 
@@ -191,7 +191,7 @@ def _signals(stop: asyncio.Event) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-def _payload(data: bytes) -> dict[str, str]:
+def payload_fields(data: bytes) -> dict[str, str]:
     try:
         return {"data": data.decode()}
     except UnicodeDecodeError:
@@ -199,10 +199,10 @@ def _payload(data: bytes) -> dict[str, str]:
 
 
 def _excerpt(data: bytes) -> str:
-    text = _printable(data[: 2 * _SHOWN_CHARS].decode("utf-8", "backslashreplace"))
+    text = printable(data[: 2 * _SHOWN_CHARS].decode("utf-8", "backslashreplace"))
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}… ({len(data):,} bytes)"
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Nothing that a message carries may steer the terminal."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)

@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 
 from nats.js.api import StreamInfo
 
-from keylane.cli.consumer_view import pin_of
+from keylane.cli.consumer_told import pin_of
 from keylane.cli.not_found import explained
 from keylane.core.names import check_group_name, check_stream_name
 from keylane.errors import BrokenGroupRecord, GroupError, NoSuchGroup, NotFound

@@ -1,32 +1,24 @@
 """The `keylane` command: puts the sub-commands together and turns errors into one line.
 
-Each sub-command lives in a file of its own and imports what it needs when it runs, so that help is quick.
+Each sub-command lives in a file of its own and imports what it needs when it runs, so that help is quick; and only the
+sub-command that was asked for is loaded, so that the others cost it nothing.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import sys
-from typing import Annotated
+from importlib import import_module
+from types import ModuleType
+from typing import Annotated, Any
 
 import typer
 
 from keylane import __version__
-from keylane.cli import consumer, demo, elastic, server, static
 from keylane.errors import KeylaneError
 
-app = typer.Typer(
-    name="keylane",
-    help="Partitioned consumer groups on NATS JetStream: every key its own ordered lane.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-app.add_typer(server.app, name="server")
-app.add_typer(consumer.app, name="consumer")
-app.add_typer(static.app, name="static")
-app.add_typer(elastic.app, name="elastic")
-app.command()(demo.demo)
+_GROUPS = ("server", "consumer", "static", "elastic", "dlq")
+"""Each is a module here with an `app`."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -35,7 +27,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     version: Annotated[
         bool,
@@ -45,10 +36,50 @@ def _options(
     del version  # handled by its callback
 
 
+def _app(first: str) -> typer.Typer:
+    """The command for a line with this first word: with one sub-command if it names one, else with all."""
+    from keylane.cli.demo import demo
+
+    app = typer.Typer(
+        name="keylane",
+        help="Partitioned consumer groups on NATS JetStream: every key its own ordered lane.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        callback=_options,
+    )
+    for name in [first] if first in _GROUPS else _GROUPS:
+        app.add_typer(import_module(f"keylane.cli.{name}").app, name=name)
+    app.command()(demo)
+    return app
+
+
+def _load_when_used(name: str) -> None:
+    """Let `import` of a module succeed at once, and load it when something in it is used.
+
+    `importlib.util.LazyLoader` does not do: in Python 3.11 an `import` of such a module loads it.
+    """
+    spec = importlib.util.find_spec(name)
+    if name in sys.modules or spec is None:
+        return
+    placeholder = ModuleType(name)
+    placeholder.__spec__ = spec
+
+    def look_up(attribute: str) -> Any:
+        if sys.modules.get(name) is placeholder:
+            del sys.modules[name]
+        return getattr(import_module(name), attribute)
+
+    placeholder.__getattr__ = look_up  # type: ignore[method-assign]
+    sys.modules[name] = placeholder
+
+
 def main() -> None:
     """Run the command. Exit codes: 0 done, 1 a `KeylaneError` (one line on stderr), 2 wrong usage."""
+    _load_when_used("aiohttp")  # nats-py imports it where it is installed; only a websocket needs it
     try:
-        app()
+        _app(sys.argv[1] if len(sys.argv) > 1 else "")()
     except KeylaneError as error:
         typer.echo(f"keylane: {' '.join(str(error).split())}", err=True)
         sys.exit(1)

@@ -93,7 +93,7 @@ async def _make(stream: str, group: str, connection: Connection, **how: Any) -> 
 
 
 def _show(stream: str, group: str, config: StaticConfig, *, as_json: bool) -> None:
-    from keylane.cli.groups_shown import config_object
+    from keylane.cli.groups_told import config_object
 
     words = f"created static group {group!r} of stream {stream!r}: {config.max_members:,} partitions, "
     say(as_json, config_object(stream, group, config), words + f"members {', '.join(config.plan.members)}")

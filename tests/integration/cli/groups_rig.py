@@ -236,6 +236,19 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._side, text.encode())
 
+    async def interrupt(self, pattern: str) -> str:
+        """Ctrl-C until the pattern is there: Python's readline overlooks one that comes just before it waits."""
+        again = asyncio.get_running_loop().create_task(self._keep_interrupting())
+        try:
+            return await self.until(pattern)
+        finally:
+            again.cancel()
+
+    async def _keep_interrupting(self) -> None:
+        while True:
+            self.type("\x03")
+            await asyncio.sleep(2)
+
     async def end(self) -> int:
         return await asyncio.to_thread(self.process.wait, DEADLINE_S)
 

@@ -14,7 +14,8 @@ from rich.console import Console
 
 from keylane import Connection, groups, priority
 from keylane.cli.group_sight import look
-from keylane.cli.groups_shown import picture, sight_object
+from keylane.cli.groups_shown import picture
+from keylane.cli.groups_told import sight_object
 from keylane.groups import shape
 from keylane.groups.store import elastic_bucket
 from keylane.jetstream import consumers, streams
@@ -262,7 +263,7 @@ async def test_info_draws_who_owns_what(connection: Connection, orders: str, at:
         r"elastic +6 partitions, balanced over 2 members",
         rf"filters +{orders}\.\*, key: wildcard 1",
         rf"queue +50 messages, [\d.]+ kB in stream {orders}-billing",
-        r"buffer +25% of 200 messages; when full, the server pauses sourcing for about a second",
+        r"buffer +25% of 200 messages; when full, the server pauses sourcing for about two seconds",
         r"member +partitions +state +pinned +for +pending +ack pending",
         rf"a +0-2 +active +{pin} +\d+ s +{pending} +3",
         r"b +3-5 +absent +nobody +- +- +-",

@@ -115,7 +115,7 @@ async def test_ctrl_c_finishes_what_is_at_work_and_hands_over(connection: Connec
 async def _is_at_work(connection: Connection, stream: str, sequence: int) -> None:
     """The message before is acked, and this one is with the active instance."""
     async with asyncio.timeout(10):
-        while (info := await groups.member_info(connection, stream, "billing", "a")) is None or (
+        while (info := await groups.member_info(connection, stream, "billing", "a")) is None or (  # noqa: ASYNC110
             info.delivered_sequence < sequence
         ):
             await asyncio.sleep(0.02)

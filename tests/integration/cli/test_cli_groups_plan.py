@@ -17,8 +17,7 @@ from keylane.cli.group_words import (
     read_plan_file,
     seconds_from_word,
 )
-from keylane.cli.groups_shown import ranges
-from keylane.core.plans import Plan, balanced, sticky
+from keylane.core.plans import Plan, balanced, ranges, sticky
 from keylane.errors import InvalidInput
 from keylane.server import NatsServer
 from tests.integration.cli.groups_rig import here, plain_stream, run, running
@@ -211,6 +210,7 @@ def test_ranges() -> None:
     assert ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7,8"
     assert ranges([3]) == "3"
     assert ranges([]) == "none"
+    assert ranges([], none="-") == "-"
 
 
 def test_a_plan_file_is_read_from_the_given_stdin() -> None:

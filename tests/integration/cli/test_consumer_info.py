@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from keylane import Connection, priority
+from keylane.cli.consumer_told import as_utc
 from keylane.jetstream import consumers
 from keylane.priority import ConsumerConfig
 from keylane.server import NatsServer
@@ -122,8 +123,9 @@ async def test_info_without_a_pin(
     assert not found.keys() & {"pinned", "group", "since", "pin timeout"}
 
 
+@pytest.mark.parametrize("as_json", [False, True], ids=["words", "json"])
 async def test_unpin_says_who_was_pinned_and_who_is(
-    connection: Connection, nats_server: NatsServer, stream: str, keylane_run: Run
+    connection: Connection, nats_server: NatsServer, stream: str, keylane_run: Run, as_json: bool
 ) -> None:
     await priority.create(connection, stream, pinned("workers", max_ack_pending=1))
     async with (
@@ -134,7 +136,8 @@ async def test_unpin_says_who_was_pinned_and_who_is(
             await connection.jetstream.publish(f"{stream}.a", b"x")
         message = await first.next(5)
         assert message is not None
-        before = first.pin_id
+        was = await priority.group_state(connection, stream, "workers")
+        assert was.pinned_since is not None
 
         async def free_the_next_message() -> None:
             """One in flight: the second message, and with it the new pin, can come only after this ack."""
@@ -148,15 +151,25 @@ async def test_unpin_says_who_was_pinned_and_who_is(
         asked = asyncio.Event()
         freeing = asyncio.create_task(free_the_next_message())
         await asked.wait()
-        done = await keylane_run("consumer", "unpin", stream, "workers", "-s", nats_server.url)
+        how = ["--json"] if as_json else []
+        done = await keylane_run("consumer", "unpin", stream, "workers", *how, "-s", nats_server.url)
         await freeing
         assert (done.returncode, done.stderr) == (0, "")
-        unpinned, now = done.stdout.splitlines()
-        assert unpinned.startswith(f"unpinned {before}, which was pinned for ")
         state = await priority.group_state(connection, stream, "workers")
-        assert now == f"pinned now: {state.pinned_client_id}"
-        assert state.pinned_client_id not in (None, before)
+        assert state.pinned_client_id not in (None, was.pinned_client_id)
         assert state.pinned_client_id == second.pin_id
+        if as_json:
+            assert json.loads(done.stdout) == {
+                "stream": stream,
+                "consumer": "workers",
+                "unpinned_id": was.pinned_client_id,
+                "pinned_since": as_utc(was.pinned_since),
+                "pinned_id": state.pinned_client_id,
+            }
+        else:
+            unpinned, now = done.stdout.splitlines()
+            assert unpinned.startswith(f"unpinned {was.pinned_client_id}, which was pinned for ")
+            assert now == f"pinned now: {state.pinned_client_id}"
 
 
 async def test_unpin_with_nobody_there(
@@ -169,6 +182,12 @@ async def test_unpin_with_nobody_there(
         "nobody was pinned",
         "nobody is pinned yet: a reader is pinned with the next message that it is given",
     ]
+    done = await asyncio.to_thread(keylane_here, "consumer", "unpin", stream, "idle", "--json", "-s", nats_server.url)
+    assert (done.returncode, done.stderr) == (0, "")
+    told = json.loads(done.stdout)
+    assert told == {
+        "stream": stream, "consumer": "idle", "unpinned_id": None, "pinned_since": None, "pinned_id": None,
+    }  # fmt: skip
 
 
 # ---- wrong input --------------------------------------------------------------------------------------
