@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal, Protocol
 
-from keylane.core.lanes import DONE, Entry, Lanes
+from keylane.core.lanes import DONE, Entry, Lanes, State
 from keylane.errors import InvalidInput, KeylaneError
 from keylane.groups.message import GroupMessage, Outcome
 
@@ -170,6 +170,21 @@ class Handling:
         """Wait until nothing (of these) is at work. Without acks: until all that arrived is handled."""
         while not self._closed and (self._lanes.running(which) if self._terms.acks else len(self._lanes)):
             await self._some_end()
+
+    async def finish_without_gaps(self) -> list[GroupMessage]:
+        """Finish all that is older than anything that has begun; returns what was dropped instead.
+
+        A stream with limits delivers again what lies above the oldest message that is not acked. A key whose message
+        keeps failing is not waited for.
+        """
+        edge = max([self._lanes.highest_done, *(entry.sequence for entry in self._at_work.values())])
+        dropped: list[GroupMessage] = []
+        while not self._closed and len(self._lanes):
+            failing = {entry.key for entry in self._lanes if entry.state is State.RETRYING}
+            dropped += self._lanes.forget(lambda one: one.sequence > edge or self._lane_of(one) in failing)  # noqa: B023
+            if len(self._lanes):
+                await self._some_end()
+        return dropped
 
     async def room(self, limit: int) -> None:
         """Wait until fewer than this many messages are here."""

@@ -429,8 +429,11 @@ class Seat:
         """Start nothing more, finish what is at work, and wait until the server has all acks."""
         assert self._feed is not None
         self._gate.shut()
-        self._left = self._handling.forget()
-        await self._handling.finish()
+        if self._durable:
+            self._left = await self._handling.finish_without_gaps()
+        else:
+            self._left = self._handling.forget()
+            await self._handling.finish()
         if not self.is_active or not self._connection.is_connected:
             return
         await self._feed.settle()

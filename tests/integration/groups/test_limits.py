@@ -11,7 +11,11 @@ from keylane import groups
 from keylane.errors import Fenced, InvalidInput
 from keylane.groups import GroupMessage, MemberHooks
 from keylane.jetstream import streams
+from keylane.jetstream.consumers import ConsumerConfig
 from tests.integration.groups.rig import Ground, active, flawless, until
+
+PATIENT = ConsumerConfig(ack_wait_s=30.0)
+"""Nothing comes again by itself while a test lasts."""
 
 
 async def test_a_message_that_failed_max_tries_times_lets_its_key_go_on(ground: Ground) -> None:
@@ -198,3 +202,54 @@ async def test_wrong_limits_are_refused(ground: Ground, handler: Any, options: d
     await ground.elastic(members=["a"])
     with pytest.raises(InvalidInput, match=why):
         await ground.join("a", handler, **options)
+
+
+@pytest.mark.parametrize("kind", ["static", "elastic"])
+async def test_a_clean_stop_repeats_nothing_though_one_key_is_far_behind(
+    ground: Ground, partitioned: Ground, kind: str
+) -> None:
+    place = ground if kind == "elastic" else partitioned
+    await (place.elastic(members=["a"]) if kind == "elastic" else place.static(members=["a"]))
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def handler(message: GroupMessage) -> None:
+        if message.key == "k0":
+            begun.set()
+            await go_on.wait()
+        await place.evidence.note("first", message)
+
+    first = await place.join("a", handler, settings=PATIENT)
+    await place.join("a", place.evidence.handler("second"), settings=PATIENT)
+    sent = await place.publish(f"k{number % 5}" for number in range(50))
+    await begun.wait()
+    await place.evidence.until(lambda lines: len(lines) == 40)
+    stopping = asyncio.create_task(first.stop())
+    await asyncio.sleep(0.2)  # nobody tells that a stop has begun
+    go_on.set()
+    await stopping
+    await place.evidence.all_of(sent)
+    sent += await place.publish(["last"])  # whatever comes again comes before it
+    await place.evidence.all_of(sent)
+    assert flawless(place.evidence.verdict(sent))
+
+
+async def test_a_stop_does_not_wait_for_a_message_that_keeps_failing(partitioned: Ground) -> None:
+    await partitioned.static(members=["a"])
+    failures: list[str] = []
+
+    async def handler(message: GroupMessage) -> None:
+        if message.key == "bad":
+            raise ValueError("never")
+        await partitioned.evidence.note("a", message)
+
+    hooks = MemberHooks(on_failure=lambda message, _error, _tries: failures.append(message.key))
+    member = await partitioned.join("a", handler, hooks=hooks, settings=PATIENT)
+    sent = await partitioned.publish(["bad", "good", "bad", "good"])
+    await partitioned.evidence.all_of([sent[1], sent[3]])
+    await until(lambda: failures)
+    async with asyncio.timeout(5):
+        await member.stop()
+    second = await partitioned.join("a", settings=PATIENT)
+    await partitioned.evidence.all_of(sent)
+    assert active(second)
+    assert partitioned.evidence.verdict(sent).clean
