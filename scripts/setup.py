@@ -1,6 +1,6 @@
 """Makes `.venv` ready: `python3 scripts/setup.py demo|dev|test`, run by make.
 
-demo: keylane and what it needs to run. dev: also the tools, Kafka and Spark extras. test: dev and the peers.
+demo: keylane and what it needs to run. dev: also the tools and all extras. test: dev and the peers.
 Does nothing where nothing changed. Standard library only: it runs before anything is installed.
 """
 
@@ -25,7 +25,7 @@ PYTHON = VENV / "bin" / "python"
 PINS = "constraints.txt"
 REQUIREMENTS = {
     "demo": ["--editable", "."],
-    "dev": ["--editable", ".[fast,kafka,spark,websocket]", "--group", "dev"],
+    "dev": ["--editable", ".[fast,kafka,spark,sql,websocket]", "--group", "dev"],
 }
 LARGE_BYTES = 30_000_000
 

@@ -139,6 +139,10 @@ async def join(
             member,
         )
         order = "strict"
+    if getattr(handler, "needs_order", False) and (order == "none" or manual_ack):
+        raise InvalidInput(
+            "this handler needs each key's messages in order and acked after it: leave out order='none' and manual_ack"
+        )
     if journal is not None and journal.stream != stream:
         raise InvalidInput(f"the journal is that of stream {journal.stream!r}: stream {stream!r} needs its own")
     if order == "strict":

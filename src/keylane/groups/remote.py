@@ -106,8 +106,8 @@ class RemoteConsumer:
     async def delete(self) -> None:
         await consumers.delete(self._connection, self.stream, self.name)
 
-    async def delete_unless_in_use(self, our_pin: str | None = None) -> None:
-        """Delete the consumer if no instance waits or works on it: not now, and not a moment later.
+    async def delete_unless_in_use(self, our_pin: str | None = None) -> bool:
+        """Delete the consumer if no instance waits or works on it, not now and not a moment later; False: one does.
 
         Another instance may have found or made it just now. What is given to it then must stay its own: if the consumer
         went away, so would its acks. Close your own pulls before.
@@ -115,10 +115,11 @@ class RemoteConsumer:
         for is_last in (False, True):
             info = await self.info()
             if info.num_waiting or pinned(info) not in (None, our_pin):
-                return
+                return False
             if not is_last:
                 await asyncio.sleep(_COMING_S)
         await self.delete()
+        return True
 
     async def unpin(self, info: ConsumerInfo) -> None:
         await consumers.unpin(self._connection, self.stream, self.name, info.priority_groups[0].group)

@@ -46,6 +46,7 @@ _NOT_CHANGEABLE = 10012
 _TAKEN_RETRY_S = 0.025
 _LONGEST_TAKEN_RETRY_S = 0.25
 _STANDBY_WAIT_S = (0.4, 0.5)
+_AWAY_S = (0.2, 1.2)
 _LOOK_BELOW_S = 2.0
 
 
@@ -351,7 +352,9 @@ class Seat:
         only_gains = self.partitions == partitions_in(kept)
         if only_gains and not await self._remote.is_free(gained):
             return self._later()
-        await self._give_up()
+        if not await self._give_up():
+            # Two instances that wait on one consumer would make way for each other for ever: this one stays away.
+            await asyncio.sleep(random.uniform(*_AWAY_S))  # noqa: S311
         return await self._enter(wanted, kept)
 
     async def _let_go(self, wanted: ConsumerConfig, lost: frozenset[int]) -> bool:
@@ -410,9 +413,9 @@ class Seat:
 
     # ---- leaving --------------------------------------------------------------------------------------
 
-    async def _give_up(self) -> None:
-        """The member has no partitions any more: its consumer goes, if it is for this instance to say so."""
-        feed = self._feed
+    async def _give_up(self) -> bool:
+        """The consumer goes, if it is for this instance to say so; False: another instance has it."""
+        feed, is_gone = self._feed, True
         if feed is not None:
             self._gate.shut()  # also as a standby: a pin may come at any moment
             if self.is_active:
@@ -421,9 +424,10 @@ class Seat:
                 await self._remote.delete()
             else:
                 await feed.drain(0)
-                await self._remote.delete_unless_in_use(feed.pin_id)
+                is_gone = await self._remote.delete_unless_in_use(feed.pin_id)
             await self._drop_feed(consumer_is_gone=True)
         self._filters = ()
+        return is_gone
 
     async def _finish_all(self) -> None:
         """Start nothing more, finish what is at work, and wait until the server has all acks."""

@@ -1,0 +1,159 @@
+"""Exactly once: payments are added to balances in a database, and a process dies between its commit and its ack.
+
+Starts its own server and its own worker processes, writes to SQLite, runs for a few seconds and needs nothing prepared
+(pip install 'keylane[sql]' aiosqlite):
+
+    python examples/exactly_once.py
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+from nats.js.api import StreamConfig
+from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, func, select
+from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+
+import keylane
+from keylane import Connection, groups
+from keylane.exactly_once import ExactlyOnce
+from keylane.jetstream import streams
+from keylane.jetstream.consumers import ConsumerConfig
+from keylane.server import NatsServer
+
+PAYMENTS = 200
+FATAL = 60
+
+metadata = MetaData()
+balances = Table(
+    "balances",
+    metadata,
+    Column("account", String, primary_key=True),
+    Column("payments", Integer, nullable=False),
+    Column("amount", Integer, nullable=False),
+)
+
+
+# ---- the worker: a process of its own ---------------------------------------------------------------
+
+
+async def pay(message: groups.GroupMessage, connection: AsyncConnection) -> None:
+    """Add a payment to its account. Done twice, the balance would be wrong."""
+    amount = int(message.data)
+    row = insert(balances).values(account=message.key, payments=1, amount=amount)
+    await connection.execute(
+        row.on_conflict_do_update(
+            index_elements=["account"],
+            set_={"payments": balances.c.payments + 1, "amount": balances.c.amount + amount},
+        )
+    )
+
+
+async def work(url: str, database: str, fatal: int) -> None:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{database}")
+    once = ExactlyOnce(engine)
+    pay_once = once.handler(pay)
+
+    async def handler(message: groups.GroupMessage) -> None:
+        print("got", message.source_sequence, flush=True)
+        await pay_once(message)
+        if message.source_sequence == fatal:
+            os.kill(os.getpid(), signal.SIGKILL)  # the payment is committed; its ack has not left
+
+    async with await keylane.connect(url) as connection:
+        settings = ConsumerConfig(ack_wait_s=1.0)
+        member = await groups.join(connection, "PAYMENTS", "ledger", "alice", handler, settings=settings)
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        loop.add_signal_handler(signal.SIGTERM, ended.set)
+        loop.add_reader(sys.stdin, ended.set)  # it ends when the process that started this one is gone
+        await ended.wait()
+        await member.stop()
+    await engine.dispose()
+
+
+# ---- the story --------------------------------------------------------------------------------------
+
+
+class Worker:
+    """A worker process, and what was delivered to it."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.got: list[int] = []
+        self._listening = asyncio.create_task(self._listen())
+
+    @classmethod
+    async def start(cls, url: str, database: str, fatal: int = 0) -> Worker:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, __file__, "--worker", url, database, str(fatal)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        return cls(process)
+
+    async def end(self) -> None:
+        async with asyncio.timeout(30):
+            await self.process.wait()
+            await self._listening
+
+    async def _listen(self) -> None:
+        if self.process.stdout is not None:
+            async for line in self.process.stdout:
+                self.got.append(int(line.split()[1]))
+
+
+async def until_all_is_acked(connection: Connection) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            state = await streams.state(connection, "PAYMENTS-ledger")
+            if state.last_sequence == PAYMENTS and state.messages == 0:
+                return
+            await asyncio.sleep(0.05)
+
+
+async def main(url: str, database: str) -> None:
+    async with await keylane.connect(url) as connection:
+        await streams.create(connection, StreamConfig(name="PAYMENTS", subjects=["payments.*"]))
+        await groups.create_elastic(
+            connection, "PAYMENTS", "ledger", max_members=4, partitioning=[("payments.*", [1])], members=["alice"]
+        )
+        for number in range(PAYMENTS):
+            await connection.jetstream.publish(f"payments.account-{number % 10}", str(number).encode())
+        print(f"{PAYMENTS} payments into 10 accounts, {sum(range(PAYMENTS))} in all")
+        first = await Worker.start(url, database, FATAL)
+        await first.end()
+        print("A is killed after the commit of a payment and before its ack (kill -9)")
+        second = await Worker.start(url, database)
+        await until_all_is_acked(connection)
+        second.process.terminate()
+        await second.end()
+    again = sorted(set(first.got) & set(second.got))
+    print(
+        f"B went on; {len(again)} payments were delivered to both, the fatal one {'too' if FATAL in again else 'NOT'}"
+    )
+    engine = create_engine(f"sqlite:///{database}")
+    with engine.connect() as found:
+        accounts, payments, amount = found.execute(
+            select(func.count(), func.sum(balances.c.payments), func.sum(balances.c.amount))
+        ).one()
+    engine.dispose()
+    print(f"in the table: {payments} payments into {accounts} accounts, {amount} in all")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--worker"]:
+        asyncio.run(work(sys.argv[2], sys.argv[3], int(sys.argv[4])))
+    else:
+        with NatsServer.start() as server, tempfile.TemporaryDirectory() as directory:
+            path = str(Path(directory) / "balances.db")
+            plain = create_engine(f"sqlite:///{path}")
+            metadata.create_all(plain)
+            plain.dispose()
+            asyncio.run(main(server.url, path))

@@ -1,0 +1,23 @@
+"""Exactly once into a SQL database: a message's effects and the note that it is done, in one transaction.
+
+`handlers` wraps what a user wants done, `ledger` has the statements, `tables` the tables, `standing` what an instance
+may say about its ownership. `acking` is the other pattern: prepare, double ack, commit or roll back.
+
+Needs SQLAlchemy, which `import keylane` alone never loads.
+"""
+
+from __future__ import annotations
+
+from keylane.errors import ExtraMissing
+
+try:
+    from keylane.exactly_once.acking import ack_then_commit
+    from keylane.exactly_once.handlers import ExactlyOnce
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] != "sqlalchemy":
+        raise
+    raise ExtraMissing(
+        "keylane.exactly_once needs SQLAlchemy, which is not installed: pip install 'keylane[sql]'"
+    ) from error
+
+__all__ = ["ExactlyOnce", "ack_then_commit"]

@@ -1,0 +1,169 @@
+"""Transactions on an engine of either kind: an asynchronous one in the event loop, a plain one in threads.
+
+Owns how a step or an effect runs within a transaction. Knows nothing of claims and tables.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session
+
+from keylane.errors import InvalidInput
+from keylane.groups import GroupMessage
+
+T = TypeVar("T")
+Handler = Callable[[GroupMessage], Coroutine[Any, Any, None]]
+Step = Callable[[Connection], T]
+Effect = Callable[..., Any]
+"""Of a message and what it writes through: a connection or a session."""
+
+
+class Database(Protocol):
+    """What both kinds of engine can do here."""
+
+    @property
+    def dialect(self) -> str: ...
+
+    def check_effect(self, effect: Effect) -> None:
+        """Raise `InvalidInput` unless the effect is of the engine's kind."""
+        ...
+
+    async def run(self, step: Step[T]) -> T:
+        """One step in a transaction of its own."""
+        ...
+
+    async def perform(
+        self, message: GroupMessage, effect: Effect, *, session: bool, before: Step[bool], after: Step[None]
+    ) -> None:
+        """`before`, the effect if `before` says so, `after`: in one transaction, committed if none of them raises."""
+        ...
+
+    async def acked(self, message: GroupMessage, effect: Effect, *, ready: Step[None]) -> None:
+        """The effect, `ready`, a double ack: in one transaction, committed if none of them raises."""
+        ...
+
+
+def database(engine: object) -> Database:
+    if isinstance(engine, AsyncEngine):
+        return _AsyncDatabase(engine)
+    if isinstance(engine, Engine):
+        return _ThreadedDatabase(engine)
+    raise InvalidInput(
+        f"engine is {engine!r}: give an engine of SQLAlchemy, from create_async_engine() or create_engine()"
+    )
+
+
+class _AsyncDatabase:
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    @property
+    def dialect(self) -> str:
+        return self._engine.dialect.name
+
+    def check_effect(self, effect: Effect) -> None:
+        if not _is_async(effect):
+            raise InvalidInput(
+                f"effect is {effect!r}, which is no coroutine function, and the engine is asynchronous: write it with "
+                "async def, or use an engine from create_engine()"
+            )
+
+    async def run(self, step: Step[T]) -> T:
+        async with self._engine.begin() as connection:
+            return await connection.run_sync(step)
+
+    async def perform(
+        self, message: GroupMessage, effect: Effect, *, session: bool, before: Step[bool], after: Step[None]
+    ) -> None:
+        async with self._engine.begin() as connection:
+            if await connection.run_sync(before):
+                await _call(message, effect, connection, session=session)
+                await connection.run_sync(after)
+
+    async def acked(self, message: GroupMessage, effect: Effect, *, ready: Step[None]) -> None:
+        async with self._engine.begin() as connection:
+            await effect(message, connection)
+            await connection.run_sync(ready)
+            await message.ack_confirmed()
+
+
+async def _call(message: GroupMessage, effect: Effect, connection: AsyncConnection, *, session: bool) -> None:
+    if not session:
+        await effect(message, connection)
+        return
+    async with AsyncSession(bind=connection, expire_on_commit=False) as own:
+        await effect(message, own)
+        await own.flush()
+
+
+class _ThreadedDatabase:
+    """A transaction stays in one thread from its beginning to its end: SQLite's connections demand it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @property
+    def dialect(self) -> str:
+        return self._engine.dialect.name
+
+    def check_effect(self, effect: Effect) -> None:
+        if _is_async(effect):
+            raise InvalidInput(
+                f"effect is {effect!r}, a coroutine function, and the engine is a plain one: use an engine from "
+                "create_async_engine(), or write the effect with def"
+            )
+
+    async def run(self, step: Step[T]) -> T:
+        def transaction() -> T:
+            with self._engine.begin() as connection:
+                return step(connection)
+
+        return await asyncio.to_thread(transaction)
+
+    async def perform(
+        self, message: GroupMessage, effect: Effect, *, session: bool, before: Step[bool], after: Step[None]
+    ) -> None:
+        def transaction() -> None:
+            with self._engine.begin() as connection:
+                if not before(connection):
+                    return
+                if session:
+                    with Session(bind=connection, expire_on_commit=False) as own:
+                        effect(message, own)
+                        own.flush()
+                else:
+                    effect(message, connection)
+                after(connection)
+
+        await _in_thread(message, transaction)
+
+    async def acked(self, message: GroupMessage, effect: Effect, *, ready: Step[None]) -> None:
+        loop = asyncio.get_running_loop()
+
+        def transaction() -> None:
+            with self._engine.begin() as connection:
+                effect(message, connection)
+                ready(connection)
+                asyncio.run_coroutine_threadsafe(message.ack_confirmed(), loop).result()
+
+        await _in_thread(message, transaction)
+
+
+async def _in_thread(message: GroupMessage, work: Callable[[], None]) -> None:
+    message.home = asyncio.get_running_loop()
+    try:
+        await asyncio.to_thread(work)
+    finally:
+        message.home = None
+
+
+def _is_async(effect: Effect) -> bool:
+    if not callable(effect):
+        raise InvalidInput(f"effect is {effect!r}: give a function of a message and a connection")
+    return inspect.iscoroutinefunction(effect) or inspect.iscoroutinefunction(type(effect).__call__)

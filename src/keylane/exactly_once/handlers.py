@@ -1,0 +1,191 @@
+"""`ExactlyOnce`: turns what a user wants done in a database into a handler for `groups.join`.
+
+One message, one transaction: is the partition still ours, is the message still to be done, the effect, the note that it
+is done, commit. The group acks afterwards, as ever; a message that comes again is recognised by the note.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeVar, overload
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session
+
+from keylane.core.names import check_group_name, check_stream_name
+from keylane.errors import Fenced
+from keylane.exactly_once import ledger
+from keylane.exactly_once.databases import Effect, Handler, database
+from keylane.exactly_once.ledger import DoneElsewhere, Limits, Superseded
+from keylane.exactly_once.standing import Claim, Entry, Origin, Standing, check_pin, entry_of, origin_of
+from keylane.exactly_once.tables import prepare
+from keylane.groups import GroupMessage
+from keylane.jetstream.settings import check_seconds
+
+T = TypeVar("T")
+
+LOCK_TIMEOUT_S = 5.0
+IDLE_TIMEOUT_S = 10.0
+
+
+class ExactlyOnce:
+    """Exactly once into the database of one SQLAlchemy engine: PostgreSQL or SQLite.
+
+    An engine from `create_async_engine` takes effects written with `async def`; one from `create_engine` takes plain
+    functions, which run in threads. Give its pool as many connections as handlers run at once (`concurrency`).
+
+    `lock_timeout_s` and `idle_timeout_s` are PostgreSQL's, for these transactions only: how long one waits for a row
+    that another holds, and how long one may stand idle, as that of a frozen process does, before the server ends it. An
+    effect that waits for something else than the database for longer than that is ended too.
+
+    >>> async def effect(message, connection):
+    ...     await connection.execute(insert(orders).values(data=message.data))
+    >>> once = ExactlyOnce(create_async_engine("postgresql+psycopg://…"))
+    >>> await groups.join(connection, "ORDERS", "billing", "alice", once.handler(effect))
+    """
+
+    def __init__(
+        self,
+        engine: AsyncEngine | Engine,
+        *,
+        lock_timeout_s: float = LOCK_TIMEOUT_S,
+        idle_timeout_s: float = IDLE_TIMEOUT_S,
+    ) -> None:
+        self._database = database(engine)
+        ledger.check_dialect(self._database.dialect)
+        self._limits = Limits(
+            lock_s=check_seconds(lock_timeout_s, "lock_timeout_s"),
+            idle_s=check_seconds(idle_timeout_s, "idle_timeout_s"),
+        )
+        self._standings: dict[tuple[str, str, str, str], Standing] = {}
+        self._preparing = asyncio.Lock()
+        self._prepared = False
+
+    def __repr__(self) -> str:
+        return f"<ExactlyOnce {self._database.dialect}, {len(self._standings)} instances seen>"
+
+    @overload
+    def handler(self, effect: Callable[[GroupMessage, AsyncConnection], Awaitable[None]]) -> Handler: ...
+
+    @overload
+    def handler(self, effect: Callable[[GroupMessage, Connection], None]) -> Handler: ...
+
+    def handler(self, effect: Effect) -> Handler:
+        """A handler that runs `effect(message, connection)`. It returns or raises; it never commits or settles."""
+        self._database.check_effect(effect)
+        return _Handler(partial(self._handle, effect=effect, session=False))
+
+    @overload
+    def session_handler(self, effect: Callable[[GroupMessage, AsyncSession], Awaitable[None]]) -> Handler: ...
+
+    @overload
+    def session_handler(self, effect: Callable[[GroupMessage, Session], None]) -> Handler: ...
+
+    def session_handler(self, effect: Effect) -> Handler:
+        """As `handler`, for an effect that writes through a session of the ORM. It is flushed after the effect."""
+        self._database.check_effect(effect)
+        return _Handler(partial(self._handle, effect=effect, session=True))
+
+    async def create_tables(self) -> None:
+        """Make keylane's tables where they are missing. The first message does it too, if it may."""
+        async with self._preparing:
+            if not self._prepared:
+                await self._in_transaction(prepare)
+                self._prepared = True
+
+    async def forget(self, stream: str, group: str) -> int:
+        """Forget all that a group has done; returns how many keys were known. Its messages count as new.
+
+        For a stream that was deleted and made again: it counts from 1, and its messages would be taken for known ones.
+        """
+        check_stream_name(stream)
+        check_group_name(group)
+        await self.create_tables()
+        return await self._in_transaction(lambda connection: ledger.forget(connection, stream, group))
+
+    async def _handle(self, message: GroupMessage, *, effect: Effect, session: bool) -> None:
+        origin = origin_of(message)
+        if not self._prepared:
+            await self.create_tables()
+        check_pin(message, origin)
+        entry = entry_of(message, origin)
+        standing = self._standing(origin)
+        mine = standing.claim_on(entry.partition, origin.pin_id)
+        if mine is not None:
+            try:
+                await self._perform(message, entry, mine, effect, session=session)
+            except Superseded:
+                pass  # perhaps the partition went away and came back: ask anew
+            else:
+                return
+        async with standing.claiming(entry.partition):
+            known = standing.claim_on(entry.partition, origin.pin_id)
+            mine = known if known not in (None, mine) else await self._claim(message, entry, origin, standing)
+        assert mine is not None
+        try:
+            await self._perform(message, entry, mine, effect, session=session)
+        except Superseded as error:
+            raise _fenced(entry, mine, error.stored) from None
+
+    async def _claim(self, message: GroupMessage, entry: Entry, origin: Origin, standing: Standing) -> Claim:
+        """Take the partition, in a transaction of its own: others of this instance need not wait for an effect."""
+        pin_id = origin.pin_id
+        revision, pinned_ns = await origin.fence()
+        check_pin(message, origin)
+        mine = Claim(revision, pinned_ns, origin.member)
+        instance = origin.instance
+        try:
+            await self._in_transaction(lambda connection: ledger.claim(connection, entry, mine, instance))
+        except Superseded as error:
+            raise _fenced(entry, mine, error.stored) from None
+        standing.claimed(entry.partition, pin_id, mine)
+        return mine
+
+    async def _perform(
+        self, message: GroupMessage, entry: Entry, mine: Claim, effect: Effect, *, session: bool
+    ) -> None:
+        def before(connection: Connection) -> bool:
+            self._limits.begin(connection)
+            return ledger.is_due(connection, entry, mine)
+
+        def after(connection: Connection) -> None:
+            ledger.note(connection, entry)
+
+        try:
+            await self._database.perform(message, effect, session=session, before=before, after=after)
+        except DoneElsewhere:
+            return
+
+    async def _in_transaction(self, step: Callable[[Connection], T]) -> T:
+        def steps(connection: Connection) -> T:
+            self._limits.begin(connection)
+            return step(connection)
+
+        return await self._database.run(steps)
+
+    def _standing(self, origin: Origin) -> Standing:
+        return self._standings.setdefault((origin.stream, origin.group, origin.member, origin.instance), Standing())
+
+
+class _Handler:
+    """What `groups.join` is given. `needs_order`: without order per key, a later message would hide an earlier one."""
+
+    needs_order = True
+
+    def __init__(self, handle: Handler) -> None:
+        self._handle = handle
+
+    async def __call__(self, message: GroupMessage) -> None:
+        await self._handle(message)
+
+
+def _fenced(entry: Entry, mine: Claim, stored: Claim | None) -> Fenced:
+    owner = f"{stored.member} (revision {stored.revision}, pinned {stored.pinned_ns})" if stored else "nobody"
+    return Fenced(
+        f"partition {entry.partition} of {entry.stream}/{entry.group_name} belongs to {owner}, and not to "
+        f"{mine.member} (revision {mine.revision}, pinned {mine.pinned_ns}): sequence {entry.sequence} was rolled "
+        "back; its owner does it"
+    )

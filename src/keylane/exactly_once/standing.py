@@ -1,0 +1,107 @@
+"""What an instance may say about its ownership of partitions, and which claims it has put into the database.
+
+Owns the tokens and when they are asked for anew. Never talks to the database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple, Protocol
+
+from keylane.errors import Fenced, InvalidInput
+from keylane.groups import GroupMessage
+
+_PIN_HEADER = "Nats-Pin-Id"
+
+
+class Origin(Protocol):
+    """Where a message came from: the member instance that all its messages share. `message.origin` is one."""
+
+    @property
+    def stream(self) -> str: ...
+
+    @property
+    def group(self) -> str: ...
+
+    @property
+    def member(self) -> str: ...
+
+    @property
+    def instance(self) -> str: ...
+
+    @property
+    def pin_id(self) -> str | None: ...
+
+    @property
+    def revision(self) -> int: ...
+
+    async def fence(self) -> tuple[int, int]:
+        """The group's revision and when this instance was pinned (ns); raises `Fenced` if it is not pinned any more."""
+        ...
+
+
+class Claim(NamedTuple):
+    """Who claims a partition, and since when it is theirs."""
+
+    revision: int
+    pinned_ns: int
+    member: str
+
+
+class Entry(NamedTuple):
+    """What a message is to the tables."""
+
+    stream: str
+    group_name: str
+    partition: int
+    lane: str
+    sequence: int
+
+
+def origin_of(message: GroupMessage) -> Origin:
+    origin: Origin | None = getattr(message, "origin", None)
+    if origin is None:
+        raise InvalidInput(f"{message!r} has no origin: exactly once is for messages that a joined member handles")
+    return origin
+
+
+def entry_of(message: GroupMessage, origin: Origin) -> Entry:
+    return Entry(origin.stream, origin.group, message.partition, storable(message.key), message.source_sequence)
+
+
+def storable(key: str) -> str:
+    """A key as text that every database takes: bytes that are not UTF-8, NUL and backslashes are written as escapes."""
+    return key.replace("\\", "\\\\").replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+
+
+def check_pin(message: GroupMessage, origin: Origin) -> None:
+    """What came with an earlier pin is nothing that the present one speaks for."""
+    delivered_to = message.headers.get(_PIN_HEADER)
+    if delivered_to is not None and delivered_to != origin.pin_id:
+        raise Fenced(
+            f"{message!r} was delivered to pin {delivered_to}, and member {origin.member} ({origin.instance}) has "
+            f"{origin.pin_id or 'none'} now: the message comes again, to whoever is pinned"
+        )
+
+
+class Standing:
+    """One instance's claims while it has one pin. A new pin starts with none."""
+
+    def __init__(self) -> None:
+        self._pin_id: str | None = None
+        self._claims: dict[int, Claim] = {}
+        self._claiming: dict[int, asyncio.Lock] = {}
+
+    def claiming(self, partition: int) -> asyncio.Lock:
+        """Held while a partition is claimed: the first message does it for all that are at work."""
+        return self._claiming.setdefault(partition, asyncio.Lock())
+
+    def claim_on(self, partition: int, pin_id: str | None) -> Claim | None:
+        """What was claimed before under this pin."""
+        return self._claims.get(partition) if pin_id is not None and pin_id == self._pin_id else None
+
+    def claimed(self, partition: int, pin_id: str | None, claim: Claim) -> None:
+        if pin_id != self._pin_id:
+            self._pin_id = pin_id
+            self._claims = {}
+        self._claims[partition] = claim
