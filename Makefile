@@ -3,7 +3,7 @@
 
 ARGS ?=
 
-.PHONY: help demo test lint format bench chaos lock clean
+.PHONY: help demo test lint format bench chaos soak lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -13,6 +13,7 @@ help:
 	@echo 'make format   let ruff format the code'
 	@echo 'make bench    run the benchmarks                    (ARGS="feed --json")'
 	@echo 'make chaos    make trouble and judge what comes of it (ARGS="rebalance --seconds 60 --seed 1")'
+	@echo 'make soak     two million messages through one member: does its memory stay flat?'
 	@echo 'make lock     take the newest versions into constraints.txt'
 	@echo 'make clean    remove everything that make made'
 	@echo 'PYTHON=...    use this Python instead of the first one found that is 3.11 or newer'
@@ -44,6 +45,10 @@ bench:
 chaos:
 	@sh scripts/setup test
 	@.venv/bin/python -m chaos $(or $(ARGS),rebalance)
+
+soak:
+	@sh scripts/setup test
+	@.venv/bin/python -m chaos memory $(ARGS)
 
 lock:
 	@sh scripts/setup dev

@@ -1,6 +1,6 @@
-"""`python -m chaos rebalance --seconds 60 --seed 1 [--rate R] [--storage memory|file] [--peer keylane|go] [--json]`.
+"""`python -m chaos rebalance|groups|memory [options] [--json]`: docs/chaos.md says what each run does.
 
-Exit code 0: nothing lost, nothing twice, nothing out of order. 1: something was. 2: the run itself broke.
+Exit code 0: the verdict is clean. 1: it is not. 2: the run itself broke, or the arguments are wrong.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import asyncio
 import json
 import sys
 
-from chaos import rebalance
+from chaos import groups, memory, rebalance
+from chaos.faults import KINDS
 from chaos.members import RunBroken
 from tests.peers.presence import PeerBroken, PeerMissing
 
@@ -18,20 +19,46 @@ from tests.peers.presence import PeerBroken, PeerMissing
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m chaos", description=__doc__)
     scenarios = parser.add_subparsers(dest="scenario", required=True)
-    one = scenarios.add_parser("rebalance", help="planned changes of membership under load")
-    one.add_argument("--seconds", type=float, default=60.0, help="how long to publish")
-    one.add_argument("--seed", type=int, default=1, help="decides who is added and dropped")
+    _add_rebalance(scenarios.add_parser("rebalance", help="planned changes of membership under load"))
+    _add_groups(scenarios.add_parser("groups", help="kills, freezes, stops, restarts and changes under load"))
+    _add_memory(scenarios.add_parser("memory", help="does a member's memory stay flat?"))
+    options = parser.parse_args(arguments)
+    try:
+        code, told = {"rebalance": _rebalance, "groups": _groups, "memory": _memory}[options.scenario](options, parser)
+    except (RunBroken, PeerMissing, PeerBroken) as broken:
+        _say(f"the run broke: {broken}")
+        return 2
+    print(told)
+    return code
+
+
+def _common(one: argparse.ArgumentParser, *, seconds: float, every_s: float) -> None:
+    one.add_argument("--seconds", type=float, default=seconds, help="how long to publish")
+    one.add_argument("--seed", type=int, default=1, help="decides what happens when")
+    one.add_argument("--every", type=float, default=every_s, help="seconds from one event to the next")
+    one.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def _check(options: argparse.Namespace, rate: float, parser: argparse.ArgumentParser) -> None:
+    if rate <= 0 or options.every <= 0 or options.work < 0 or options.seconds < 2 * options.every:
+        parser.error("--rate and --every must be positive, --work not negative, --seconds at least twice --every")
+
+
+# ---- rebalance ------------------------------------------------------------------------------------------
+
+
+def _add_rebalance(one: argparse.ArgumentParser) -> None:
+    _common(one, seconds=60.0, every_s=3.0)
     one.add_argument("--rate", type=float, help="messages a second (default: 5000 on memory, 1500 on file)")
     one.add_argument("--storage", choices=("memory", "file"), default="memory")
     one.add_argument("--peer", choices=("keylane", "go"), default="keylane", help="whose members")
     one.add_argument("--plan", choices=("balanced", "sticky"), default="balanced")
-    one.add_argument("--every", type=float, default=3.0, help="seconds between two changes")
     one.add_argument("--work", type=float, default=0.0, help="seconds that each message takes to handle")
-    one.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-    options = parser.parse_args(arguments)
+
+
+def _rebalance(options: argparse.Namespace, parser: argparse.ArgumentParser) -> tuple[int, str]:
     rate = options.rate if options.rate is not None else rebalance.RATES[options.storage]
-    if rate <= 0 or options.every <= 0 or options.work < 0 or options.seconds < 2 * options.every:
-        parser.error("--rate and --every must be positive, --work not negative, --seconds at least twice --every")
+    _check(options, rate, parser)
     settings = rebalance.Settings(
         seconds=options.seconds,
         seed=options.seed,
@@ -42,13 +69,67 @@ def main(arguments: list[str] | None = None) -> int:
         every_s=options.every,
         work_s=options.work,
     )
-    try:
-        outcome = asyncio.run(rebalance.run(settings, _say))
-    except (RunBroken, PeerMissing, PeerBroken) as broken:
-        _say(f"the run broke: {broken}")
-        return 2
-    print(json.dumps(outcome.as_json()) if options.json else rebalance.as_text(outcome))
-    return 0 if outcome.spotless else 1
+    outcome = asyncio.run(rebalance.run(settings, _say))
+    told = json.dumps(outcome.as_json()) if options.json else rebalance.as_text(outcome)
+    return 0 if outcome.spotless else 1, told
+
+
+# ---- groups ---------------------------------------------------------------------------------------------
+
+
+def _add_groups(one: argparse.ArgumentParser) -> None:
+    default = groups.Settings()
+    _common(one, seconds=default.seconds, every_s=default.every_s)
+    one.add_argument("--rate", type=float, help="messages a second (default: 2000, with a sink 200)")
+    one.add_argument("--storage", choices=("memory", "file"), default=default.storage)
+    one.add_argument("--sink", choices=("none", "postgres"), default=default.sink, help="where effects go")
+    one.add_argument("--faults", default=",".join(KINDS), help=f"which of {','.join(KINDS)}, or none")
+    one.add_argument("--work", type=float, default=default.work_s, help="seconds that each message takes to handle")
+    one.add_argument("--failing", type=float, default=default.failing, help="share of tries that fail")
+    one.add_argument("--poison", type=int, default=default.poison, help="one in so many fails always; 0: none")
+    one.add_argument("--keep", help="a directory in which evidence and logs stay")
+
+
+def _groups(options: argparse.Namespace, parser: argparse.ArgumentParser) -> tuple[int, str]:
+    rate = options.rate if options.rate is not None else groups.RATES[options.sink]
+    _check(options, rate, parser)
+    chosen = [one for one in options.faults.split(",") if one and one != "none"]
+    if unknown := sorted(set(chosen) - set(KINDS)):
+        parser.error(f"--faults has {', '.join(unknown)}: choose from {', '.join(KINDS)}, or none")
+    if options.storage == "memory" and "server" in chosen:
+        parser.error("--storage memory loses everything when the server restarts: leave server out of --faults")
+    if not 0 <= options.failing < 1 or options.poison < 0:
+        parser.error("--failing must be at least 0 and below 1, --poison not negative")
+    settings = groups.Settings(
+        seconds=options.seconds,
+        seed=options.seed,
+        rate=rate,
+        storage=options.storage,
+        sink=options.sink,
+        faults=tuple(kind for kind in KINDS if kind in chosen),
+        every_s=options.every,
+        work_s=options.work,
+        failing=options.failing,
+        poison=options.poison,
+        keep=options.keep,
+    )
+    outcome = asyncio.run(groups.run(settings, _say))
+    return 0 if outcome.clean else 1, json.dumps(outcome.as_json()) if options.json else groups.as_text(outcome)
+
+
+# ---- memory ---------------------------------------------------------------------------------------------
+
+
+def _add_memory(one: argparse.ArgumentParser) -> None:
+    one.add_argument("--messages", type=int, default=2_000_000, help="how many messages the member handles")
+    one.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def _memory(options: argparse.Namespace, parser: argparse.ArgumentParser) -> tuple[int, str]:
+    if options.messages < 1000:
+        parser.error("--messages must be at least 1000")
+    outcome = asyncio.run(memory.run(options.messages, _say))
+    return 0 if outcome.clean else 1, json.dumps(outcome.as_json()) if options.json else memory.as_text(outcome)
 
 
 def _say(line: str) -> None:

@@ -26,6 +26,22 @@ class Handled(NamedTuple):
     partition: int
     sequence: int
     by: str
+    queue_sequence: int = 0
+    """0 where the process does not write it."""
+    delivered: int = 0
+
+
+class Failed(NamedTuple):
+    """One try that failed."""
+
+    at_s: float
+    key: str
+    partition: int
+    sequence: int
+    by: str
+    tries: int
+    meant: bool = True
+    """Whether the handler failed on purpose."""
 
 
 class Happening(NamedTuple):
@@ -35,23 +51,55 @@ class Happening(NamedTuple):
     what: str
 
 
-def read(file: Path, by: str, partitions: int) -> list[Handled]:
-    """The evidence of one process, oldest first. The last token of a subject is the key.
+class Log:
+    """The evidence of one process, which may still be writing it."""
 
-    A last line that a kill cut short is left out: it was not written.
-    """
-    found = []
-    places: dict[bytes, tuple[str, int]] = {}
-    for line in file.read_bytes().split(b"\n")[:-1]:
-        if line == b"ready":
-            continue
-        at_ns, subject, sequence, _ = line.split(b" ")
-        place = places.get(subject)
+    def __init__(self, file: Path, by: str, partitions: int) -> None:
+        self.handled: list[Handled] = []
+        self.failed: list[Failed] = []
+        self.linked: list[float] = []
+        """When a lost link to the server was there again."""
+        self._file = file
+        self._by = by
+        self._partitions = partitions
+        self._offset = 0
+        self._places: dict[bytes, tuple[str, int]] = {}
+
+    def read_on(self) -> None:
+        """Take what was written since the last time. A line that is not whole (yet) is left: it was not written."""
+        with self._file.open("rb") as file:
+            file.seek(self._offset)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.splitlines():
+            words = line.split(b" ")
+            if words[0] == b"failed":
+                at_ns, subject, sequence, tries, meant = words[1:]
+                place = self._place(subject)
+                self.failed.append(Failed(int(at_ns) / 1e9, *place, int(sequence), self._by, int(tries), meant == b"1"))
+            elif words[0] == b"linked":
+                self.linked.append(int(words[1]) / 1e9)
+            elif words[0] != b"ready":
+                at_ns, subject, sequence, _member, *more = words
+                self.handled.append(
+                    Handled(int(at_ns) / 1e9, *self._place(subject), int(sequence), self._by, *map(int, more))
+                )
+
+    def _place(self, subject: bytes) -> tuple[str, int]:
+        """The last token of a subject is the key."""
+        place = self._places.get(subject)
         if place is None:
             key = subject.decode().rpartition(".")[2]
-            place = places[subject] = key, partition_number(key, partitions)
-        found.append(Handled(int(at_ns) / 1e9, *place, int(sequence), by))
-    return found
+            place = self._places[subject] = key, partition_number(key, self._partitions)
+        return place
+
+
+def read(file: Path, by: str, partitions: int) -> list[Handled]:
+    """What one process handled, oldest first."""
+    log = Log(file, by, partitions)
+    log.read_on()
+    return log.handled
 
 
 def merged(logs: Iterable[Sequence[Handled]]) -> list[Handled]:

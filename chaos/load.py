@@ -1,4 +1,8 @@
-"""A steady load: messages of many keys at a given rate, and what the server stored of them."""
+"""A steady load: messages of many keys at a given rate, and what the server stored of them.
+
+A message whose fate is unknown is sent again under the same id, so that it is stored once. It may then lie behind a
+later one of its key: the order that counts is that of the stream.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,16 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
+from keylane.errors import NotStored, OutcomeUnknown
 from keylane.jetstream.connection import Connection
-from keylane.jetstream.publish import PublishAck, open_publisher
+from keylane.jetstream.publish import PublishAck, Publisher, open_publisher
 
 PREFIX = "orders."
 FILTER = "orders.*"
 KEYS = 200
+ID = "Nats-Msg-Id"
 _STEP_S = 0.004
+_STORED_TIMEOUT_S = 60.0
 
 
 class Load:
@@ -23,12 +30,17 @@ class Load:
     def __init__(self, connection: Connection, rate: float) -> None:
         self.keys: dict[int, str] = {}
         """The key of every stored message, by its sequence."""
+        self.numbers: dict[int, int] = {}
+        """The number (which is its id) of every stored message, by its sequence."""
         self.longest_gap_s = 0.0
         """Between two messages: no member can be smoother than this."""
+        self.repeats = 0
+        """How many were sent again."""
         self._connection = connection
         self._rate = rate
         self._stopped = asyncio.Event()
-        self._pending: deque[tuple[str, asyncio.Future[PublishAck]]] = deque()
+        self._pending: deque[tuple[int, asyncio.Future[PublishAck]]] = deque()
+        self._again: deque[int] = deque()
         self._task = asyncio.create_task(self._run(), name="load")
 
     async def stop(self) -> None:
@@ -49,20 +61,43 @@ class Load:
                 now = time.monotonic()
                 self.longest_gap_s = max(self.longest_gap_s, now - last)
                 last = now
-                while count < (now - start) * self._rate:
-                    key = f"k{count % KEYS}"
-                    self._pending.append((key, await publisher.send(PREFIX + key, b"%d" % count)))
+                await self._repeat(publisher)
+                while count < (now - start) * self._rate and not self._again:
+                    await self._send(publisher, count)
                     count += 1
                 self._collect()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(max(_STEP_S, 1 / self._rate)):
                         await self._stopped.wait()
-        self._collect()
+            async with asyncio.timeout(_STORED_TIMEOUT_S):
+                while self._pending or self._again:
+                    await self._repeat(publisher)
+                    self._collect()
+                    await asyncio.sleep(_STEP_S)
+
+    async def _send(self, publisher: Publisher, number: int) -> None:
+        try:
+            sent = await publisher.send(f"{PREFIX}k{number % KEYS}", b"%d" % number, {ID: str(number)})
+        except NotStored:
+            self._again.append(number)
+        else:
+            self._pending.append((number, sent))
+
+    async def _repeat(self, publisher: Publisher) -> None:
+        for _ in range(len(self._again) if self._connection.is_connected else 0):
+            self.repeats += 1
+            await self._send(publisher, self._again.popleft())
 
     def _collect(self) -> None:
         while self._pending and self._pending[0][1].done():
-            key, stored = self._pending.popleft()
-            self.keys[stored.result().sequence] = key
+            number, stored = self._pending.popleft()
+            try:
+                sequence = stored.result().sequence
+            except (NotStored, OutcomeUnknown):
+                self._again.append(number)
+            else:
+                self.keys[sequence] = f"k{number % KEYS}"
+                self.numbers[sequence] = number
 
 
 @asynccontextmanager

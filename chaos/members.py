@@ -6,6 +6,7 @@ Each writes its evidence into a file of its own. They are tethered: the kernel e
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -42,20 +43,34 @@ class Group:
 class MemberProcess:
     """One instance of a member."""
 
-    def __init__(self, member: str, process: asyncio.subprocess.Process, evidence: Path, errors: Path) -> None:
+    def __init__(
+        self, member: str, name: str, process: asyncio.subprocess.Process, evidence: Path, errors: Path
+    ) -> None:
         self.member = member
+        self.name = name
+        """Of this very process: an instance that is started again has another one."""
         self.evidence = evidence
+        self.errors = errors
         self._process = process
-        self._errors = errors
         self._expected_to_end = False
 
     def __repr__(self) -> str:
-        return f"<MemberProcess {self.member} pid={self._process.pid}>"
+        return f"<MemberProcess {self.name} of {self.member} pid={self._process.pid}>"
+
+    @property
+    def ended_by_itself(self) -> bool:
+        return self._process.returncode is not None and not self._expected_to_end
+
+    @property
+    def resident_bytes(self) -> int:
+        """How much memory it has now."""
+        pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
 
     async def ready(self) -> None:
         """Wait until it has joined."""
         async with _deadline(_READY_TIMEOUT_S, f"{self!r} did not join"):
-            while not self.evidence.stat().st_size:
+            while b"ready\n" not in self.evidence.read_bytes()[:4096]:
                 self.check()
                 await asyncio.sleep(_LOOK_EVERY_S)
 
@@ -68,19 +83,35 @@ class MemberProcess:
 
     def check(self) -> None:
         """RunBroken if it ended by itself."""
-        if self._process.returncode is not None and not self._expected_to_end:
-            raise RunBroken(f"{self!r} ended ({self._process.returncode}): {self._errors.read_text()[-2000:]}")
+        if self.ended_by_itself:
+            raise RunBroken(f"{self!r} ended ({self._process.returncode}): {self.last_words}")
 
-    async def stop(self) -> None:
-        """SIGTERM, and SIGKILL if that is not enough. Returns when it is gone."""
+    @property
+    def last_words(self) -> str:
+        """The end of its log."""
+        return self.errors.read_text()[-2000:]
+
+    async def stop(self, timeout_s: float = _STOP_TIMEOUT_S) -> bool:
+        """SIGTERM, and SIGKILL if that is not enough: then False. Returns when it is gone."""
         self._expected_to_end = True
         if self._process.returncode is None:
             self._process.send_signal(signal.SIGTERM)
         try:
-            async with asyncio.timeout(_STOP_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 await self._process.wait()
         except TimeoutError:
             await self.kill()
+            return False
+        return True
+
+    def freeze(self) -> None:
+        """SIGSTOP: it stands still and keeps all it has, its links included."""
+        if self._process.returncode is None:
+            self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        if self._process.returncode is None:
+            self._process.send_signal(signal.SIGCONT)
 
     async def kill(self) -> None:
         """SIGKILL, as a crash would."""
@@ -101,19 +132,20 @@ class Members:
     """None: keylane's default; the Go reference keeps order with one message in flight only, so it gets 1."""
     work_s: float = 0.0
     """How long a message takes to handle."""
+    options: tuple[str, ...] = ()
+    """More of them for keylane's own worker."""
     started: list[MemberProcess] = field(default_factory=list)
 
-    async def start(self, member: str, peer: Peer) -> MemberProcess:
+    async def start(self, member: str, peer: Peer = "keylane", name: str | None = None) -> MemberProcess:
         """Start an instance. It may still be on its way to join: see `ready`."""
-        number = len(self.started)
-        name = f"{self.group.stream}-{member}-{number}"
+        name = name or f"{self.group.stream}-{member}-{len(self.started)}"
         evidence, errors = self.directory / f"{name}.evidence", self.directory / f"{name}.errors"
         with evidence.open("wb") as out, errors.open("wb") as err:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, tether.__file__, *self._command(member, peer),
+                sys.executable, tether.__file__, *self._command(member, peer, name),
                 stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=err, cwd=REPOSITORY,
             )  # fmt: skip
-        one = MemberProcess(member, process, evidence, errors)
+        one = MemberProcess(member, name, process, evidence, errors)
         self.started.append(one)
         return one
 
@@ -127,13 +159,13 @@ class Members:
     async def kill(self) -> None:
         await asyncio.gather(*(one.kill() for one in self.started))
 
-    def _command(self, member: str, peer: Peer) -> Sequence[str]:
+    def _command(self, member: str, peer: Peer, name: str) -> Sequence[str]:
         where = ["--url", self.group.url, "--stream", self.group.stream, "--group", self.group.group]
         pending = self.max_ack_pending if self.max_ack_pending is not None or peer == "keylane" else 1
         how = ["--member", member] + (["--max-ack-pending", str(pending)] if pending is not None else [])
         if peer == "keylane":
-            wait = ["--ack-wait", str(self.ack_wait_s), "--work", str(self.work_s)]
-            return [sys.executable, "-m", "chaos.worker", *where, *how, *wait]
+            wait = ["--ack-wait", str(self.ack_wait_s), "--work", str(self.work_s), "--instance", name]
+            return [sys.executable, "-m", "chaos.worker", *where, *how, *wait, *self.options]
         wait = ["--ack-wait", f"{self.ack_wait_s}s", "--sleep", f"{self.work_s}s"]
         program_path = str(program("pcgroups-peer"))
         return [program_path, "consume", *where, *how, *wait, "--kind", self.group.kind, "--evidence"]
@@ -147,9 +179,10 @@ async def members(
     ack_wait_s: float = 0.0,
     max_ack_pending: int | None = None,
     work_s: float = 0.0,
+    options: Sequence[str] = (),
 ) -> AsyncIterator[Members]:
     """Processes for as long as the block lasts; whatever is still there at its end is killed."""
-    running = Members(group, directory, ack_wait_s, max_ack_pending, work_s)
+    running = Members(group, directory, ack_wait_s, max_ack_pending, work_s, tuple(options))
     try:
         yield running
     finally:

@@ -11,7 +11,7 @@ from keylane.groups.message import GroupMessage, Place
 def passed(gate: Gate, *partitions: int) -> list[int]:
     nothing: Any = None
     messages = [GroupMessage(nothing, Place.of(partition, "a", "a"), nothing) for partition in partitions]
-    return [one.partition for one in gate.passing(messages)]
+    return [one.partition for one in gate.passing(messages)[0]]
 
 
 def some(*partitions: int) -> frozenset[int]:

@@ -168,10 +168,12 @@ class Lanes(Generic[T]):
         entry.tries += 1
         if self._max_tries is not None and entry.tries >= self._max_tries:
             return None
-        entry.retry_at = now + self._backoff(entry.tries)
-        entry.state = RETRYING
-        heapq.heappush(self._retries, (entry.retry_at, entry.sequence))
-        return entry.retry_at
+        return self._retry_later(entry, now + self._backoff(entry.tries))
+
+    def postponed(self, entry: Entry[T], now: float, delay_s: float) -> float:
+        """It could not run, through no fault of its own: it runs again later, and this was no try."""
+        assert entry.state is RUNNING, entry
+        return self._retry_later(entry, now + delay_s)
 
     def release(self, entry: Entry[T]) -> None:
         """It neither ran to its end nor failed: it is forgotten, and runs when it is delivered again.
@@ -221,6 +223,12 @@ class Lanes(Generic[T]):
         return sum(
             1 for entry in self._entries.values() if entry.state is RUNNING and (which is None or which(entry.item))
         )
+
+    def _retry_later(self, entry: Entry[T], retry_at: float) -> float:
+        entry.retry_at = retry_at
+        entry.state = RETRYING
+        heapq.heappush(self._retries, (retry_at, entry.sequence))
+        return retry_at
 
     def _firsts(self, keys: Collection[Hashable]) -> dict[Hashable, Entry[T]]:
         return {

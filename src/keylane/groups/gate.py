@@ -62,10 +62,12 @@ class Gate:
         self._held = frozenset()
         self._holds_all = False
 
-    def passing(self, batch: list[GroupMessage]) -> list[GroupMessage]:
-        """Those of a batch that may start, in order."""
+    def passing(self, batch: list[GroupMessage]) -> tuple[list[GroupMessage], list[GroupMessage]]:
+        """Those of a batch that may start, and the others, in order."""
         if self._shut or self._holds_all:
-            return []
-        return [
-            one for one in batch if one.place.partition not in self._held and one.place.partition not in self._shunned
-        ]
+            return [], batch
+        closed = self._held | self._shunned
+        return (
+            [one for one in batch if one.place.partition not in closed],
+            [one for one in batch if one.place.partition in closed],
+        )

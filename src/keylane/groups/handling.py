@@ -11,13 +11,15 @@ import inspect
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal, Protocol
 
 from keylane.core.lanes import DONE, Entry, Lanes, State
-from keylane.errors import InvalidInput, KeylaneError
+from keylane.errors import Fenced, InvalidInput, KeylaneError
+from keylane.groups.acks import Acks
 from keylane.groups.message import GroupMessage, Outcome
 
 _log = logging.getLogger("keylane.groups")
@@ -35,6 +37,7 @@ _CANCEL_S = 2.0
 _STANDSTILL_S = 0.25
 _LOOK_AGAIN_S = 0.01
 _CROWDS_EVERY_S = 0.1
+_OWED_S = 2.0
 
 _LANES: dict[Order, Callable[[GroupMessage], Hashable]] = {
     "key": attrgetter("place.lane"),
@@ -123,7 +126,9 @@ class Handling:
         self._idle: deque[asyncio.Future[None]] = deque()
         self._nudge: asyncio.Handle | None = None
         self._retry: asyncio.TimerHandle | None = None
+        self._retry_at = 0.0
         self._beat: asyncio.TimerHandle | None = None
+        self._acks = Acks()
         self._quiet = asyncio.Event()
         self._ends_awaited = 0
         self._old: set[int] = set()
@@ -144,6 +149,9 @@ class Handling:
 
     def offer(self, messages: list[GroupMessage]) -> None:
         """New deliveries. What is known already is not run again."""
+        if self._acks.in_doubt:
+            self._acks.arrived(messages)
+            self._quiet.set()
         arrive, lane_of = self._lanes.arrive, self._lane_of
         for message in messages:
             delivery = message.delivery
@@ -152,6 +160,34 @@ class Handling:
         if len(self._lanes) >= self._crowd and time.monotonic() > self._crowds_seen_at + _CROWDS_EVERY_S:
             self._look_for_crowds()
         self._wake()
+
+    def pass_over(self, messages: list[GroupMessage]) -> None:
+        """Deliveries that must not start here. Those that were handled here are acked, so that nobody gets them."""
+        known = [message for message in messages if self._lanes.is_done(message.sequence)]
+        self._acks.arrived(known)
+        for message in known:
+            if not message.delivery.settled:
+                message.delivery.ack()
+        self._quiet.set()
+
+    @contextmanager
+    def around_reset(self) -> Iterator[None]:
+        """While the consumer is reset: acks that would not count are kept back."""
+        with self._acks.around_reset(lambda: [entry.sequence for entry in self._lanes]):
+            yield
+
+    def forget_acks(self) -> None:
+        """Nothing comes again from the consumer that they were kept back for."""
+        self._acks.forget()
+
+    async def acks_sent(self, which: Which | None = None) -> None:
+        """Wait until no ack (of these) is kept back; gives up after a while, as the message may be gone."""
+        try:
+            async with asyncio.timeout(_OWED_S):
+                while not self._closed and self._acks.owes(which):
+                    await self._some_end()
+        except TimeoutError:
+            _log.warning("handled messages did not come again within %g s of a reset, to be acked", _OWED_S)
 
     def is_done(self, sequence: int) -> bool:
         """Whether this message was handled here not long ago."""
@@ -166,9 +202,20 @@ class Handling:
         """Drop what has not started: it is delivered again, here or to another member. Without acks all is kept."""
         return self._lanes.forget(which) if self._terms.acks else []
 
-    async def finish(self, which: Which | None = None) -> None:
-        """Wait until nothing (of these) is at work. Without acks: until all that arrived is handled."""
-        while not self._closed and (self._lanes.running(which) if self._terms.acks else len(self._lanes)):
+    async def let_go(self, which: Which | None = None) -> list[GroupMessage]:
+        """Start nothing more (of these) and wait until nothing is at work; returns what was dropped.
+
+        One that fails meanwhile is dropped as well: its next try is another's.
+        """
+        dropped = self.forget(which)
+        while not self._closed and self._lanes.running(which):
+            await self._some_end()
+            dropped += self.forget(which)
+        return dropped
+
+    async def finish(self) -> None:
+        """Wait until all that arrived is handled: without acks it never comes again."""
+        while not self._closed and len(self._lanes):
             await self._some_end()
 
     async def finish_without_gaps(self) -> list[GroupMessage]:
@@ -193,26 +240,29 @@ class Handling:
 
     async def start_anew(self) -> None:
         """Forget all that was ever here: another stream counts its sequences from 1 again."""
-        self.forget()
-        await self.finish()
+        await self.let_go()
         self._lanes = self._new_lanes()
+        self._acks.forget()
 
     def revoke(self) -> None:
         """Another instance has the messages now: what is at work here may end within the grace, then it is cancelled.
 
         A plain function in a thread cannot be ended; its lane waits for it.
         """
-        if self._in_threads:
-            return
+        self._acks.forget()
         self._revoked = {entry: entry.item for entry in self._at_work.values()}
-        if self._revoked and self._revoking is None:
+        if self._revoked and self._revoking is None and not self._in_threads:
             self._revoking = self._loop.call_later(self._terms.grace_s, self._cancel_revoked)
 
     def _cancel_revoked(self) -> None:
         self._revoking = None
         for worker, entry in self._at_work.items():
-            if self._revoked.get(entry) is entry.item:  # else it was delivered again: it is ours once more
+            if self._is_lost(entry):
                 worker.cancel()
+
+    def _is_lost(self, entry: Entry[GroupMessage]) -> bool:
+        """Revoked, and not delivered here again since."""
+        return self._revoked.get(entry) is entry.item
 
     async def close(self) -> None:
         """End now: handlers at work are cancelled, and their messages come again, here or elsewhere."""
@@ -332,7 +382,9 @@ class Handling:
     def _done(self, entry: Entry[GroupMessage], given: GroupMessage) -> str:
         # The newest delivery is the one to settle: a reset voids the earlier ones.
         delivery = entry.item.delivery
-        if self._terms.acks and not delivery.settled:
+        if self._acks.in_doubt:
+            self._acks.done(entry.item)
+        elif self._terms.acks and not delivery.settled:
             delivery.ack()
         self._lanes.finished(entry)
         return "done" if given.outcome is not Outcome.TERMINATED else "terminated"
@@ -347,6 +399,18 @@ class Handling:
         if given.outcome in _SETTLED:
             self._report(given, error, entry.tries + 1)
             return self._done(entry, given)
+        if self._is_lost(entry):
+            _log.info("%r failed after another instance took over: %r", given, error)
+            self._lanes.release(entry)
+            return _CANCELLED
+        if isinstance(error, Fenced):
+            _log.warning("%r: %s", given, error)
+            self._schedule_retry(self._lanes.postponed(entry, self._loop.time(), backoff_s(1)))
+            return "failed"
+        return await self._try_again(entry, given, error)
+
+    async def _try_again(self, entry: Entry[GroupMessage], given: GroupMessage, error: BaseException) -> str:
+        """Later, here or by the server; unless it had all its tries."""
         if given.outcome is Outcome.AGAIN or self._terms.server_retries:
             tries = given.delivered_count
             self._report(given, error, tries)
@@ -410,9 +474,10 @@ class Handling:
                 _log.exception("the hook on_crowded failed")
 
     def _schedule_retry(self, retry_at: float) -> None:
-        if self._retry is None or retry_at < self._retry.when():
+        if self._retry is None or retry_at < self._retry_at:
             if self._retry is not None:
                 self._retry.cancel()
+            self._retry_at = retry_at
             self._retry = self._loop.call_at(retry_at, self._retry_due)
 
     def _retry_due(self) -> None:

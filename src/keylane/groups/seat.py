@@ -290,6 +290,7 @@ class Seat:
                 on_unpinned=self._deactivated,
             ),
             on_messages=self._take if self._acked else None,
+            around_reset=self._handling.around_reset if self._acked else None,
         )
 
     async def _watch(self, feed: Feed) -> None:
@@ -315,6 +316,7 @@ class Seat:
             end.cancel()
         self._must_rewind = False
         self._handling.forget()
+        self._handling.forget_acks()
         if feed is not None:
             # Without a consumer there is no pin to hand over, and a cluster may leave questions about it unanswered.
             await (feed.drain(0) if consumer_is_gone else feed.close())
@@ -366,8 +368,8 @@ class Seat:
         def is_lost(message: GroupMessage) -> bool:
             return message.partition in lost
 
-        self._handling.forget(is_lost)
-        await self._handling.finish(is_lost)
+        await self._handling.let_go(is_lost)
+        await self._handling.acks_sent(is_lost)
         await self._feed.settle()
         if was_active and not self.is_active:
             return False
@@ -436,10 +438,10 @@ class Seat:
         if self._durable:
             self._left = await self._handling.finish_without_gaps()
         else:
-            self._left = self._handling.forget()
-            await self._handling.finish()
+            self._left = await self._handling.let_go()
         if not self.is_active or not self._connection.is_connected:
             return
+        await self._handling.acks_sent()
         await self._feed.settle()
         if self._facts is not None and self._facts.replicated and not self._durable:
             # Replicas drop a message a while after its ack was confirmed, and not at all if the consumer is deleted
@@ -478,7 +480,8 @@ class Seat:
         if not self._gate.is_open:
             if self._gate.is_shut and not self._remote.can_reset:
                 self._left += messages
-            messages = self._gate.passing(messages)
+            messages, others = self._gate.passing(messages)
+            self._handling.pass_over(others)
         self._handling.offer(messages)
 
     def _activated(self, pin_id: str) -> None:

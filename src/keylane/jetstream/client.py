@@ -137,6 +137,8 @@ class Client(nats.aio.client.Client):
             self.push_handle = None
         if not (self.outbox or self._pending) or not self.is_connected or self._transport is None:
             return
+        if isinstance(self._transport, DirectTransport) and not self._transport.is_writable:
+            return  # the link has just ended, and the reading task is about to notice
         commands = [*self._pending, *self.outbox]
         self._pending = []
         self._pending_data_size = 0

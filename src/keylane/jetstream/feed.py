@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -209,8 +209,9 @@ class Feed(Pulling):
                 # It comes again, and acks of these deliveries will not count.
                 self._forget()
                 self._pinning.expect_restart()
-            await self._let_acks_arrive()
-            return await consumers.reset(self._connection, self.stream, self.consumer, sequence=sequence)
+            with self._options.around_reset() if self._options.around_reset is not None else nullcontext():
+                await self._let_acks_arrive()
+                return await consumers.reset(self._connection, self.stream, self.consumer, sequence=sequence)
         finally:
             self._held_back -= 1
             self._refill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +43,9 @@ class FeedOptions:
     on_messages: Callable[[list[Message]], None] | None = None
     """Given every batch inside the socket's read callback, instead of iteration: the shortest way from the
     server to code that never waits. What bounds it is the consumer's `max_ack_pending`."""
+
+    around_reset: Callable[[], AbstractContextManager[None]] | None = None
+    """Entered while the consumer is reset: acks that are sent meanwhile may not count."""
 
     def __post_init__(self) -> None:
         for name in ("max_messages", "max_bytes"):

@@ -161,10 +161,19 @@ class DirectTransport(Transport):
         if self._wire is not None and self._wire.sink is not None:
             self._wire.sink = _drop
 
+    @property
+    def is_writable(self) -> bool:
+        """Whether the link still takes bytes, as far as this side knows."""
+        wire = self._wire
+        return wire is not None and wire.transport is not None and not (wire.ended or wire.transport.is_closing())
+
     def write(self, payload: bytes) -> None:
         wire = self._connected()
         assert wire.transport is not None
-        wire.transport.write(payload)
+        try:
+            wire.transport.write(payload)
+        except RuntimeError as error:  # uvloop's way to say that it is closed; asyncio's own drops the bytes
+            raise ConnectionResetError("connection lost") from error
 
     def writelines(self, payload: list[bytes]) -> None:
         self.write(b"".join(payload))
