@@ -47,6 +47,7 @@ _LANES: dict[Order, Callable[[GroupMessage], Hashable]] = {
 }
 
 
+_DONE = "done"
 _CANCELLED = "cancelled"
 _SETTLED = (Outcome.DONE, Outcome.TERMINATED)
 
@@ -387,7 +388,7 @@ class Handling:
         elif self._terms.acks and not delivery.settled:
             delivery.ack()
         self._lanes.finished(entry)
-        return "done" if given.outcome is not Outcome.TERMINATED else "terminated"
+        return _DONE if given.outcome is not Outcome.TERMINATED else "terminated"
 
     def _again(self, entry: Entry[GroupMessage], delay_s: float | None) -> None:
         """The server is to deliver it again, after this delay or (None) when its ack wait is over; its lane goes on."""

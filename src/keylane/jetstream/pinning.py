@@ -135,6 +135,10 @@ class Pinning:
         self.check_for_standstill()
         if self._pin.phase is Phase.STANDBY and self._stood_still():
             return  # a pin that came before or during the standstill; with nobody using it, it lapses
+        if self._all_follow(messages):
+            self._next_sequence += len(messages)
+            self._hand_out(messages)
+            return
         good: list[Message] = []
         marker, expected, pinned = self._marker, self._next_sequence, self.good
         for message in messages:
@@ -152,6 +156,21 @@ class Pinning:
         self._next_sequence = expected
         if good:
             self._hand_out(good)
+
+    def _all_follow(self, messages: list[Message]) -> bool:
+        """Whether a batch goes on where the last one ended, under our pin.
+
+        Its first and its last message tell: the consumer counts its deliveries without gaps and a reset starts again
+        at 1, so between the two nothing can be missing, be somebody else's, or come after a reset.
+        """
+        first, last = messages[0], messages[-1]
+        return (
+            self.good
+            and first.consumer_sequence == self._next_sequence
+            and last.consumer_sequence == self._next_sequence + len(messages) - 1
+            and self._marker in first.raw_headers
+            and self._marker in last.raw_headers
+        )
 
     def refused(self) -> None:
         """The server answered 423 to one of our pulls."""
