@@ -26,6 +26,7 @@ from keylane.core.names import check_group_name, check_stream_name
 from keylane.core.subjects import MAX_SUBJECT_BYTES, shown
 from keylane.errors import (
     ApiError,
+    ApiUnavailable,
     GroupConflict,
     GroupError,
     InvalidInput,
@@ -33,6 +34,7 @@ from keylane.errors import (
     NotFound,
     NotStored,
     PublishRejected,
+    RequestTimeout,
 )
 from keylane.groups.letter_headers import (
     ORIGINAL,
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
 _DUPLICATE_WINDOW_S = 3600
 """A put is repeated when another instance has failed on the message too: long after the first one."""
 _LOOK_AGAIN_S = 0.05
+_ENSURE_S = 2.0
 _PAGE = 64
 _NOT_IN_SUBJECT = re.compile(rb"[\x00-\x20\x7f]")
 
@@ -107,7 +110,7 @@ class DeadLetters:
     >>> message.term("dead letter")  # only now
     """
 
-    def __init__(self, connection: Connection, stream: str, group: str, *, timeout_s: float = 5.0) -> None:
+    def __init__(self, connection: Connection, stream: str, group: str, *, timeout_s: float = 10.0) -> None:
         self._name = dead_letter_stream(stream)
         self._stream = stream
         self._group = check_group_name(group)
@@ -128,12 +131,12 @@ class DeadLetters:
         head = self._head(message, member, tries, error)
         end = time.monotonic() + self._timeout_s
         while True:
-            if not self._is_ready:
-                await self._ensure(message)
             try:
+                if not self._is_ready:
+                    await self._ensure_soon(message)
                 await publish_raw(self._connection, subject, head, message.data, self._timeout_s)
-            except NotStored:
-                # Deleted since, or just made: the other servers of a cluster hear of its subjects a moment later.
+            except (NotStored, ApiUnavailable, RequestTimeout):
+                # Deleted since, or just made: a cluster elects its leader, and its other servers hear of it later.
                 self._is_ready = False
                 if time.monotonic() > end:
                     raise
@@ -160,6 +163,14 @@ class DeadLetters:
         }
         lines = [(name.encode(), value.encode()) for name, value in ours.items()]
         return header_block([*lines, *kept_lines(message.delivery.raw_headers)])
+
+    async def _ensure_soon(self, message: GroupMessage) -> None:
+        """Without a leader nobody answers: ask again soon rather than wait long for one answer."""
+        try:
+            async with asyncio.timeout(_ENSURE_S):
+                await self._ensure(message)
+        except TimeoutError as error:
+            raise RequestTimeout(f"stream {self._name!r} was not there within {_ENSURE_S:g} s") from error
 
     async def _ensure(self, message: GroupMessage) -> None:
         """Make the stream, unless it is there: an operator may have changed its limits or made it beforehand."""
