@@ -7,108 +7,32 @@ handler that never waits costs no task per message; one that waits lets the othe
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from operator import attrgetter
-from typing import Any, Literal, Protocol
 
 from keylane.core.lanes import DONE, Entry, Lanes, State
-from keylane.errors import Fenced, InvalidInput, KeylaneError
+from keylane.errors import Fenced, KeylaneError
 from keylane.groups.acks import Acks
+from keylane.groups.calling import Handler, as_coroutine, is_coroutine_function
 from keylane.groups.message import GroupMessage, Outcome
+from keylane.groups.terms import LANES, Terms, backoff_s
 
 _log = logging.getLogger("keylane.groups")
 
-Order = Literal["key", "partition", "strict", "none"]
-Handler = Callable[[GroupMessage], Awaitable[None]] | Callable[[GroupMessage], None]
-Failure = Callable[[GroupMessage, BaseException, int], None]
-GiveUp = Callable[[GroupMessage, BaseException, int], Awaitable[None]]
-Crowded = Callable[[GroupMessage, int], None]
 Which = Callable[[GroupMessage], bool]
 
-_FIRST_BACKOFF_S = 0.1
-_LONGEST_BACKOFF_S = 30.0
 _CANCEL_S = 2.0
 _STANDSTILL_S = 0.25
 _LOOK_AGAIN_S = 0.01
 _CROWDS_EVERY_S = 0.1
 _OWED_S = 2.0
 
-_LANES: dict[Order, Callable[[GroupMessage], Hashable]] = {
-    "key": attrgetter("place.lane"),
-    "partition": attrgetter("place.partition"),
-    "strict": lambda _: 0,
-    "none": attrgetter("sequence"),
-}
-
-
 _DONE = "done"
 _CANCELLED = "cancelled"
 _SETTLED = (Outcome.DONE, Outcome.TERMINATED)
-
-
-class Noted(Protocol):
-    """Whoever wants to know what became of every try: the journal."""
-
-    @property
-    def stream(self) -> str: ...
-
-    def now_ns(self) -> int: ...
-
-    def note(self, message: GroupMessage, outcome: str, started_ns: int, ended_ns: int) -> None: ...
-
-
-def backoff_s(tries: int) -> float:
-    return min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** min(tries - 1, 20))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """How the messages of a member are handled."""
-
-    order: Order
-    concurrency: int
-    ack_wait_s: float
-    remember: int
-    manual_ack: bool = False
-    acks: bool = True
-    """False for a consumer without acks: what was delivered never comes again."""
-    max_tries: int | None = None
-    """How often a message is tried before it is given up; None: for ever."""
-    time_limit_s: float | None = None
-    """How long a handler may take; then it is cancelled, which counts as a failure."""
-    grace_s: float = 1.0
-    """How long handlers may go on after the pin is lost; then they are cancelled."""
-    on_failure: Failure | None = None
-    on_crowded: Crowded | None = None
-    """A lane has come to hold half of all that may be in flight: soon nothing else is delivered."""
-    give_up: GiveUp | None = None
-    """Called with a message that had all its tries; it is terminated when this returns."""
-    journal: Noted | None = None
-
-    def check(self) -> None:
-        if self.order not in _LANES:
-            raise InvalidInput(f"order is {self.order!r}: use one of {', '.join(_LANES)}")
-        if self.concurrency < 1:
-            raise InvalidInput(f"concurrency is {self.concurrency}: at least 1 handler must be allowed to run")
-        if self.max_tries is not None and self.max_tries < 1:
-            raise InvalidInput(f"max_tries is {self.max_tries}: a message must be tried at least once")
-        if self.max_tries is not None and not self.acks:
-            raise InvalidInput("max_tries needs acks: without them a message is never given up")
-        if self.time_limit_s is not None and self.time_limit_s <= 0:
-            raise InvalidInput(f"time_limit_s is {self.time_limit_s}: a handler needs some time")
-        if self.grace_s < 0:
-            raise InvalidInput(f"grace_s is {self.grace_s}: give 0 or more seconds")
-
-    @property
-    def server_retries(self) -> bool:
-        """A failed message goes back to the server: nothing waits for it."""
-        return self.order == "none" and self.acks
 
 
 class Handling:
@@ -116,9 +40,9 @@ class Handling:
 
     def __init__(self, handler: Handler, terms: Terms) -> None:
         terms.check()
-        self._in_threads = not _is_coroutine_function(handler)
-        self._run_handler = _as_coroutine(handler, terms.time_limit_s)
-        self._lane_of = _LANES[terms.order]
+        self._in_threads = not is_coroutine_function(handler)
+        self._run_handler = as_coroutine(handler, terms.time_limit_s)
+        self._lane_of = LANES[terms.order]
         self._terms = terms
         self._lanes = self._new_lanes()
         self._loop = asyncio.get_running_loop()
@@ -499,48 +423,3 @@ class Handling:
         if len(self._lanes) >= self._crowd:
             self._look_for_crowds()
         self._beat = self._loop.call_later(self._terms.ack_wait_s / 3, self._keep_alive)
-
-
-def _is_coroutine_function(handler: object) -> bool:
-    return inspect.iscoroutinefunction(handler) or (
-        callable(handler) and inspect.iscoroutinefunction(type(handler).__call__)
-    )
-
-
-def _as_coroutine(handler: Handler, time_limit_s: float | None) -> Callable[[GroupMessage], Awaitable[Any]]:
-    """A plain function runs in a thread, so that it never blocks the event loop."""
-    if not callable(handler):
-        raise InvalidInput(f"handler is {handler!r}: give a function of one message")
-    if _is_coroutine_function(handler):
-        coroutine: Callable[[GroupMessage], Awaitable[None]] = handler  # type: ignore[assignment]  # just seen
-        return coroutine if time_limit_s is None else _limited(coroutine, time_limit_s)
-    if time_limit_s is not None:
-        raise InvalidInput(
-            "time_limit_s needs an async handler: a plain function runs in a thread, and nothing can end a thread"
-        )
-
-    async def in_thread(message: GroupMessage) -> None:
-        message.home = asyncio.get_running_loop()
-        try:
-            result = await asyncio.to_thread(handler, message)
-        finally:
-            message.home = None
-        if inspect.isawaitable(result):
-            await result  # a plain function around a coroutine function
-
-    return in_thread
-
-
-def _limited(
-    handler: Callable[[GroupMessage], Awaitable[None]], limit_s: float
-) -> Callable[[GroupMessage], Awaitable[None]]:
-    async def limited(message: GroupMessage) -> None:
-        try:
-            async with asyncio.timeout(limit_s) as limit:
-                await handler(message)
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            raise TimeoutError(f"the handler was not done within its time_limit_s of {limit_s:g} s") from error
-
-    return limited

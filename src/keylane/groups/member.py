@@ -28,9 +28,10 @@ from keylane.errors import (
     RequestTimeout,
 )
 from keylane.groups import shape
+from keylane.groups.calling import Handler
 from keylane.groups.config import ElasticConfig, StaticConfig
 from keylane.groups.dead_letters import DeadLetters
-from keylane.groups.handling import Crowded, Failure, GiveUp, Handler, Handling, Noted, Order, Terms
+from keylane.groups.handling import Handling
 from keylane.groups.message import GroupMessage
 from keylane.groups.origin import Origin
 from keylane.groups.placing import KeyOf, placing
@@ -45,6 +46,7 @@ from keylane.groups.store import (
     record_name,
     static_bucket,
 )
+from keylane.groups.terms import Crowded, Failure, GiveUp, Noted, Order, Terms
 from keylane.jetstream import streams
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.consumers import ConsumerConfig

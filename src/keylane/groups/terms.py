@@ -1,0 +1,86 @@
+"""How the messages of a member are handled, as its caller said it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Literal, Protocol
+
+from keylane.errors import InvalidInput
+from keylane.groups.message import GroupMessage
+
+Order = Literal["key", "partition", "strict", "none"]
+Failure = Callable[[GroupMessage, BaseException, int], None]
+GiveUp = Callable[[GroupMessage, BaseException, int], Awaitable[None]]
+Crowded = Callable[[GroupMessage, int], None]
+
+_FIRST_BACKOFF_S = 0.1
+_LONGEST_BACKOFF_S = 30.0
+
+LANES: dict[Order, Callable[[GroupMessage], Hashable]] = {
+    "key": attrgetter("place.lane"),
+    "partition": attrgetter("place.partition"),
+    "strict": lambda _: 0,
+    "none": attrgetter("sequence"),
+}
+"""Messages with the same answer are handled one at a time, in order."""
+
+
+class Noted(Protocol):
+    """Whoever wants to know what became of every try: the journal."""
+
+    @property
+    def stream(self) -> str: ...
+
+    def now_ns(self) -> int: ...
+
+    def note(self, message: GroupMessage, outcome: str, started_ns: int, ended_ns: int) -> None: ...
+
+
+def backoff_s(tries: int) -> float:
+    return min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** min(tries - 1, 20))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """How the messages of a member are handled."""
+
+    order: Order
+    concurrency: int
+    ack_wait_s: float
+    remember: int
+    manual_ack: bool = False
+    acks: bool = True
+    """False for a consumer without acks: what was delivered never comes again."""
+    max_tries: int | None = None
+    """How often a message is tried before it is given up; None: for ever."""
+    time_limit_s: float | None = None
+    """How long a handler may take; then it is cancelled, which counts as a failure."""
+    grace_s: float = 1.0
+    """How long handlers may go on after the pin is lost; then they are cancelled."""
+    on_failure: Failure | None = None
+    on_crowded: Crowded | None = None
+    """A lane has come to hold half of all that may be in flight: soon nothing else is delivered."""
+    give_up: GiveUp | None = None
+    """Called with a message that had all its tries; it is terminated when this returns."""
+    journal: Noted | None = None
+
+    def check(self) -> None:
+        if self.order not in LANES:
+            raise InvalidInput(f"order is {self.order!r}: use one of {', '.join(LANES)}")
+        if self.concurrency < 1:
+            raise InvalidInput(f"concurrency is {self.concurrency}: at least 1 handler must be allowed to run")
+        if self.max_tries is not None and self.max_tries < 1:
+            raise InvalidInput(f"max_tries is {self.max_tries}: a message must be tried at least once")
+        if self.max_tries is not None and not self.acks:
+            raise InvalidInput("max_tries needs acks: without them a message is never given up")
+        if self.time_limit_s is not None and self.time_limit_s <= 0:
+            raise InvalidInput(f"time_limit_s is {self.time_limit_s}: a handler needs some time")
+        if self.grace_s < 0:
+            raise InvalidInput(f"grace_s is {self.grace_s}: give 0 or more seconds")
+
+    @property
+    def server_retries(self) -> bool:
+        """A failed message goes back to the server: nothing waits for it."""
+        return self.order == "none" and self.acks
