@@ -33,6 +33,7 @@ class _Wire(asyncio.BufferedProtocol):
     def __init__(self) -> None:
         self._view = memoryview(bytearray(_READ_SIZE))
         self._awake = Awake()
+        self._loop = asyncio.get_running_loop()
         self.transport: asyncio.Transport | None = None
         self.sink: Callable[[bytes], None] | None = None
         self.kept = bytearray()
@@ -53,9 +54,27 @@ class _Wire(asyncio.BufferedProtocol):
         self._awake.was_read(nbytes)
         if self.sink is not None:
             self.sink(bytes(self._view[:nbytes]))
+            if nbytes == _READ_SIZE:
+                self._let_others_run()
         else:
             self.kept += self._view[:nbytes]
             self._wake()
+
+    def _let_others_run(self) -> None:
+        """Go on reading in the next turn of the loop.
+
+        uvloop reads all that is there before anything else runs. Handlers would then work on the whole window at once,
+        and while they do, the server has no acks and waits.
+        """
+        assert self.transport is not None
+        if not self.transport.is_closing():
+            self.transport.pause_reading()
+            self._loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        assert self.transport is not None
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def eof_received(self) -> bool:
         self._end()
