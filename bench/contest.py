@@ -62,9 +62,9 @@ def run_contest(contestants: Sequence[Contestant], server_pid: int, rounds: int,
     for number in range(rounds):
         shift = number % len(contestants)
         for one in [*contestants[shift:], *contestants[:shift]]:
-            before = _cpu_seconds(server_pid)
-            result = _run(one.command(number))
-            used = _cpu_seconds(server_pid) - before
+            before = cpu_seconds(server_pid)
+            result = run_command(one.command(number))
+            used = cpu_seconds(server_pid) - before
             count = int(result["count"])
             mine = figures[one.name]
             mine.rates.append(count / result["seconds"])
@@ -103,7 +103,7 @@ def table(title: str, figures: dict[str, Figures], compared: dict[str, float]) -
     return "\n".join(lines)
 
 
-def _run(command: Sequence[str]) -> dict[str, float]:
+def run_command(command: Sequence[str]) -> dict[str, float]:
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=_RUN_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as error:
@@ -114,7 +114,7 @@ def _run(command: Sequence[str]) -> dict[str, float]:
     return answer
 
 
-def _cpu_seconds(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     """User and system time of a process, from the kernel."""
     words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(words[11]) + int(words[12])) / _TICKS

@@ -7,9 +7,6 @@ before a run begins; the clock runs from its first message to its last ack.
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from bench import group_ground
-from bench.contest import Figures, Say, table
+from bench.contest import Figures, Say, cpu_seconds, run_command, table
 from bench.group_ground import Load, Place, Storage
 from keylane.server import NatsServer
 from tests.peers.go import program
@@ -30,8 +27,6 @@ GO_1000 = "Go pcgroups, 1000 in flight"
 FEED = "keylane feed, unordered, same filters"
 FEED_PLAIN = "keylane feed, unordered, no filter"
 
-_TICKS = os.sysconf("SC_CLK_TCK")
-_RUN_TIMEOUT_S = 120.0
 
 Peer = Literal["keylane", "keylane processes", "feed", "feed without filter", "go"]
 
@@ -234,9 +229,9 @@ def _contest(setting: Setting, go: Path | None, rounds: int, say: Say) -> dict[s
 
 def _once(one: Entrant, server: NatsServer, go: Path | None, mine: Ordered) -> None:
     place = asyncio.run(_prepare(one, server.url))
-    before = _cpu_seconds(server.pid)
-    result = _result(one.command(place, go))
-    used = _cpu_seconds(server.pid) - before
+    before = cpu_seconds(server.pid)
+    result = run_command(one.command(place, go))
+    used = cpu_seconds(server.pid) - before
     asyncio.run(group_ground.clear(place))
     count = int(result["count"])
     mine.rates.append(count / result["seconds"])
@@ -252,23 +247,6 @@ async def _prepare(one: Entrant, url: str) -> Place:
             url, one.load, filtered=one.peer == "feed", max_ack_pending=one.max_ack_pending
         )
     return await group_ground.group(url, one.load, dialect="go-0.1" if one.peer == "go" else "present")
-
-
-def _result(command: Sequence[str]) -> dict[str, float]:
-    try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=_RUN_TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise SystemExit(f"{' '.join(command)} was not done after {_RUN_TIMEOUT_S:.0f} s") from error
-    if ended.returncode != 0:
-        raise SystemExit(f"{' '.join(command)} failed ({ended.returncode}):\n{ended.stderr}")
-    answer: dict[str, float] = json.loads(ended.stdout.strip().splitlines()[-1])
-    return answer
-
-
-def _cpu_seconds(pid: int) -> float:
-    """User and system time of a process, from the kernel."""
-    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(words[11]) + int(words[12])) / _TICKS
 
 
 def _table(setting: Setting, figures: dict[str, Ordered], compared: dict[str, tuple[float, float]]) -> str:

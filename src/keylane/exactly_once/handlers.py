@@ -20,9 +20,9 @@ from keylane.errors import Fenced
 from keylane.exactly_once import ledger
 from keylane.exactly_once.databases import Effect, Handler, database
 from keylane.exactly_once.ledger import DoneElsewhere, Limits, Superseded
-from keylane.exactly_once.standing import Claim, Entry, Origin, Standing, check_pin, entry_of, origin_of
+from keylane.exactly_once.standing import Claim, Entry, Standing, check_pin, entry_of, origin_of
 from keylane.exactly_once.tables import prepare
-from keylane.groups import GroupMessage
+from keylane.groups import GroupMessage, Origin
 from keylane.jetstream.settings import check_seconds
 
 T = TypeVar("T")

@@ -6,38 +6,12 @@ Owns the tokens and when they are asked for anew. Never talks to the database.
 from __future__ import annotations
 
 import asyncio
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from keylane.errors import Fenced, InvalidInput
-from keylane.groups import GroupMessage
+from keylane.groups import GroupMessage, Origin
 
 _PIN_HEADER = "Nats-Pin-Id"
-
-
-class Origin(Protocol):
-    """Where a message came from: the member instance that all its messages share. `message.origin` is one."""
-
-    @property
-    def stream(self) -> str: ...
-
-    @property
-    def group(self) -> str: ...
-
-    @property
-    def member(self) -> str: ...
-
-    @property
-    def instance(self) -> str: ...
-
-    @property
-    def pin_id(self) -> str | None: ...
-
-    @property
-    def revision(self) -> int: ...
-
-    async def fence(self) -> tuple[int, int]:
-        """The group's revision and when this instance was pinned (ns); raises `Fenced` if it is not pinned any more."""
-        ...
 
 
 class Claim(NamedTuple):

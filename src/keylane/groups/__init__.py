@@ -22,6 +22,7 @@ from keylane.groups.config import ElasticConfig, StaticConfig
 from keylane.groups.creating import create_elastic, create_static, delete
 from keylane.groups.member import Member, MemberHooks, join
 from keylane.groups.message import GroupMessage
+from keylane.groups.origin import Origin
 
 __all__ = [
     "ElasticConfig",
@@ -29,6 +30,7 @@ __all__ = [
     "GroupName",
     "Member",
     "MemberHooks",
+    "Origin",
     "StaticConfig",
     "active_members",
     "add_members",
