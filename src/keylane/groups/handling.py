@@ -44,6 +44,7 @@ class Handling:
         self._run_handler = as_coroutine(handler, terms.time_limit_s)
         self._lane_of = LANES[terms.order]
         self._terms = terms
+        self._plain = terms.acks and not terms.manual_ack and terms.journal is None
         self._lanes = self._new_lanes()
         self._loop = asyncio.get_running_loop()
         self._workers: set[asyncio.Task[None]] = set()
@@ -299,6 +300,13 @@ class Handling:
             raise asyncio.CancelledError
 
     def _returned(self, entry: Entry[GroupMessage], given: GroupMessage) -> str:
+        if self._plain and not self._acks.in_doubt:
+            # `_done` in the usual case, written out: it runs once for every message.
+            delivery = entry.item.delivery
+            if not delivery.settled:
+                delivery.ack()
+            self._lanes.finished(entry)
+            return _DONE
         if not self._terms.manual_ack or given.outcome in _SETTLED:
             return self._done(entry, given)
         self._again(entry, 0.0 if given.outcome is Outcome.AGAIN else None)
