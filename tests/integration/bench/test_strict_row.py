@@ -34,7 +34,7 @@ def test_the_strict_row_prints_one_json_object_and_keylane_keeps_the_order() -> 
     assert row["row"] == "strict"
     settings = {one["setting"]: one for one in row["settings"]}
     go = {"Go pcgroups, 1 in flight", "Go pcgroups, 1000 in flight"}
-    elastic = {"keylane", "keylane, one process"} | go
+    elastic = {"keylane", "keylane, three processes"} | go
     feeds = {"keylane feed, unordered, same filters", "keylane feed, unordered, no filter"}
     assert {name: set(one["contestants"]) for name, one in settings.items()} == {
         "static": {"keylane"} | feeds | go,
