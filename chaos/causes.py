@@ -3,14 +3,19 @@
 A message is handled twice because the ack of the first time did not get through, or because whoever had it stood still
 while another took over. So the trouble must be that of the instance that was first or second, or the server's, and it
 must lie where it can have mattered.
+
+Or because the server copied it into the group's queue twice: after a restart it may go on copying from further back
+than it had come (nats-server 2.15.1). Copies are made in the order of the source, so the queue shows it: a message that
+stands behind a later one of the source was copied again.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple
 
 from chaos.evidence import Handled
@@ -26,7 +31,7 @@ AFTER_LINK_S = 0.5
 class Trouble(NamedTuple):
     """What befell one process. `by`: the very process, or "server" for all."""
 
-    kind: Literal["kill", "freeze", "server"]
+    kind: Literal["kill", "freeze", "server", "copied again"]
     by: str
     from_s: float
     until_s: float
@@ -61,6 +66,8 @@ class Causes:
 def find(duplicated: Iterable[int], handled: Iterable[Handled], troubles: Sequence[Trouble]) -> Causes:
     """`handled` in the order in which it happened."""
     wanted = set(duplicated)
+    handled = list(handled)
+    copies = Copies(handled)
     effects: Mapping[int, list[Handled]] = defaultdict(list)
     for one in handled:
         if one.sequence in wanted:
@@ -70,11 +77,31 @@ def find(duplicated: Iterable[int], handled: Iterable[Handled], troubles: Sequen
         for first, second in pairwise(effects[sequence]):
             pair = Pair(first, second)
             reasons = [one for one in troubles if explains(one, pair)]
+            if not reasons and copies.is_copied_again(second):
+                reasons = [one._replace(kind="copied again") for one in troubles if _restarted_between(one, pair)]
             if reasons:
                 found.explained.append((pair, min(reasons, key=lambda one: _distance_s(one, pair))))
             else:
                 found.unexplained.append(pair)
     return found
+
+
+class Copies:
+    """The group's queue, as far as handlers saw it."""
+
+    def __init__(self, handled: Iterable[Handled]) -> None:
+        seen = sorted((one.queue_sequence, one.sequence) for one in handled if one.queue_sequence)
+        self._places = [place for place, _ in seen]
+        self._furthest = list(accumulate((sequence for _, sequence in seen), max))
+
+    def is_copied_again(self, one: Handled) -> bool:
+        """Whether a later message of the source stands before it in the queue."""
+        before = bisect_left(self._places, one.queue_sequence)
+        return before > 0 and self._furthest[before - 1] > one.sequence
+
+
+def _restarted_between(trouble: Trouble, pair: Pair) -> bool:
+    return trouble.kind == "server" and trouble.until_s >= pair.first.at_s and trouble.from_s <= pair.second.at_s
 
 
 def felt(restart: Trouble, linked: Mapping[str, Sequence[float]]) -> list[Trouble]:

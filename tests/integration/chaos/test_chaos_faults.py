@@ -251,3 +251,25 @@ def test_memory_is_judged_after_the_warm_up(sizes: list[int], clean: bool) -> No
     made = memory.Outcome(100, 1.0, samples)
     assert made.clean is clean
     assert made.as_json()["first_bytes"] == sizes[1]
+
+
+def copy(at_s: float, by: str, sequence: int, place: int) -> Handled:
+    return effect(at_s, by, sequence)._replace(queue_sequence=place)
+
+
+@pytest.mark.parametrize(
+    ("place", "restart", "explained"),
+    [
+        (9, SERVER, True),
+        (7, SERVER, False),  # the same copy
+        (9, KILL, False),  # only the server makes copies
+        (9, SERVER._replace(from_s=31.0, until_s=32.0), False),  # afterwards
+    ],
+)
+def test_what_the_server_copied_again_after_a_restart_is_told_by_its_place(
+    place: int, restart: Trouble, explained: bool
+) -> None:
+    effects = [copy(5.0, "a1#0", 7, 7), copy(5.1, "a1#0", 8, 8), copy(30.0, "b1#0", 7, place)]
+    found = causes.find([7], effects, [restart])
+    assert found.by_kind() == ({"copied again": 1} if explained else {})
+    assert bool(found.unexplained) is not explained
