@@ -6,7 +6,7 @@ must lie where it can have mattered.
 
 Or because the server copied it into the group's queue twice: after a restart it may go on copying from further back
 than it had come (nats-server 2.15.1). Copies are made in the order of the source, so the queue shows it: a message that
-stands behind a later one of the source was copied again.
+stands behind a later one of the source, or behind itself, was copied again.
 """
 
 from __future__ import annotations
@@ -95,9 +95,9 @@ class Copies:
         self._furthest = list(accumulate((sequence for _, sequence in seen), max))
 
     def is_copied_again(self, one: Handled) -> bool:
-        """Whether a later message of the source stands before it in the queue."""
+        """Whether it, or a later message of the source, stands before it in the queue."""
         before = bisect_left(self._places, one.queue_sequence)
-        return before > 0 and self._furthest[before - 1] > one.sequence
+        return before > 0 and self._furthest[before - 1] >= one.sequence
 
 
 def _restarted_between(trouble: Trouble, pair: Pair) -> bool:
