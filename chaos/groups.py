@@ -117,6 +117,8 @@ class Outcome:
     """Effects before the faults were over: what was handled later was not put to the test."""
     rows_twice: int = 0
     """Messages with more than one row, if effects are rows."""
+    rows_of_dead_letters: int = 0
+    """Messages that have a row and are dead letters as well."""
     repeats: list[str] = field(default_factory=list)
     """One line for each of the first repeats that are explained."""
 
@@ -125,7 +127,8 @@ class Outcome:
         return (
             self.verdict.clean
             and not self.causes.unexplained
-            and not (self.settings.sink != "none" and self.verdict.duplicated)
+            and not self.rows_twice
+            and not self.rows_of_dead_letters
             and not self.undeserved
             and not self.surprises
             and not self.left_in_queue
@@ -146,6 +149,7 @@ class Outcome:
             "explained": len(self.causes.sequences_explained),
             "unexplained": len(self.causes.sequences_unexplained),
             "rows_twice": self.rows_twice,
+            "rows_of_dead_letters": self.rows_of_dead_letters,
             "causes": self.causes.by_kind(),
             "dead_letters": self.dead_letters,
             "undeserved_dead_letters": len(self.undeserved),
@@ -386,6 +390,7 @@ def judged(settings: Settings, seen: Seen) -> Outcome:
         drain_s=seen.drain_s,
         handled_under_faults=sum(one.at_s <= seen.end_s for one in effects),
         rows_twice=len(verdict(stored, seen.rows or ()).duplicated),
+        rows_of_dead_letters=len(seen.dead & {one.sequence for one in seen.rows or ()}),
         repeats=[
             f"{_pair_in_words('explained', pair, start_s)}: {trouble.kind} of {trouble.by} "
             f"{trouble.from_s - start_s:.3f} to {trouble.until_s - start_s:.3f} s"
