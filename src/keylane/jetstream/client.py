@@ -171,11 +171,6 @@ class Client(nats.aio.client.Client):
         finally:
             self._flushes.discard(answered)
 
-    async def writable(self) -> None:
-        """Wait until the socket has taken what was written: back-pressure for publishers."""
-        if self._transport is not None and self.is_connected:
-            await self._transport.drain()  # type: ignore[no-untyped-call]  # nats-py's base class
-
     # ---- in -----------------------------------------------------------------------------------------
 
     async def _connect_to_server(self, s: Any) -> None:

@@ -21,7 +21,7 @@ from keylane.errors import AuthenticationFailed, ConnectError, ServerTooOld, Ser
 from keylane.jetstream.client import Client
 from keylane.jetstream.features import MINIMUM_SERVER, Version, parse_version
 from keylane.jetstream.settings import Settings
-from keylane.jetstream.transport import PlainTextBeforeTls
+from keylane.jetstream.transport import DirectTransport, PlainTextBeforeTls
 from keylane.jetstream.urls import ServerUrl
 
 _AUTH_REFUSALS = (
@@ -93,7 +93,9 @@ class LoginClient(Client):
 
     def abort(self) -> None:
         """Drop the link without a word to the server."""
-        if self._transport is not None:
+        if isinstance(self._transport, DirectTransport):
+            self._transport.abort()
+        elif self._transport is not None:
             self._transport.close()  # type: ignore[no-untyped-call]  # nats-py's base class
 
     # ---- what nats-py calls -------------------------------------------------------------------------

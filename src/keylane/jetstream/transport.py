@@ -141,7 +141,9 @@ class DirectTransport(Transport):
         loop = asyncio.get_running_loop()
         assert uri.hostname is not None
         assert uri.port is not None
-        _, self._wire = await asyncio.wait_for(loop.create_connection(_Wire, uri.hostname, uri.port), connect_timeout)
+        # Not `wait_for`: in Python 3.11 it can lose a connection that is made in the moment it gives up.
+        async with asyncio.timeout(connect_timeout):
+            _, self._wire = await loop.create_connection(_Wire, uri.hostname, uri.port)
 
     async def connect_tls(
         self, uri: str | ParseResult, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: float
@@ -152,15 +154,13 @@ class DirectTransport(Transport):
             # Whoever sits between could have put these words there; after the handshake they would count as
             # the server's.
             raise PlainTextBeforeTls("the server sent plain text where TLS was to begin; try without tls_first")
-        secured = await asyncio.wait_for(
-            asyncio.get_running_loop().start_tls(
+        async with asyncio.timeout(connect_timeout):
+            secured = await asyncio.get_running_loop().start_tls(
                 wire.transport,
                 wire,
                 ssl_context,
                 server_hostname=uri if isinstance(uri, str) else uri.hostname,
-            ),
-            connect_timeout,
-        )
+            )
         if secured is None:
             raise ConnectionResetError("connection lost during the TLS handshake")
         wire.transport = secured
@@ -214,8 +214,17 @@ class DirectTransport(Transport):
     async def wait_closed(self) -> None:
         if self._wire is None:
             return
-        # A link that is cut in its TLS handshake never reports its end.
-        await asyncio.wait({self._wire.closed}, timeout=_CLOSE_TIMEOUT_S)
+        # A link that is cut in its TLS handshake never reports its end, and a peer may never answer TLS's goodbye.
+        done, _ = await asyncio.wait({self._wire.closed}, timeout=_CLOSE_TIMEOUT_S)
+        if not done:
+            self.abort()
+            await asyncio.sleep(0)  # the socket is closed in the next turn
+
+    def abort(self) -> None:
+        """End the link at once, without a goodbye."""
+        if self._wire is not None and self._wire.transport is not None:
+            self._wire.sink = None
+            self._wire.transport.abort()
 
     def close(self) -> None:
         if self._wire is not None and self._wire.transport is not None:

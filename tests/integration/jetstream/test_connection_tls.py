@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -208,3 +209,16 @@ async def test_an_encrypted_key_is_refused_and_nobody_is_asked(papers: Papers, t
     )
     with pytest.raises(InvalidInput, match="without a password"):
         await keylane.connect("tls://127.0.0.1:1", tls_cert=papers.directory / "client.pem", tls_key=locked)
+
+
+async def test_a_login_given_up_in_its_handshake_leaves_nothing_open(tls_server: NatsServer, papers: Papers) -> None:
+    """A transport that nobody closes would warn when it is collected, and warnings are errors here."""
+    for tenth_ms in range(0, 200, 5):
+        try:
+            async with asyncio.timeout(tenth_ms / 10_000):
+                connection = await keylane.connect(tls_url(tls_server), tls_ca=papers.ca)
+            await connection.close()
+        except TimeoutError:
+            continue
+    await asyncio.sleep(0)
+    gc.collect()

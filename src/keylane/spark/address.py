@@ -1,0 +1,96 @@
+"""Where the server is, as it may travel: through Spark's plans, checkpoints and event logs, to every executor.
+
+An address has no secret in it. It names files and contexts, and every process reads those where it runs; what stands
+in the environment (`NATS_USER`, `NATS_TOKEN` and so on) is read there too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from keylane.errors import InvalidInput
+
+_SECRET_IN_URL = re.compile(r"//[^/@,\s]+@")
+_FILES = ("creds_file", "nkey_seed_file", "tls_ca", "tls_cert", "tls_key")
+
+OPTIONS = {
+    "url": "url",
+    "context": "context",
+    "credsfile": "creds_file",
+    "nkeyseedfile": "nkey_seed_file",
+    "tlsca": "tls_ca",
+    "tlscert": "tls_cert",
+    "tlskey": "tls_key",
+    "tlshostname": "tls_hostname",
+    "tlsfirst": "tls_first",
+    "domain": "domain",
+    "apiprefix": "api_prefix",
+    "inboxprefix": "inbox_prefix",
+}
+"""The options of `format("keylane")` that say where the server is, in lower case, and their fields here."""
+
+SECRETS = ("user", "password", "token", "nkeyseed", "creds", "credentials", "jwt")
+"""Options that people would look for, and that would end up in Spark's logs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """How to reach the server; `keylane.connect` takes the same names. Unset ones come from each machine."""
+
+    url: str | None = None
+    context: str | None = None
+    creds_file: str | None = None
+    nkey_seed_file: str | None = None
+    tls_ca: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_hostname: str | None = None
+    tls_first: bool | None = None
+    domain: str | None = None
+    api_prefix: str | None = None
+    inbox_prefix: str | None = None
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, str]) -> Address:
+        """The address in a source's or sink's options (keys in lower case); refuses secrets."""
+        for name in options:
+            if name.lower() in SECRETS:
+                raise InvalidInput(
+                    f"option {name!r} would put a secret into Spark's plans and logs: give credsFile, nkeySeedFile or "
+                    "context, or set NATS_USER, NATS_PASSWORD or NATS_TOKEN in the environment of driver and executors"
+                )
+        found: dict[str, Any] = {OPTIONS[name]: value for name, value in options.items() if name in OPTIONS}
+        if _SECRET_IN_URL.search(found.get("url", "")):
+            raise InvalidInput(
+                "option 'url' has a user or a password in it, which Spark would log: leave it out of the url and give "
+                "credsFile or context, or set NATS_USER and NATS_PASSWORD in the environment of driver and executors"
+            )
+        if "tls_first" in found:
+            found["tls_first"] = read_flag("tlsFirst", found["tls_first"])
+        return cls(**found)
+
+    def arguments(self, files: Path | None = None) -> dict[str, Any]:
+        """The arguments of `keylane.connect` on this machine.
+
+        `files` is where Spark puts what `--files` ships: a file that is not where the option says is looked for there.
+        """
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        if given["url"] and "," in given["url"]:
+            given["url"] = [url.strip() for url in given["url"].split(",")]
+        for name in _FILES:
+            path = given[name]
+            if path and files is not None and not Path(path).expanduser().exists():
+                shipped = files / Path(path).name
+                given[name] = str(shipped) if shipped.exists() else path
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def read_flag(name: str, value: str) -> bool:
+    """An option that is true or false."""
+    if value.lower() not in ("true", "false"):
+        raise InvalidInput(f"option {name!r} is {value!r}: give true or false")
+    return value.lower() == "true"

@@ -1,0 +1,88 @@
+"""A connection for code that is not async: one per process and address, on an event loop in a thread of its own.
+
+Spark calls sources and sinks from plain functions, in workers that live for many tasks. The link outlives the task, and
+its thread answers the server's pings in between. A process that was forked makes its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from keylane.errors import Disconnected, RequestTimeout
+from keylane.jetstream.connection import Connection, connect
+from keylane.spark.address import Address
+
+T = TypeVar("T")
+
+CALL_TIMEOUT_S = 60.0
+
+_links: dict[tuple[int, Address], Link] = {}
+_making = threading.Lock()
+
+
+class Link:
+    """A connection and its thread. Made by `link_to`; lives until the process ends."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="keylane-link", daemon=True)
+        self._thread.start()
+        try:
+            self.connection: Connection = self.call(
+                connect(**address.arguments(_shipped_files()), name="keylane-spark")
+            )
+        except BaseException:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            raise
+
+    def __repr__(self) -> str:
+        return f"<Link {self.connection.server}>"
+
+    def start(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Let a coroutine run on the link's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def call(self, work: Coroutine[Any, Any, T], timeout_s: float = CALL_TIMEOUT_S) -> T:
+        """Run a coroutine on the link's loop and wait for its result."""
+        running = self.start(work)
+        try:
+            return running.result(timeout_s)
+        except concurrent.futures.TimeoutError:
+            if running.done():
+                raise  # the work's own
+            running.cancel()
+            raise RequestTimeout(f"the server's answer took longer than {timeout_s:g} s") from None
+        except concurrent.futures.CancelledError:
+            raise Disconnected("the connection was closed while it was waited for") from None
+
+    def close(self) -> None:
+        """Close the connection and end the thread."""
+        _links.pop((os.getpid(), self.address), None)
+        self.call(self.connection.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CALL_TIMEOUT_S)
+
+
+def link_to(address: Address) -> Link:
+    """The process's link to this address; made anew where the old one was closed for good."""
+    key = (os.getpid(), address)
+    with _making:
+        link = _links.get(key)
+        if link is None or link.connection.is_closed:
+            link = _links[key] = Link(address)
+        return link
+
+
+def _shipped_files() -> Path | None:
+    """Where `--files` lie in this process, if it is one of Spark's."""
+    from pyspark import SparkFiles  # noqa: PLC0415 - slow to import, and only known inside Spark
+
+    root = SparkFiles._root_directory
+    return Path(root) if root else None
