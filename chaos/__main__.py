@@ -1,4 +1,4 @@
-"""`python -m chaos rebalance|groups|memory [options] [--json]`: docs/chaos.md says what each run does.
+"""`python -m chaos rebalance|groups|memory|spark [options] [--json]`: docs/chaos.md says what each run does.
 
 Exit code 0: the verdict is clean. 1: it is not. 2: the run itself broke, or the arguments are wrong.
 """
@@ -10,7 +10,7 @@ import asyncio
 import json
 import sys
 
-from chaos import groups, memory, rebalance
+from chaos import groups, memory, rebalance, spark
 from chaos.faults import KINDS
 from chaos.members import RunBroken
 from tests.peers.presence import PeerBroken, PeerMissing
@@ -22,9 +22,11 @@ def main(arguments: list[str] | None = None) -> int:
     _add_rebalance(scenarios.add_parser("rebalance", help="planned changes of membership under load"))
     _add_groups(scenarios.add_parser("groups", help="kills, freezes, stops, restarts and changes under load"))
     _add_memory(scenarios.add_parser("memory", help="does a member's memory stay flat?"))
+    _add_spark(scenarios.add_parser("spark", help="a Spark query whose driver is killed again and again"))
     options = parser.parse_args(arguments)
+    chosen = {"rebalance": _rebalance, "groups": _groups, "memory": _memory, "spark": _spark}[options.scenario]
     try:
-        code, told = {"rebalance": _rebalance, "groups": _groups, "memory": _memory}[options.scenario](options, parser)
+        code, told = chosen(options, parser)
     except (RunBroken, PeerMissing, PeerBroken) as broken:
         _say(f"the run broke: {broken}")
         return 2
@@ -130,6 +132,26 @@ def _memory(options: argparse.Namespace, parser: argparse.ArgumentParser) -> tup
         parser.error("--messages must be at least 1000")
     outcome = asyncio.run(memory.run(options.messages, _say))
     return 0 if outcome.clean else 1, json.dumps(outcome.as_json()) if options.json else memory.as_text(outcome)
+
+
+# ---- spark ----------------------------------------------------------------------------------------------
+
+
+def _add_spark(one: argparse.ArgumentParser) -> None:
+    default = spark.Settings()
+    one.add_argument("--messages", type=int, default=default.messages, help="how many messages are read")
+    one.add_argument("--kills", type=int, default=default.kills, help="how many drivers are killed")
+    one.add_argument("--seed", type=int, default=default.seed, help="decides the batch sizes and the moments")
+    one.add_argument("--into", choices=("parquet", "stream"), default=default.into, help="where the rows go")
+    one.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def _spark(options: argparse.Namespace, parser: argparse.ArgumentParser) -> tuple[int, str]:
+    if options.kills < 0 or options.messages < 10 * (options.kills + 1):
+        parser.error("--kills must not be negative, and each driver needs at least 10 messages")
+    settings = spark.Settings(messages=options.messages, kills=options.kills, seed=options.seed, into=options.into)
+    outcome = asyncio.run(spark.run(settings, _say))
+    return 0 if outcome.clean else 1, json.dumps(outcome.as_json()) if options.json else spark.as_text(outcome)
 
 
 def _say(line: str) -> None:

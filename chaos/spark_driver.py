@@ -1,0 +1,84 @@
+"""The driver that a Spark fault run kills: one streaming query, from a stream to Parquet files or to another stream.
+
+Its one argument is a `Query` as JSON. It ends by itself only when it is told to take what is there (`available_now`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.peers.spark import spark_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+SECONDS_TO_FINISH = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What the query does and where it keeps what it has done."""
+
+    url: str
+    stream: str
+    directory: str
+    max_rows: int
+    available_now: bool
+    into_stream: str = ""
+    """Empty: into Parquet files below `directory`."""
+
+    @property
+    def checkpoint(self) -> Path:
+        return Path(self.directory) / "checkpoint"
+
+    @property
+    def files(self) -> Path:
+        return Path(self.directory) / "files"
+
+    def as_argument(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def main(argument: str) -> None:
+    query = Query(**json.loads(argument))
+    with spark_session(Path(query.directory) / "spark") as spark:
+        writer = _into(query, _rows(query, spark)).option("checkpointLocation", str(query.checkpoint))
+        if query.available_now:
+            writer = writer.trigger(availableNow=True)
+        writer.start().awaitTermination(SECONDS_TO_FINISH)
+
+
+def _rows(query: Query, spark: SparkSession) -> DataFrame:
+    from keylane.spark import register  # noqa: PLC0415 - the session's Java must be set first
+
+    register(spark)
+    return (
+        spark.readStream.format("keylane")
+        .option("url", query.url)
+        .option("stream", query.stream)
+        .option("maxOffsetsPerTrigger", str(query.max_rows))
+        .load()
+    )
+
+
+def _into(query: Query, rows: DataFrame) -> DataStreamWriter:
+    if not query.into_stream:
+        return rows.writeStream.format("parquet").option("path", str(query.files))
+    changed = rows.selectExpr(
+        "concat('out.', key) AS subject", "concat('seen ', cast(data AS STRING)) AS data", "sequence"
+    )
+    return (
+        changed.writeStream.format("keylane")
+        .option("url", query.url)
+        .option("stream", query.into_stream)
+        .option("queryName", "chaos-copy")
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
