@@ -154,6 +154,38 @@ class JavaMissing(KeylaneError):
     """No Java new enough for Spark was found, and none could be provided."""
 
 
+class DataLost(KeylaneError):
+    """Messages that a query should have read are gone from the stream, and it was told to fail then."""
+
+
+class QueryFenced(KeylaneError):
+    """This driver does not hold the query's lease any more, or its JVM is gone: another driver may run the query."""
+
+
+class AcknowledgeRefused(KeylaneError):
+    """Acknowledging would delete what somebody else still reads; nothing was deleted."""
+
+
+class LakeConflict(KeylaneError):
+    """The table is of other messages than the run reads; nothing was written."""
+
+
+class LakeBroken(KeylaneError):
+    """The table's disk or its state does not let it be changed; what was decided before stands."""
+
+
+class FunctionFailed(KeylaneError):
+    """A function given to `in_key_order` raised, or returned what does not fit; the message names the key."""
+
+
+class RowRejected(KeylaneError):
+    """A row cannot be published as it is, now or later: change it, leave it out, or let it become a dead letter."""
+
+
+class WriteFailed(KeylaneError):
+    """Rows were not confirmed in time, or ended up in another stream; those that were are stored."""
+
+
 # ---- the embedded server ----------------------------------------------------------------------------
 
 
@@ -221,6 +253,21 @@ class BrokenJournal(JournalError):
 
 class JournalTooNew(JournalError):
     """A batch of records has a version that this keylane does not know."""
+
+
+# ---- marshal ----------------------------------------------------------------------------------------
+
+
+class CoordinationLogError(KeylaneError):
+    """The coordination log cannot be used."""
+
+
+class UnsafeLog(CoordinationLogError):
+    """The log has settings that would lose claims or put them out of order; nothing was written."""
+
+
+class LogReplaced(CoordinationLogError):
+    """The log is not the one that was read before: it was deleted, cut off or made anew. Claims are void: stop."""
 
 
 # ---- exactly once -----------------------------------------------------------------------------------

@@ -10,11 +10,17 @@ import typer
 def demo(
     seconds: Annotated[float, typer.Option(min=8, max=300, help="How long to publish.")] = 16.0,
     rate: Annotated[int, typer.Option(min=10, max=10_000, help="Orders per second.")] = 1000,
+    pipelines: Annotated[
+        bool, typer.Option(help="Afterwards audit and plan on Spark, if it is installed (keylane[spark]).")
+    ] = True,
 ) -> None:
-    """Orders, ten partitions, three members: one is killed, one added, one dropped. Ends with a verdict."""
+    """Orders, ten partitions, three members: one is killed, one added, one dropped. Ends with a verdict.
+
+    Then two pipelines look at what the members wrote down: an audit of every order, and the load of each member.
+    """
     import asyncio
 
     from keylane.cli.demo_play import play
 
-    verdict = asyncio.run(play(seconds, rate))
-    raise typer.Exit(0 if verdict.clean else 1)
+    clean = asyncio.run(play(seconds, rate, pipelines=pipelines))
+    raise typer.Exit(0 if clean else 1)

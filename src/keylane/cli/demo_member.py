@@ -14,6 +14,7 @@ import sys
 import keylane
 from keylane import groups
 from keylane.jetstream.consumers import ConsumerConfig
+from keylane.journal import Journal
 
 
 def _say(word: str, value: object = None) -> None:
@@ -37,9 +38,16 @@ async def take_part(url: str, stream: str, group: str, member: str, ack_wait_s: 
         on_deactivated=lambda: _say("standby"),
         on_rebalanced=lambda _, now: _say("partitions", list(now)),
     )
-    async with await keylane.connect(url) as connection:
+    async with await keylane.connect(url) as connection, Journal(connection, stream=stream, flush_s=0.05) as journal:
         handle = await groups.join(
-            connection, stream, group, member, _handle, settings=ConsumerConfig(ack_wait_s=ack_wait_s), hooks=hooks
+            connection,
+            stream,
+            group,
+            member,
+            _handle,
+            settings=ConsumerConfig(ack_wait_s=ack_wait_s),
+            hooks=hooks,
+            journal=journal,
         )
         ended = asyncio.ensure_future(handle.wait())
         told = asyncio.ensure_future(_until_told())

@@ -20,6 +20,7 @@ from rich.table import Table
 
 import keylane
 from keylane import groups
+from keylane.cli.demo_pipelines import GROUP, STREAM, look_back
 from keylane.errors import GroupEnded, KeylaneError, RequestTimeout
 from keylane.jetstream import streams
 from keylane.jetstream.connection import Connection
@@ -27,8 +28,6 @@ from keylane.jetstream.publish import open_publisher
 from keylane.server import NatsServer
 from keylane.testing import Effect, Verdict, judge
 
-STREAM = "ORDERS"
-GROUP = "billing"
 PARTITIONS = 10
 CUSTOMERS = 100
 ACK_WAIT_S = 1.5
@@ -68,8 +67,8 @@ class Run:
     """Kept when the play is over: the end of its actors is not part of it."""
 
 
-async def play(seconds: float, rate: int) -> Verdict:
-    """Perform the demo, drawn live, and judge it."""
+async def play(seconds: float, rate: int, *, pipelines: bool) -> bool:
+    """Perform the demo, drawn live, and judge it; with `pipelines` also on Spark. Returns whether all is clean."""
     console = Console()
     console.print("Starting a NATS server with JetStream on this machine ...")
     with NatsServer.start() as server:
@@ -87,9 +86,9 @@ async def play(seconds: float, rate: int) -> Verdict:
                 raise failures.exceptions[0] from None
             finally:
                 await _end_members(run)
-    verdict = judge(sent, run.effects)
-    _print_verdict(console, verdict)
-    return verdict
+        verdict = judge(sent, run.effects)
+        _print_verdict(console, verdict)
+        return verdict.clean and (not pipelines or await asyncio.to_thread(look_back, console, server.url))
 
 
 async def _prepare(connection: Connection) -> None:

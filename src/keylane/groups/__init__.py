@@ -23,6 +23,7 @@ from keylane.groups.creating import create_elastic, create_static, delete
 from keylane.groups.member import Member, MemberHooks, join
 from keylane.groups.message import GroupMessage
 from keylane.groups.origin import Origin
+from keylane.groups.shape import queue_stream
 
 __all__ = [
     "ElasticConfig",
@@ -43,6 +44,7 @@ __all__ = [
     "join",
     "list_groups",
     "member_info",
+    "queue_stream",
     "set_mapping",
     "step_down",
 ]

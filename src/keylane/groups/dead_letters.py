@@ -173,48 +173,54 @@ class DeadLetters:
             raise RequestTimeout(f"stream {self._name!r} was not there within {_ENSURE_S:g} s") from error
 
     async def _ensure(self, message: GroupMessage) -> None:
-        """Make the stream, unless it is there: an operator may have changed its limits or made it beforehand."""
-        if not await self._is_there():
-            # A group's queue has the storage and the replicas of the stream that it copies.
-            like = (await streams.info(self._connection, message.delivery.delivery.stream)).config
-            wanted = {
-                "name": self._name,
-                "description": f"what groups of {self._stream} gave up: keylane dlq ls {self._stream}",
-                "subjects": [self._subjects],
-                "storage": StorageType(like.storage or "file").value,
-                "num_replicas": like.num_replicas or 1,
-                "retention": "limits",
-                "discard": "new",
-                "duplicate_window": _DUPLICATE_WINDOW_S * 1_000_000_000,
-                "allow_direct": True,
-            }
-            try:
-                await self._connection.api.request(f"STREAM.CREATE.{self._name}", wanted)
-            except ApiError as error:
-                if error.err_code == _SUBJECTS_OVERLAP:
-                    raise GroupConflict(
-                        f"stream {self._name!r} needs the subjects {self._subjects!r}, which another stream takes: "
-                        "give that one narrower subjects"
-                    ) from error
-                if error.err_code != _EXISTS_DIFFERENTLY or not await self._is_there():
-                    raise
+        # A group's queue has the storage and the replicas of the stream that it copies.
+        await ensure_dead_letter_stream(self._connection, self._stream, like=message.delivery.delivery.stream)
         self._is_ready = True
 
-    async def _is_there(self) -> bool:
-        try:
-            config = (await streams.info(self._connection, self._name)).config
-        except NotFound:
-            return False
-        if self._subjects not in (config.subjects or ()):
-            raise GroupConflict(
-                f"stream {self._name!r} is there and does not take {self._subjects!r}: it is not for dead letters; "
-                "rename it, or add the subjects"
-            )
-        return True
 
-    @property
-    def _subjects(self) -> str:
-        return f"keylane.dlq.{self._stream}.>"
+async def ensure_dead_letter_stream(connection: Connection, stream: str, *, like: str) -> None:
+    """Make the stream for dead letters, unless it is there: an operator may have changed its limits or made it before.
+
+    It gets the storage and the replicas of the stream `like`.
+    """
+    name, subjects = dead_letter_stream(stream), f"keylane.dlq.{stream}.>"
+    if await _is_there(connection, name, subjects):
+        return
+    model = (await streams.info(connection, like)).config
+    wanted = {
+        "name": name,
+        "description": f"what groups of {stream} gave up: keylane dlq ls {stream}",
+        "subjects": [subjects],
+        "storage": StorageType(model.storage or "file").value,
+        "num_replicas": model.num_replicas or 1,
+        "retention": "limits",
+        "discard": "new",
+        "duplicate_window": _DUPLICATE_WINDOW_S * 1_000_000_000,
+        "allow_direct": True,
+    }
+    try:
+        await connection.api.request(f"STREAM.CREATE.{name}", wanted)
+    except ApiError as error:
+        if error.err_code == _SUBJECTS_OVERLAP:
+            raise GroupConflict(
+                f"stream {name!r} needs the subjects {subjects!r}, which another stream takes: "
+                "give that one narrower subjects"
+            ) from error
+        if error.err_code != _EXISTS_DIFFERENTLY or not await _is_there(connection, name, subjects):
+            raise
+
+
+async def _is_there(connection: Connection, name: str, subjects: str) -> bool:
+    try:
+        config = (await streams.info(connection, name)).config
+    except NotFound:
+        return False
+    if subjects not in (config.subjects or ()):
+        raise GroupConflict(
+            f"stream {name!r} is there and does not take {subjects!r}: it is not for dead letters; "
+            "rename it, or add the subjects"
+        )
+    return True
 
 
 # ---- look ---------------------------------------------------------------------------------------------

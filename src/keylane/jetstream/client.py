@@ -24,7 +24,7 @@ from nats import errors
 from nats.aio.subscription import Subscription
 from nats.aio.transport import WebSocketTransport
 
-from keylane.jetstream.protocol import BrokenProtocol, Control, Event, Route, Scanner, Unrouted
+from keylane.jetstream.protocol import BrokenProtocol, BulkRoute, Control, Event, Route, Scanner, Unrouted
 from keylane.jetstream.transport import DirectTransport
 
 _log = logging.getLogger("keylane.connection")
@@ -89,6 +89,14 @@ class Client(nats.aio.client.Client):
         self.scanner.routes[b"%d" % subscription._id] = route
         return subscription
 
+    async def route_bulk(self, subject: str, route: BulkRoute) -> Subscription:
+        """As `route`, for a reader of very many messages: it is given whole buffers, and larger ones."""
+        subscription = await self.subscribe(subject)
+        self.scanner.bulk_routes[b"%d" % subscription._id] = route
+        if isinstance(self._transport, DirectTransport):
+            self._transport.read_in_bulk()
+        return subscription
+
     def move_route(self, subscription: Subscription, subject: str) -> None:
         """While the link is down: let the next one subscribe to another subject for the same route."""
         assert not self.is_connected
@@ -97,6 +105,7 @@ class Client(nats.aio.client.Client):
     async def unroute(self, subscription: Subscription) -> None:
         """End a routed subscription. Messages that arrive from now on are dropped."""
         self.scanner.routes.pop(b"%d" % subscription._id, None)
+        self.scanner.bulk_routes.pop(b"%d" % subscription._id, None)
         if not self.is_closed and not self.is_draining and subscription._id in self._subs:
             await subscription.unsubscribe()
 

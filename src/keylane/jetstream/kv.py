@@ -24,6 +24,8 @@ from keylane.jetstream.publish import open_publisher
 if TYPE_CHECKING:
     from keylane.jetstream.connection import Connection
 
+WRITE_TIMEOUT_S = 5.0
+
 _WRONG_REVISION = (10071, 10164)
 _NAME_TAKEN = 10058
 _FIRST_PAUSE_S = 0.01
@@ -90,13 +92,13 @@ class Bucket:
         value = None if gone else base64.b64decode(message.get("data", ""))
         return KvEntry(key, value, message["seq"])
 
-    async def put(self, key: str, value: bytes, *, revision: int) -> int:
+    async def put(self, key: str, value: bytes, *, revision: int, timeout_s: float = WRITE_TIMEOUT_S) -> int:
         """Write if the key's newest revision is still this one (0: it never existed); returns the new revision."""
-        return await self._write(key, value, {}, revision)
+        return await self._write(key, value, {}, revision, timeout_s)
 
-    async def delete(self, key: str, *, revision: int) -> None:
+    async def delete(self, key: str, *, revision: int, timeout_s: float = WRITE_TIMEOUT_S) -> None:
         """Put a delete marker if the key's newest revision is still this one."""
-        await self._write(key, b"", {"KV-Operation": "DEL"}, revision)
+        await self._write(key, b"", {"KV-Operation": "DEL"}, revision, timeout_s)
 
     async def keys(self, prefix: str) -> list[str]:
         """The keys that begin with `prefix.` and are not deleted."""
@@ -124,9 +126,9 @@ class Bucket:
             with suppress(ConnectionClosedError):  # then nothing is left to end
                 await subscription.unsubscribe()
 
-    async def _write(self, key: str, value: bytes, headers: dict[str, str], revision: int) -> int:
+    async def _write(self, key: str, value: bytes, headers: dict[str, str], revision: int, timeout_s: float) -> int:
         headers["Nats-Expected-Last-Subject-Sequence"] = str(revision)
-        async with open_publisher(self._connection) as publisher:
+        async with open_publisher(self._connection, timeout_s=timeout_s) as publisher:
             pending = await publisher.send(self._subject(key), value, headers)
         try:
             return (await pending).sequence

@@ -34,6 +34,16 @@ class Route(Protocol):
         """The buffer is used up: act on what was received."""
 
 
+class BulkRoute(Route, Protocol):
+    """A route that cuts its own messages out of the buffer, many at a time."""
+
+    def take(self, data: bytes, position: int) -> int:
+        """Take the whole messages that begin at `position` and return where they end.
+
+        Returns `position` where the message there is not one to take: it then comes by `receive`.
+        """
+
+
 class Control(NamedTuple):
     """A protocol line that is not a message: PING, PONG, INFO, -ERR or +OK, with its argument."""
 
@@ -60,10 +70,11 @@ class Scanner:
     Everything without a route is appended to `events`, in order, for nats-py to handle.
     """
 
-    __slots__ = ("_chunks", "_have", "_need", "events", "routes")
+    __slots__ = ("_chunks", "_have", "_need", "bulk_routes", "events", "routes")
 
     def __init__(self) -> None:
         self.routes: dict[bytes, Route] = {}
+        self.bulk_routes: dict[bytes, BulkRoute] = {}
         self.events: list[Event] = []
         self.reset()
 
@@ -128,7 +139,21 @@ class Scanner:
                 break
             if route is not None:
                 route.receive(subject, reply, data[start:body], data[body:end])
+                position = end + 2
             else:
-                self.events.append(Unrouted(int(sid), subject, reply, data[start:body], data[body:end]))
-            position = end + 2
+                message = Unrouted(int(sid), subject, reply, data[start:body], data[body:end])
+                position = self._without_route(message, data, position, touched) or end + 2
         return position
+
+    def _without_route(self, message: Unrouted, data: bytes, position: int, touched: dict[int, Route]) -> int:
+        """Let a bulk route have it and what follows; returns where that ends, or 0 for this message alone."""
+        bulk = self.bulk_routes.get(b"%d" % message.sid)
+        if bulk is None:
+            self.events.append(message)
+            return 0
+        touched[id(bulk)] = bulk
+        taken = bulk.take(data, position)
+        if taken == position:
+            bulk.receive(message.subject, message.reply, message.headers, message.data)
+            return 0
+        return taken

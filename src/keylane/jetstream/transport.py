@@ -20,6 +20,7 @@ from keylane.jetstream.awake import Awake
 from keylane.jetstream.protocol import BrokenProtocol
 
 _READ_SIZE = 64 * 1024  # larger reads make larger batches, and the server waits for their acks
+_BULK_READ_SIZE = 512 * 1024  # no acks here, and each buffer is worked on as a whole
 _CLOSE_TIMEOUT_S = 2.0
 
 
@@ -54,11 +55,15 @@ class _Wire(asyncio.BufferedProtocol):
         self._awake.was_read(nbytes)
         if self.sink is not None:
             self.sink(bytes(self._view[:nbytes]))
-            if nbytes == _READ_SIZE:
+            if nbytes == len(self._view):
                 self._let_others_run()
         else:
             self.kept += self._view[:nbytes]
             self._wake()
+
+    def read_in_bulk(self) -> None:
+        if len(self._view) < _BULK_READ_SIZE:
+            self._view = memoryview(bytearray(_BULK_READ_SIZE))
 
     def _let_others_run(self) -> None:
         """Go on reading in the next turn of the loop.
@@ -174,6 +179,10 @@ class DirectTransport(Transport):
             sink(kept)
         if wire.ended:
             sink(b"")
+
+    def read_in_bulk(self) -> None:
+        """Read larger buffers for as long as this connection lasts."""
+        self._connected().read_in_bulk()
 
     def detach(self) -> None:
         """From now on drop what arrives after the handshake."""

@@ -1,1 +1,40 @@
-"""JetStream streams in Spark: the data source, the sink and the pipelines built on them."""
+"""JetStream streams in Spark: the data source, the sink and the pipelines built on them.
+
+>>> keylane.spark.register(spark)
+>>> orders = spark.read.format("keylane").option("url", "nats://127.0.0.1:4222").option("stream", "ORDERS").load()
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from keylane.errors import ExtraMissing
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from keylane.spark.java import provide_java
+    from keylane.spark.key_order import in_key_order
+
+__all__ = ["in_key_order", "provide_java", "register"]
+
+_HOMES = {"in_key_order": "keylane.spark.key_order", "provide_java": "keylane.spark.java"}
+
+
+if not TYPE_CHECKING:  # a type checker that saw this would take every misspelt name for good
+
+    def __getattr__(name: str) -> object:
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(home), name)
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("keylane")` known to a session. Works everywhere, also where nothing is installed on executors."""
+    try:
+        from keylane.spark.source import KeylaneSource  # noqa: PLC0415 - needs pyspark, which is optional and slow
+    except ModuleNotFoundError as error:
+        raise ExtraMissing(f"{error.name} is not installed: `pip install 'keylane[spark]'`") from error
+    spark.dataSource.register(KeylaneSource)

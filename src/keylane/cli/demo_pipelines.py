@@ -1,0 +1,40 @@
+"""After the demo's play: an audit of what its members wrote down, and the load that they had, both on Spark."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from keylane.errors import KeylaneError
+
+STREAM = "ORDERS"
+GROUP = "billing"
+
+
+def look_back(console: Console, url: str) -> bool:
+    """Run audit and skew and show what they say. Returns whether the audit is clean; true where it could not run."""
+    from keylane.spark.pipelines.session import is_installed, spark_session
+
+    console.print()
+    if not is_installed():
+        console.print("Audit and load of this run, on Spark: pip install 'keylane[spark]'", markup=False)
+        return True
+    console.print("Two pipelines look at what the members wrote down. Starting Spark ...")
+    try:
+        with spark_session("keylane demo") as spark:
+            from keylane.spark.address import Address
+            from keylane.spark.pipelines import audit, skew
+
+            address = Address(url=url)
+            audited = audit.run(spark, audit.Settings(stream=STREAM, group=GROUP, address=address))
+            _show(console, f"keylane pipeline run audit --stream {STREAM} --group {GROUP}", audited.as_text())
+            load = skew.run(spark, skew.Settings(stream=STREAM, group=GROUP, address=address, top=3))
+            _show(console, f"keylane pipeline run skew --stream {STREAM} --group {GROUP}", load.as_text())
+    except KeylaneError as error:
+        console.print(f"The pipelines did not run: {error}", markup=False)
+        return True
+    return audited.verdict
+
+
+def _show(console: Console, command: str, text: str) -> None:
+    console.print(f"\n$ {command}", style="bold", markup=False, highlight=False)
+    console.print(text, markup=False, highlight=False)

@@ -1,0 +1,382 @@
+"""One partition of a coordination log: every rule of who owns what, applied record by record.
+
+Owns: the state that these records make. Never reads a clock: "now" is the log's own time, the newest broker timestamp
+seen so far in this partition of the log, so two readers of one log never disagree. A log that nobody writes to does not
+advance; a claimer's own record does that. Mutable and stepped for every record: a log has a million of them.
+
+The rules
+1. The first claim wins, and holds while less than two intervals have passed since the owner's last heartbeat (or its
+   claim). At exactly two it has run out.
+2. A claim is judged once, at its own place in the log: won, lost, or paused. What follows changes nothing, so a claim
+   that lost never wakes up when the owner releases.
+3. Heartbeats, releases and claims of messages count from the owner only: client, group and instance. A heartbeat of
+   anybody else steals nothing.
+4. A late heartbeat of the owner revives a claim that ran out, if nobody has won it since.
+5. A heartbeat of a new instance of the owner's client takes over while the claim holds: this is the quick restart with
+   a stable client id. An instance that was replaced cannot take it back, unless it wins a claim.
+6. A claim of messages counts if it comes from the owner while its claim holds, and goes beyond what is taken.
+7. A paused group wins nothing until its pause ends, except whoever paused it. Owners keep what they own until they
+   release it. The newest `ReleaseGroup` is the one that counts.
+8. Where the log was trimmed, the first heartbeat seen makes the owner. Until then, for two intervals after the first
+   record and after each claim, a claim is neither won nor lost: `UNSURE`.
+9. A record in the wrong partition of the log changes nothing and is kept as evidence. One that cannot be read is
+   counted. Both move the log's time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from keylane.core.claim_facts import (
+    Began,
+    Broken,
+    Claim,
+    Ended,
+    Key,
+    MessageClaim,
+    Misplaced,
+    Owner,
+    Pause,
+    Release,
+    Tenure,
+    Verdict,
+)
+from keylane.core.claim_records import (
+    CLAIMING_MESSAGES,
+    CLAIMING_PARTITION,
+    HEARTBEAT,
+    RELEASE_GROUP,
+    RELEASING_PARTITION,
+    Unreadable,
+    split,
+    split_heartbeat,
+)
+
+VERDICTS_REMEMBERED = 10_000
+EVIDENCE_KEPT = 100
+_IDENTITIES_KEPT = 100_000
+
+LONG_AGO: Final = -(1 << 62)
+_NEVER: Final = 1 << 62
+
+WON, LOST, PAUSED, UNSURE, COUNTED, IGNORED, UNREADABLE, MISPLACED, REPEATED = Verdict
+
+
+@dataclass(slots=True, eq=False)
+class _State:
+    """One key. `established`: whether the log has told who owns it, or that nobody does."""
+
+    key: Key
+    established: bool
+    owner: Owner | None = None
+    token: int = -1
+    began: Began = Began.CLAIM
+    since: int = -1
+    since_ms: int = LONG_AGO
+    beat_ms: int = LONG_AGO
+    beat_at: int = -1
+    offset: int | None = None
+    messages: MessageClaim | None = None
+    released: Release | None = None
+    last_client: str | None = None
+    replaced: set[str] = field(default_factory=set)
+    """Instances of `last_client` that a newer one took over from."""
+    doubt_until_ms: int = LONG_AGO
+    last_at: int = -1
+    view: Claim | None = None
+
+
+class Ledger:
+    """What one partition of the log says, as far as it was read.
+
+    `first_offset` is that of a log which was never trimmed. `placed` says which partition of the log coordinates a
+    topic's partition, under the hash in use and under the other one.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        interval_ms: int,
+        *,
+        first_offset: int,
+        keep_history: bool,
+        placed: Callable[[str, int], tuple[int, int]],
+    ) -> None:
+        self.number = number
+        self.next_offset = first_offset
+        self.now_ms = LONG_AGO
+        self.unreadable = 0
+        self.misplaced = 0
+        self.broken: list[Broken] = []
+        self.evidence: list[Misplaced] = []
+        self.verdicts: dict[int, Verdict] = {}
+        self.is_begun = False
+        self._first_offset = first_offset
+        self._interval_ms = interval_ms
+        self._hold_ms = 2 * interval_ms
+        self._placed = placed
+        self._trimmed: bool | None = None
+        self._shadow_until_ms = LONG_AGO
+        self._shadow_below = _NEVER
+        self._pauses: dict[str, Pause] = {}
+        self._states: dict[tuple[str, str, int], _State] = {}
+        self._verdict_order: deque[int] = deque()
+        self._ended: list[Tenure] | None = [] if keep_history else None
+        self._known: dict[bytes, tuple[_State, Owner]] = {}
+        self._takers: dict[str, Callable[[_State, int, Owner, int], Verdict]] = {
+            HEARTBEAT: self._heartbeat,
+            CLAIMING_PARTITION: self._claim,
+            RELEASING_PARTITION: self._release,
+            CLAIMING_MESSAGES: self._messages,
+        }
+
+    # ---- records ------------------------------------------------------------------------------------
+
+    def begins(self, first_offset: int, end: int) -> None:
+        assert not self.is_begun, self.number
+        self._trimmed = first_offset > self._first_offset
+        if first_offset > self._shadow_below or self._shadow_below == _NEVER:
+            self._shadow_below = end
+
+    def apply(self, offset: int, time_ms: int, value: bytes) -> Verdict:
+        if offset < self.next_offset:
+            return REPEATED
+        if not self.is_begun:
+            self._begin_log(offset, time_ms)
+        self.next_offset = offset + 1
+        if time_ms > self.now_ms:  # noqa: PLR1730 - max() costs a call for every record
+            self.now_ms = time_ms
+        beat = split_heartbeat(value)
+        if beat is not None and (known := self._known.get(beat[0])) is not None:
+            known[0].last_at = offset
+            return self._heartbeat(known[0], offset, known[1], beat[1])
+        return self._apply_any(offset, value, b"" if beat is None else beat[0])
+
+    def _apply_any(self, offset: int, value: bytes, identity: bytes) -> Verdict:
+        fields = split(value)
+        if isinstance(fields, Unreadable):
+            self.unreadable += 1
+            if len(self.broken) < EVIDENCE_KEPT:
+                self.broken.append(Broken(self.number, offset, fields))
+            return UNREADABLE
+        kind, instance, client, group, topic, partition, number, _ = fields
+        writer = Owner(client, instance)
+        if kind == RELEASE_GROUP:
+            return self._pause(offset, group, writer, 1000 * number)
+        key = Key(group, topic, partition)
+        state = self._states.get(key)
+        if state is None:
+            expected, by_other_hash = self._placed(topic, partition)
+            if expected != self.number:
+                return self._misplaced(offset, key, writer, expected, by_other_hash == self.number)
+            state = self._states[key] = _State(key, established=not self._trimmed)
+        if identity:
+            if len(self._known) >= _IDENTITIES_KEPT:
+                self._known.clear()
+            self._known[identity] = state, writer
+        state.last_at = offset
+        return self._takers[kind](state, offset, writer, number)
+
+    def _begin_log(self, offset: int, time_ms: int) -> None:
+        self.is_begun = True
+        if self._trimmed is None:
+            self._trimmed = offset > self._first_offset
+        if self._trimmed:
+            self._shadow_until_ms = time_ms + self._hold_ms
+
+    def _misplaced(self, offset: int, key: Key, writer: Owner, expected: int, fits_other_hash: bool) -> Verdict:
+        self.misplaced += 1
+        if len(self.evidence) < EVIDENCE_KEPT:
+            self.evidence.append(Misplaced(self.number, offset, key, writer, expected, fits_other_hash))
+        return MISPLACED
+
+    # ---- the rules ----------------------------------------------------------------------------------
+
+    def judge(self, key: Key, claimer: Owner, elapsed_ms: int) -> Verdict:
+        """What a claim would get as the next record, this much later than the newest."""
+        state = self._states.get(key)
+        if state is None:
+            state = _State(key, established=not self._trimmed)
+        return self._judge(state, claimer, self.now_ms + elapsed_ms, self.next_offset)
+
+    def _judge(self, state: _State, claimer: Owner, now_ms: int, offset: int) -> Verdict:
+        if self._is_paused(state.key.group, claimer, now_ms):
+            return PAUSED
+        if not state.established:
+            in_shadow = now_ms < self._shadow_until_ms and offset < self._shadow_below
+            return UNSURE if in_shadow or now_ms < state.doubt_until_ms else WON
+        if state.owner is not None and state.owner != claimer and now_ms < state.beat_ms + self._hold_ms:
+            return LOST
+        return WON
+
+    def _is_paused(self, group: str, claimer: Owner, now_ms: int) -> bool:
+        pause = self._pauses.get(group)
+        return pause is not None and now_ms < pause.until_ms and claimer != pause.by
+
+    def _claim(self, state: _State, offset: int, claimer: Owner, _: int) -> Verdict:
+        verdict = self._judge(state, claimer, self.now_ms, offset)
+        if verdict is UNSURE:
+            state.doubt_until_ms = self.now_ms + self._hold_ms
+        elif verdict is WON:
+            held_until_ms = state.beat_ms + self._hold_ms
+            # A second claim of an owner whose claim holds is won as well, but nothing begins with it.
+            if state.owner != claimer or self.now_ms >= held_until_ms:
+                if state.owner is not None:
+                    self._end(state, offset, held_until_ms, Ended.TAKEN)
+                if state.last_client != claimer.client:
+                    state.replaced.clear()
+                state.replaced.discard(claimer.instance)
+                self._begin(state, offset, claimer, Began.CLAIM)
+        return self._remember(offset, verdict)
+
+    def _heartbeat(self, state: _State, offset: int, writer: Owner, next_to_read: int) -> Verdict:
+        now_ms = self.now_ms
+        if state.owner != writer:
+            if not self._takes_over(state, writer):
+                return IGNORED
+            if state.owner is None:
+                self._begin(state, offset, writer, Began.FIRST_HEARTBEAT)
+            else:
+                self._end(state, offset, now_ms, Ended.RECLAIMED)
+                state.replaced.add(state.owner.instance)
+                self._begin(state, offset, writer, Began.RECLAIM)
+        elif now_ms >= state.beat_ms + self._hold_ms:
+            self._end(state, offset, state.beat_ms + self._hold_ms, Ended.LAPSED)
+            self._begin(state, offset, writer, Began.REVIVAL)
+        state.beat_ms = now_ms
+        state.beat_at = offset
+        state.offset = next_to_read
+        taken = state.messages
+        if taken is not None and (next_to_read >= taken.proposed or taken.token != state.token):
+            state.messages = None
+        state.view = None
+        return COUNTED
+
+    def _takes_over(self, state: _State, writer: Owner) -> bool:
+        """Whether a heartbeat of somebody who is not the owner makes him the owner."""
+        if not state.established:
+            return True
+        return (
+            state.owner is not None
+            and state.owner.client == writer.client
+            and writer.instance not in state.replaced
+            and self.now_ms < state.beat_ms + self._hold_ms
+            and not self._is_paused(state.key.group, writer, self.now_ms)
+        )
+
+    def _release(self, state: _State, offset: int, writer: Owner, next_to_read: int) -> Verdict:
+        if not state.established:
+            # Whoever wrote this had read that far, so it is a place to go on from; who owns it is still open.
+            state.offset, state.view = next_to_read, None
+            return UNSURE
+        if state.owner != writer:
+            return IGNORED
+        self._end(state, offset, min(self.now_ms, state.beat_ms + self._hold_ms), Ended.RELEASED)
+        state.owner = None
+        state.beat_ms = LONG_AGO
+        state.offset = next_to_read
+        state.messages = None
+        state.released = Release(writer, offset, self.now_ms, next_to_read)
+        state.view = None
+        return COUNTED
+
+    def _messages(self, state: _State, offset: int, writer: Owner, proposed: int) -> Verdict:
+        if not state.established:
+            return self._remember(offset, UNSURE)
+        if state.owner != writer or self.now_ms >= state.beat_ms + self._hold_ms:
+            return self._remember(offset, IGNORED)
+        taken = state.messages
+        is_repeat = taken is not None and taken.token == state.token and taken.proposed == proposed
+        taken_to = state.offset if taken is None else taken.proposed
+        if not is_repeat and taken_to is not None and proposed <= taken_to:
+            return self._remember(offset, IGNORED)
+        state.messages = MessageClaim(offset, proposed, state.token)
+        state.view = None
+        return self._remember(offset, COUNTED)
+
+    def _pause(self, offset: int, group: str, by: Owner, until_ms: int) -> Verdict:
+        """An expiry that is past makes a pause that has ended: a resume."""
+        self._pauses[group] = Pause(group, self.number, until_ms, by, offset, self.now_ms)
+        return COUNTED
+
+    def _begin(self, state: _State, offset: int, owner: Owner, began: Began) -> None:
+        state.established = True
+        state.owner = owner
+        state.last_client = owner.client
+        if began is not Began.REVIVAL:  # nobody else had it in between
+            state.token = offset
+        state.began = began
+        state.since = state.beat_at = offset
+        state.since_ms = state.beat_ms = self.now_ms
+        state.view = None
+
+    def _end(self, state: _State, offset: int, until_ms: int, ended: Ended) -> None:
+        if self._ended is not None:
+            self._ended.append(self._tenure(state, offset, until_ms, ended))
+
+    def _remember(self, offset: int, verdict: Verdict) -> Verdict:
+        self.verdicts[offset] = verdict
+        self._verdict_order.append(offset)
+        if len(self._verdict_order) > VERDICTS_REMEMBERED:
+            del self.verdicts[self._verdict_order.popleft()]
+        return verdict
+
+    # ---- asking -------------------------------------------------------------------------------------
+
+    def claim_of(self, key: Key) -> Claim | None:
+        state = self._states.get(key)
+        return None if state is None else self._view(state)
+
+    def newest_of(self, key: Key) -> int | None:
+        state = self._states.get(key)
+        return None if state is None else state.last_at
+
+    def claims(self) -> Iterator[Claim]:
+        return map(self._view, self._states.values())
+
+    def pauses(self) -> Iterator[Pause]:
+        return (pause for pause in self._pauses.values() if self.now_ms < pause.until_ms)
+
+    def tenures(self) -> list[Tenure] | None:
+        """Those that have ended, then those that have not; None if no history is kept."""
+        if self._ended is None:
+            return None
+        owned = (state for state in self._states.values() if state.owner is not None)
+        return [*self._ended, *(self._tenure(state, None, state.beat_ms + self._hold_ms, None) for state in owned)]
+
+    def _view(self, state: _State) -> Claim:
+        if state.view is None:
+            owned = state.owner is not None
+            state.view = Claim(
+                key=state.key,
+                log_partition=self.number,
+                owner=state.owner,
+                token=state.token if owned else None,
+                since_ms=state.since_ms if owned else None,
+                heartbeat_ms=state.beat_ms if owned else None,
+                heartbeat_at=state.beat_at if owned else None,
+                fresh_until_ms=state.beat_ms + self._interval_ms if owned else None,
+                holds_until_ms=state.beat_ms + self._hold_ms if owned else None,
+                offset=state.offset,
+                messages=state.messages,
+                released=state.released,
+            )
+        return state.view
+
+    def _tenure(self, state: _State, until: int | None, until_ms: int, ended: Ended | None) -> Tenure:
+        assert state.owner is not None, state.key
+        return Tenure(
+            key=state.key,
+            log_partition=self.number,
+            owner=state.owner,
+            token=state.token,
+            since=state.since,
+            since_ms=state.since_ms,
+            began=state.began,
+            until=until,
+            until_ms=until_ms,
+            ended=ended,
+        )

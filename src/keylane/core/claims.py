@@ -1,0 +1,260 @@
+"""The state of the world, from a coordination log and nothing else: records in, owners out.
+
+Owns: the log as a whole, its partitions side by side. `core/claim_ledger.py` has the rules, which never look across
+partitions: there is no order between them. Never reads a clock: time is the log's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from types import MappingProxyType
+
+from keylane.core.claim_facts import (
+    Broken,
+    Claim,
+    Freshness,
+    Key,
+    LogRecord,
+    Misplaced,
+    Owner,
+    Pause,
+    Snapshot,
+    Tenure,
+    Verdict,
+)
+from keylane.core.claim_ledger import LONG_AGO, VERDICTS_REMEMBERED, Ledger
+from keylane.core.claim_records import Placing, check_placing, coordinating_partition
+from keylane.errors import InvalidInput
+
+__all__ = ["VERDICTS_REMEMBERED", "World", "replay"]
+
+
+class World:
+    """The state of the world after the records applied so far.
+
+    `interval_s` and `placing` must be the same for everybody on the log. `partitions`: how many the log has.
+    `first_offset`: of a log that was never trimmed (Kafka counts from 0, JetStream from 1). `keep_history`: remember
+    every tenure, for audits; without it memory is bounded by the number of keys.
+
+    >>> world = World(interval_s=60)
+    >>> world.apply(LogRecord(0, 0, 1000, b"ClaimingPartition/1/1/i1/anna/billing/orders/0")).value
+    'won'
+    >>> world.apply(LogRecord(0, 1, 1500, b"ClaimingPartition/1/1/i2/bert/billing/orders/0")).value
+    'lost'
+    >>> world.claim_of("billing", "orders", 0).owner.client
+    'anna'
+    """
+
+    def __init__(
+        self,
+        interval_s: float,
+        partitions: int = 1,
+        *,
+        placing: Placing = "topic_partition",
+        first_offset: int = 0,
+        keep_history: bool = False,
+    ) -> None:
+        if isinstance(interval_s, bool) or not isinstance(interval_s, int | float) or not 0.001 <= interval_s < 1e9:
+            raise InvalidInput(f"interval_s is {interval_s!r}: give the heartbeat interval in seconds, such as 10")
+        if isinstance(partitions, bool) or not isinstance(partitions, int) or partitions < 1:
+            raise InvalidInput(f"a coordination log of {partitions!r} partitions: give a whole number, at least 1")
+        self.interval_ms = round(interval_s * 1000)
+        self.placing: Placing = check_placing(placing)
+        self._other: Placing = "topic" if placing == "topic_partition" else "topic_partition"
+        self._ledgers = [
+            Ledger(
+                number,
+                self.interval_ms,
+                first_offset=first_offset,
+                keep_history=keep_history,
+                placed=self._placed,
+            )
+            for number in range(partitions)
+        ]
+
+    def __repr__(self) -> str:
+        read = [ledger.next_offset for ledger in self._ledgers]
+        return f"<World of {sum(1 for _ in self.claims())} keys, read to {read}>"
+
+    # ---- reading the log ----------------------------------------------------------------------------
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions the log has."""
+        return len(self._ledgers)
+
+    def begins(self, log_partition: int, first_offset: int, end: int) -> None:
+        """Before the first record of a partition: where the log begins and ended when that was asked.
+
+        Records from `end` on were written after the trimming, so at least a retention later than all that is gone.
+        With a retention of two intervals or more, no owner from before can live there. Without this call the offset
+        of the first record tells whether the log was trimmed, and claims are unsure for two intervals after it. Say
+        it again as often as you look, as long as there is nothing to read: the first look counts.
+        """
+        ledger = self._ledger(log_partition)
+        if ledger.is_begun:
+            raise InvalidInput(
+                f"partition {log_partition} of the log was read already: say where it begins before that"
+            )
+        ledger.begins(first_offset, end)
+
+    def apply(self, record: LogRecord) -> Verdict:
+        """Take the next record of a partition of the log. Partitions may come in any mixture.
+
+        A record that was applied before changes nothing, so reading on from an earlier place is safe.
+        """
+        partition, offset, time_ms, value = record
+        return self._ledger(partition).apply(offset, time_ms, value)
+
+    # ---- asking -------------------------------------------------------------------------------------
+
+    def where(self, topic: str, partition: int) -> int:
+        """The partition of the log that coordinates this partition of this topic."""
+        return coordinating_partition(topic, partition, len(self._ledgers), placing=self.placing)
+
+    def now_ms(self, log_partition: int) -> int | None:
+        """The log's time in one of its partitions; None before its first record."""
+        now_ms = self._ledger(log_partition).now_ms
+        return None if now_ms == LONG_AGO else now_ms
+
+    def next_offset(self, log_partition: int) -> int:
+        """The offset after the last record applied; everything before it is in this world."""
+        return self._ledger(log_partition).next_offset
+
+    def claim_of(self, group: str, topic: str, partition: int) -> Claim | None:
+        """What the log says of a key; None if it never spoke of it."""
+        return self._ledgers[self.where(topic, partition)].claim_of(Key(group, topic, partition))
+
+    def newest_of(self, group: str, topic: str, partition: int) -> int | None:
+        """The offset of the newest record about a key, whatever it was worth; None if there is none."""
+        return self._ledgers[self.where(topic, partition)].newest_of(Key(group, topic, partition))
+
+    def holds(self, group: str, topic: str, partition: int) -> bool:
+        """Whether somebody's claim holds, at the log's time."""
+        claim = self.claim_of(group, topic, partition)
+        return claim is not None and claim.holds(self._ledgers[claim.log_partition].now_ms)
+
+    def freshness(self, group: str, topic: str, partition: int) -> Freshness | None:
+        """How fresh the owner is, at the log's time; None if there is no owner."""
+        claim = self.claim_of(group, topic, partition)
+        return None if claim is None else claim.freshness(self._ledgers[claim.log_partition].now_ms)
+
+    def verdict_of(self, log_partition: int, offset: int) -> Verdict | None:
+        """What became of the claim (of a partition or of messages) in this record.
+
+        None: the log was not read that far, or the verdict is no longer remembered (the newest 10,000 are).
+        """
+        return self._ledger(log_partition).verdicts.get(offset)
+
+    def foresee(self, group: str, topic: str, partition: int, claimer: Owner, *, elapsed_ms: int = 0) -> Verdict:
+        """What a claim would get if it were the next record, `elapsed_ms` after the newest: worth sending, or not.
+
+        The log's time stands still while nobody writes, so a claimer that has waited says how long.
+        """
+        return self._ledgers[self.where(topic, partition)].judge(Key(group, topic, partition), claimer, elapsed_ms)
+
+    def claims(self) -> Iterator[Claim]:
+        for ledger in self._ledgers:
+            yield from ledger.claims()
+
+    def owned_by(self, group: str, client: str, instance: str | None = None) -> list[Claim]:
+        """The claims that hold for a client, or for one instance of it, in the order of keys.
+
+        What is in here and unknown to the instance itself it must release at once: it won after it gave up.
+        """
+        found = [
+            claim
+            for ledger in self._ledgers
+            for claim in ledger.claims()
+            if claim.key.group == group
+            and claim.owner is not None
+            and claim.owner.client == client
+            and instance in (None, claim.owner.instance)
+            and claim.holds(ledger.now_ms)
+        ]
+        return sorted(found, key=lambda claim: claim.key)
+
+    def pauses(self, group: str | None = None) -> list[Pause]:
+        """The pauses in force, one for each partition of the log that has it."""
+        return [pause for ledger in self._ledgers for pause in ledger.pauses() if group in (None, pause.group)]
+
+    @property
+    def unreadable(self) -> int:
+        """How many records were none of the five messages."""
+        return sum(ledger.unreadable for ledger in self._ledgers)
+
+    @property
+    def broken(self) -> list[Broken]:
+        """The first of them in each partition of the log."""
+        return [broken for ledger in self._ledgers for broken in ledger.broken]
+
+    @property
+    def misplaced(self) -> int:
+        """How many records are where the hash does not put them. Any at all: stop, two hashes are in use."""
+        return sum(ledger.misplaced for ledger in self._ledgers)
+
+    @property
+    def misplaced_evidence(self) -> list[Misplaced]:
+        """The first of them in each partition of the log."""
+        return [misplaced for ledger in self._ledgers for misplaced in ledger.evidence]
+
+    def snapshot(self) -> Snapshot:
+        """The world as it is now, for keeps. Only keys that changed since the last one are looked at anew."""
+        return Snapshot(
+            claims=MappingProxyType({claim.key: claim for claim in self.claims()}),
+            pauses=tuple(self.pauses()),
+            now_ms=tuple(ledger.now_ms for ledger in self._ledgers),
+            ends=tuple(ledger.next_offset for ledger in self._ledgers),
+            unreadable=self.unreadable,
+            misplaced=self.misplaced,
+        )
+
+    def tenures(self) -> list[Tenure]:
+        """Who owned what, from when to when, and why it ended, in the order of keys and of the log."""
+        found: list[Tenure] = []
+        for ledger in self._ledgers:
+            tenures = ledger.tenures()
+            if tenures is None:
+                raise InvalidInput("this world keeps no history: make it with keep_history=True")
+            found += tenures
+        return sorted(found, key=lambda tenure: (tenure.key, tenure.since))
+
+    def _ledger(self, number: int) -> Ledger:
+        if 0 <= number < len(self._ledgers):
+            return self._ledgers[number]
+        raise InvalidInput(
+            f"partition {number} of a coordination log with {len(self._ledgers)} partitions: the number of "
+            "partitions decides where claims are kept and must not change; stop all consumers before it does"
+        )
+
+    def _placed(self, topic: str, partition: int) -> tuple[int, int]:
+        other = coordinating_partition(topic, partition, len(self._ledgers), placing=self._other)
+        return self.where(topic, partition), other
+
+
+def replay(
+    records: Iterable[LogRecord],
+    interval_s: float,
+    partitions: int = 1,
+    *,
+    placing: Placing = "topic_partition",
+    first_offset: int = 0,
+    keep_history: bool = False,
+    until_ms: int | None = None,
+) -> World:
+    """The world after all these records, or as it was at an earlier time of the log.
+
+    `until_ms`: in each partition of the log, stop before the first record that is younger.
+    """
+    world = World(interval_s, partitions, placing=placing, first_offset=first_offset, keep_history=keep_history)
+    if until_ms is None:
+        for record in records:
+            world.apply(record)
+        return world
+    over: set[int] = set()
+    for record in records:
+        if record.time_ms > until_ms:
+            over.add(record.partition)
+        if record.partition not in over:
+            world.apply(record)
+    return world

@@ -1,0 +1,279 @@
+"""The coordination log in a JetStream stream: one partition, one subject for each (group, topic, partition).
+
+Owns: the stream, its settings, its subjects. The stream's sequence is the offset and the fencing token; the server's
+timestamp is the log's time. The payload is the same as on Kafka, so one reader reads both.
+
+With a subject per key the server compares for us: a claim written with the newest record that its writer has read loses
+at once when somebody else was quicker, in one round trip, and leaves no trace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from nats.js.api import DiscardPolicy, PersistMode, RetentionPolicy, StorageType, StoreCompression, StreamConfig
+
+from keylane.core.claim_facts import LogRecord
+from keylane.core.claim_records import Message, ReleaseGroup, encode
+from keylane.core.names import check_stream_name
+from keylane.core.subjects import check_subject, is_subset
+from keylane.errors import (
+    ApiError,
+    InvalidInput,
+    LogReplaced,
+    NotFound,
+    PublishRejected,
+    ReadIncomplete,
+    RevisionConflict,
+    UnsafeLog,
+)
+from keylane.jetstream import streams
+from keylane.jetstream.direct import read_batch
+from keylane.jetstream.publish import Publisher, open_publisher
+from keylane.jetstream.settings import check_seconds
+from keylane.marshal.log import Bounds, Newest, Position
+
+if TYPE_CHECKING:
+    from keylane.jetstream.connection import Connection
+
+DEFAULT_NAME = "marshal"
+DEFAULT_MAX_AGE_S = 7 * 24 * 3600.0
+_SAFE_REPLICAS = 3
+_BATCH = 10_000
+_LAG_PAUSE_S = 0.02
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+
+_WRONG_LAST = (10071, 10164)
+_EXISTS_DIFFERENTLY = 10058
+_SUBJECTS_OVERLAP = 10065
+_TOO_FEW_SERVERS = (10005, 10074)
+_ACTUAL_LAST = re.compile(r"wrong last sequence: (\d+)")
+_NOT_IN_TOKENS = re.compile(rb"[^-_A-Za-z0-9]")
+
+
+class JetStreamLog:
+    """A coordination log in a stream. Made by `open_jetstream_log`."""
+
+    partitions = 1
+    first_offset = 1
+    compares = True
+
+    def __init__(
+        self, connection: Connection, name: str, publisher: Publisher, created: datetime, timeout_s: float
+    ) -> None:
+        self._connection = connection
+        self.name = name
+        self._publisher = publisher
+        self._created = created
+        self._timeout_s = timeout_s
+
+    def __repr__(self) -> str:
+        return f"<JetStreamLog {self.name}>"
+
+    async def append(self, message: Message, partition: int = 0, *, expect: Newest | None = None) -> Position:
+        """As the port says. `OutcomeUnknown`: it may be in the log; read it before you write again."""
+        self._check_partition(partition)
+        value = encode(message)
+        subject = subject_of(self.name, message)
+        last = None if expect is None else expect.offset or 0
+        try:
+            return await self._store(subject, value, last)
+        except RevisionConflict as conflict:
+            actual = _ACTUAL_LAST.search(str(conflict.__cause__))
+            if last is None or actual is None or int(actual[1]) >= last:
+                raise
+            # What the writer has read is gone by age and nothing came after it: nobody was quicker.
+            return await self._store(subject, value, int(actual[1]))
+
+    async def bounds(self, partition: int = 0) -> Bounds:
+        self._check_partition(partition)
+        try:
+            state = await streams.state(self._connection, self.name)
+        except NotFound as gone:
+            raise LogReplaced(f"coordination log {self.name!r} was deleted; stop all its consumers") from gone
+        if state.created != self._created:
+            raise LogReplaced(
+                f"coordination log {self.name!r} was made anew at {state.created.isoformat()}: what was claimed in the "
+                "old one is void; stop all its consumers and start them again"
+            )
+        return Bounds(max(state.first_sequence, self.first_offset), state.last_sequence + 1)
+
+    async def read(self, partition: int = 0, offset: int = 1) -> AsyncIterator[LogRecord]:
+        """As the port says. In a cluster any replica may answer; one that lags is asked again, until the deadline."""
+        first, end = await self.bounds(partition)
+        self._check_not_gone(offset, first)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._timeout_s
+        while offset < end:
+            messages, _ = await read_batch(
+                self._connection,
+                self.name,
+                sequence=offset,
+                batch=min(_BATCH, end - offset),
+                timeout_s=self._timeout_s,
+            )
+            if messages:
+                deadline = loop.time() + self._timeout_s
+            elif loop.time() > deadline:
+                raise ReadIncomplete(
+                    f"coordination log {self.name!r}: record {offset} of {end - 1} did not come within "
+                    f"{self._timeout_s} s: a replica lags; read again"
+                )
+            else:
+                await asyncio.sleep(_LAG_PAUSE_S)
+                self._check_not_gone(offset, (await self.bounds(partition)).first)
+            for message in messages:
+                self._check_not_gone(offset, message.sequence)
+                yield LogRecord(0, message.sequence, (message.timestamp - _EPOCH) // _MILLISECOND, message.data)
+                offset = message.sequence + 1
+
+    async def _store(self, subject: str, value: bytes, last: int | None) -> Position:
+        headers = {"Nats-Expected-Stream": self.name}
+        if last is not None:
+            headers["Nats-Expected-Last-Subject-Sequence"] = str(last)
+        pending = await self._publisher.send(subject, value, headers)
+        await self._publisher.flush()
+        try:
+            return Position(0, (await pending).sequence)
+        except PublishRejected as rejected:
+            if last is None or rejected.err_code not in _WRONG_LAST:
+                raise
+            raise RevisionConflict(
+                f"coordination log {self.name!r}: somebody wrote to {subject} after record {last}: read the log"
+            ) from rejected
+
+    def _check_not_gone(self, offset: int, first: int) -> None:
+        """A stream that denies deletes loses records by age only, from the front."""
+        if first > offset:
+            raise ReadIncomplete(f"coordination log {self.name!r}: records {offset} to {first - 1} are gone by age")
+
+    def _check_partition(self, partition: int) -> None:
+        if partition != 0:
+            raise InvalidInput(f"partition {partition} of coordination log {self.name!r}: a stream is one partition, 0")
+
+
+@asynccontextmanager
+async def open_jetstream_log(
+    connection: Connection,
+    name: str = DEFAULT_NAME,
+    *,
+    interval_s: float,
+    max_age_s: float | None = None,
+    replicas: int | None = None,
+    timeout_s: float = 10.0,
+) -> AsyncIterator[JetStreamLog]:
+    """A coordination log for as long as the block lasts; its stream is made if it is missing.
+
+    A stream that is there with settings that break the rules is refused with `UnsafeLog`. `interval_s`: the heartbeat
+    interval. `max_age_s`: how long records are kept, 7 days if not given. `replicas`: three if not given, or one where
+    there are not three servers. `timeout_s`: for every append, and for a read that hears nothing.
+
+    >>> async with open_jetstream_log(connection, interval_s=10) as log:
+    ...     world = World(interval_s=10, first_offset=log.first_offset)
+    ...     await catch_up(log, world)
+    """
+    check_stream_name(name)
+    check_seconds(interval_s, "interval_s")
+    check_seconds(timeout_s, "timeout_s")
+    if max_age_s is not None and check_seconds(max_age_s, "max_age_s") < 2 * interval_s:
+        raise InvalidInput(f"max_age_s is {max_age_s}: keep records for at least two intervals of {interval_s} s")
+    try:
+        config = (await streams.info(connection, name)).config
+    except NotFound:
+        config = await _create(connection, name, max_age_s or DEFAULT_MAX_AGE_S, replicas)
+    if problem := _problem(config, name, interval_s):
+        raise UnsafeLog(f"stream {name!r} cannot be a coordination log: {problem}")
+    created = (await streams.state(connection, name)).created
+    async with open_publisher(connection, timeout_s=timeout_s) as publisher:
+        yield JetStreamLog(connection, name, publisher, created, timeout_s)
+
+
+def subject_of(name: str, message: Message) -> str:
+    """Where a message goes: all about one key on one subject.
+
+    >>> from keylane.core.claim_records import ClaimingPartition
+    >>> subject_of("marshal", ClaimingPartition("i", "c", "billing.eu", "orders", 3, 0))
+    'keylane.marshal.marshal.claims.billing=2Eeu.orders.3'
+    """
+    if isinstance(message, ReleaseGroup):
+        return check_subject(f"keylane.marshal.{name}.pauses.{_token(message.group)}")
+    return check_subject(
+        f"keylane.marshal.{name}.claims.{_token(message.group)}.{_token(message.topic)}.{message.partition}"
+    )
+
+
+def _token(text: str) -> str:
+    """An id as one token of a subject: other characters than letters, digits, `-` and `_` become `=` and two digits."""
+    return _NOT_IN_TOKENS.sub(lambda found: b"=%02X" % found[0][0], text.encode()).decode()
+
+
+async def _create(connection: Connection, name: str, max_age_s: float, replicas: int | None) -> StreamConfig:
+    config = StreamConfig(
+        name=name,
+        description="keylane: who owns which partition",
+        subjects=[_subjects(name)],
+        retention=RetentionPolicy.LIMITS,
+        discard=DiscardPolicy.OLD,
+        storage=StorageType.FILE,
+        num_replicas=_SAFE_REPLICAS if replicas is None else replicas,
+        max_age=max_age_s,
+        duplicate_window=min(120.0, max_age_s),
+        compression=StoreCompression.S2,
+        deny_delete=True,
+        deny_purge=True,
+        allow_direct=True,
+    )
+    try:
+        return (await streams.create(connection, config)).config
+    except ApiError as error:
+        if error.err_code in _TOO_FEW_SERVERS and replicas is None:
+            return await _create(connection, name, max_age_s, 1)
+        if error.err_code == _SUBJECTS_OVERLAP:
+            raise UnsafeLog(
+                f"another stream has subjects of {_subjects(name)}: coordination log {name!r} cannot be kept beside "
+                f"it; take these subjects out of the other stream ({error})"
+            ) from error
+        if error.err_code != _EXISTS_DIFFERENTLY:
+            raise
+    # Another consumer made it at the same moment.
+    return (await streams.info(connection, name)).config
+
+
+def _subjects(name: str) -> str:
+    return f"keylane.marshal.{name}.>"
+
+
+def _problem(config: StreamConfig, name: str, interval_s: float) -> str:
+    """Why a stream would lose claims or change their order; empty if it would not."""
+    if not any(is_subset(_subjects(name), subject) for subject in config.subjects or ()):
+        return f"its subjects are {config.subjects}, without {_subjects(name)}; add it, or choose another name"
+    max_age_s = config.max_age or 0
+    wrong = {
+        f"max_msgs_per_subject is {config.max_msgs_per_subject}, which drops the first claim": (
+            config.max_msgs_per_subject > 0
+        ),
+        f"max_msgs is {config.max_msgs}, which drops claims that hold": (config.max_msgs or 0) > 0,
+        f"max_bytes is {config.max_bytes}, which drops claims that hold": (config.max_bytes or 0) > 0,
+        f"max_age is {max_age_s} s, less than two intervals of {interval_s} s": 0 < max_age_s < 2 * interval_s,
+        f"retention is {config.retention}, not limits": config.retention != RetentionPolicy.LIMITS,
+        "storage is memory: after a restart nobody would own anything": config.storage == StorageType.MEMORY,
+        "persist_mode is async: an answer does not mean that it is stored": config.persist_mode == PersistMode.ASYNC,
+        "deny_delete is off, so claims can be deleted": not config.deny_delete,
+        "deny_purge is off, so claims can be purged": not config.deny_purge,
+        "allow_rollup_hdrs is on, so a record can drop others": config.allow_rollup_hdrs,
+        "allow_msg_ttl is on, so single records can vanish": bool(config.allow_msg_ttl),
+        "allow_direct is off": not config.allow_direct,
+        "no_ack is on": config.no_ack,
+        "it is sealed": config.sealed,
+        "it is a mirror": config.mirror is not None,
+        "it has sources": bool(config.sources),
+        "it has a subject transform": config.subject_transform is not None,
+    }
+    found = [text for text, is_so in wrong.items() if is_so]
+    return f"{'; '.join(found)}; change it, or choose another name to have it made" if found else ""

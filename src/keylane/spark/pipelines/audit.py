@@ -1,0 +1,323 @@
+"""The audit: a stream and the journal of a group, from which every violation of its promises is told, with evidence.
+
+`audit_tables` reads the server into tables, `audit_rules` has the definitions, `audit_verdict` runs them over tables.
+This runs both: once over a range, or again and again as the stream grows. A run that follows the stream judges what it
+has read so far by the same rules, so it says what a batch over the same range would say.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from keylane.core.names import check_group_name, check_stream_name
+from keylane.errors import InvalidInput
+from keylane.groups import ElasticConfig
+from keylane.spark.address import Address
+from keylane.spark.options import read_options
+from keylane.spark.pipelines.running import Range, Say, address_options, bounds, find_range, plainly, say_nothing
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from keylane.spark.pipelines.audit_tables import Pending, Where
+
+FINDINGS = "findings"
+_ABOUT = "about.json"
+_BUILDING = ".building-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What to audit. It is one batch, unless `available_now` or `follow` is set."""
+
+    stream: str
+    group: str
+    address: Address = field(default_factory=Address)
+    start: str = "earliest"
+    """Of the stream: earliest, a sequence, a time, or how long ago (`-1h`)."""
+    end: str | None = None
+    """In the same words; None is the newest message at the time."""
+    work: str | None = None
+    """A directory that driver and executors see under one path. All findings stay in `<work>/findings`, and a run that
+    follows the stream keeps its tables and its checkpoint there. None: one that is removed in the end (batch only)."""
+    available_now: bool = False
+    """Go on from the last run in `work`, up to now, and judge all of it."""
+    follow: bool = False
+    """Do that again and again, until stopped."""
+    interval_s: float = 60.0
+    """From one verdict to the next when following."""
+    tolerance_s: float = 0.5
+    """How far the clocks of two members may be apart."""
+    settle_s: float = 2.0
+    """How long members may take to write down what they have handled."""
+    complete: bool = False
+    """Every instance has stopped and closed its journal: a record that is not there never was."""
+    evidence: int = 20
+    """Rows of each kind of finding in the report; all are in `<work>/findings`."""
+
+    def __post_init__(self) -> None:
+        check_stream_name(self.stream)
+        check_group_name(self.group)
+        if self.available_now and self.follow:
+            raise InvalidInput("available_now and follow are both given: one ends by itself, the other does not")
+        if self.streaming and self.work is None:
+            raise InvalidInput("work is missing: a run that goes on from the last one needs a directory to keep it in")
+        if self.work is not None and "://" in self.work and not self.work.startswith("file://"):
+            raise InvalidInput(
+                f"work is {self.work!r}: findings are put in place by renaming; give a path that driver and executors "
+                "share"
+            )
+        for name, least, most in (("tolerance_s", 0, 3600), ("settle_s", 0, 3600), ("interval_s", 0, 86_400)):
+            value = getattr(self, name)
+            if not math.isfinite(value) or not least <= value <= most:
+                raise InvalidInput(f"{name} is {value!r}: give {least} to {most} seconds")
+        if not 0 <= self.evidence <= 10_000:
+            raise InvalidInput(f"evidence is {self.evidence}: give 0 to 10000 rows; all are in the work directory")
+        read_options(self.options)
+
+    @property
+    def streaming(self) -> bool:
+        return self.available_now or self.follow
+
+    @property
+    def options(self) -> dict[str, str]:
+        return address_options(self.address) | {"stream": self.stream} | bounds(self.start, self.end)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What an audit found."""
+
+    stream: str
+    group: str
+    first: int
+    last: int
+    violations: dict[str, int]
+    """How many of each kind: messages; of two owners, pairs of tenures on a key."""
+    unproven: dict[str, int]
+    """What may be a violation and cannot be proven."""
+    causes: dict[str, dict[str, int]]
+    """The reasons told with the findings of each kind, and how often."""
+    facts: dict[str, int | float]
+    evidence: dict[str, list[dict[str, Any]]]
+    seconds: float
+    findings: str | None = None
+    """Where all findings are, as Parquet."""
+    stopped: bool = False
+
+    @property
+    def verdict(self) -> bool:
+        """No violation was found. What is unproven is none, and is told."""
+        return not any(self.violations.values())
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.verdict else 3
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "pipeline": "audit",
+            "verdict": "clean" if self.verdict else "violations",
+            "stream": self.stream,
+            "group": self.group,
+            "first": self.first,
+            "last": self.last,
+            "violations": self.violations,
+            "unproven": self.unproven,
+            "causes": self.causes,
+            "facts": self.facts,
+            "evidence": self.evidence,
+            "findings": self.findings,
+            "stopped": self.stopped,
+            "seconds": round(self.seconds, 3),
+        }
+
+    def as_text(self) -> str:
+        from keylane.spark.pipelines.audit_text import as_text  # noqa: PLC0415 - only where somebody reads it
+
+        return as_text(self)
+
+
+def run(
+    spark: SparkSession, settings: Settings, say: Say = say_nothing, *, stop: threading.Event | None = None
+) -> Report:
+    """Audit a group. Setting `stop` ends a run that follows the stream, after the verdict it is at.
+
+    `InvalidInput`: there is nothing to audit in this range. `NotFound`: no such stream, or it has no journal.
+    `JournalTooNew`: members of a newer keylane wrote it.
+
+        report = run(spark, Settings(stream="ORDERS", group="billing", start="-1h"))
+        print(report.as_text())
+    """
+    with _directory(settings) as directory, plainly():
+        return _Run(spark, settings, directory, say).go(stop or threading.Event())
+
+
+class _Run:
+    def __init__(self, spark: SparkSession, settings: Settings, directory: Path, say: Say) -> None:
+        from keylane.spark.pipelines import audit_tables  # noqa: PLC0415 - needs pyspark, which is optional and slow
+
+        self.spark = spark
+        self.settings = settings
+        self.directory = directory
+        self.say = say
+        self.began_s = time.monotonic()
+        self.tables = audit_tables
+        self.config = audit_tables.group_of(settings.address, settings.stream, settings.group)
+
+    def go(self, stop: threading.Event) -> Report:
+        from keylane.spark.pipelines.journal_frame import journal_stand  # noqa: PLC0415 - needs pyspark
+
+        journal_stand(self.settings.address, self.settings.stream)
+        if not self.settings.streaming:
+            return self._once()
+        part = self._part_to_follow()
+        while True:
+            report = self._cycle(part, stopped=stop.is_set())
+            self.say(report.as_text().splitlines()[0])
+            if self.settings.available_now or stop.wait(self.settings.interval_s):
+                return report
+
+    # ---- once -------------------------------------------------------------------------------------------
+
+    def _once(self) -> Report:
+        settings = self.settings
+        part = find_range(settings.options)
+        self._check_not_empty(part)
+        with _building(self.directory) as building:
+            where = self._where(building)
+            self.say(f"reading the messages {part.after + 1:,} to {part.upto:,} of {settings.stream}")
+            self.tables.write_messages(self.spark, where, part)
+            pending = self._look_at_pending(where)
+            last = self._journal_end()
+            self.say(f"reading the journal, {last:,} batches")
+            self.tables.write_journal(self.spark, where, part, last)
+            return self._judge(where, pending, must_have=True)
+
+    def _check_not_empty(self, part: Range) -> None:
+        if part.is_empty:
+            raise InvalidInput(
+                f"there is nothing to audit: stream {self.settings.stream!r} holds no message from "
+                f"{self.settings.start} to {self.settings.end or 'its end'} (after {part.after}, up to {part.upto})"
+            )
+
+    # ---- again and again --------------------------------------------------------------------------------
+
+    def _part_to_follow(self) -> Range:
+        """The range that the first run in this directory was given; later runs must mean the same."""
+        settings = self.settings
+        asked = {"stream": settings.stream, "group": settings.group, "start": settings.start, "end": settings.end}
+        about = self.directory / _ABOUT
+        if about.exists():
+            known = json.loads(about.read_text(encoding="utf-8"))
+            for name, value in asked.items():
+                if known["asked"][name] != value:
+                    raise InvalidInput(
+                        f"{name} is {value!r}, and the audit in {str(self.directory)!r} is about "
+                        f"{known['asked'][name]!r}: go on with that, or give another work directory"
+                    )
+            return Range(settings.stream, known["created"], known["after"], known["upto"])
+        found = find_range(settings.options)
+        upto = found.upto if settings.end is not None else 0
+        new = about.with_name(f"{_BUILDING}{_ABOUT}")
+        told = {"asked": asked, "created": found.created, "after": found.after, "upto": upto}
+        new.write_text(json.dumps(told), encoding="utf-8")
+        new.rename(about)
+        return Range(settings.stream, found.created, found.after, upto)
+
+    def _cycle(self, part: Range, *, stopped: bool) -> Report:
+        self.began_s = time.monotonic()
+        where = self._where(self.directory)
+        first, last = part.after + 1, part.upto or None
+        self.tables.append_messages(self.spark, where, {"startingOffsets": str(first)}, last)
+        pending = self._look_at_pending(where)
+        time.sleep(self.settings.settle_s)
+        self.tables.append_journal(self.spark, where, first, last)
+        return self._judge(where, pending, must_have=False, stopped=stopped)
+
+    # ---- both -------------------------------------------------------------------------------------------
+
+    def _where(self, directory: Path) -> Where:
+        settings = self.settings
+        for table in ("messages", "pending", "journal"):
+            (directory / table).mkdir(parents=True, exist_ok=True)
+        return self.tables.Where(settings.address, settings.stream, settings.group, self.config, directory)
+
+    def _look_at_pending(self, where: Where) -> Pending:
+        found = self.tables.look_at_pending(where.address, where.stream, where.group, where.config)
+        if isinstance(where.config, ElasticConfig):
+            self.tables.write_pending(self.spark, where)
+        return found
+
+    def _journal_end(self) -> int:
+        from keylane.spark.pipelines.journal_frame import journal_stand  # noqa: PLC0415 - needs pyspark
+
+        time.sleep(self.settings.settle_s)
+        last = journal_stand(self.settings.address, self.settings.stream).last
+        if not last:
+            raise InvalidInput(f"the journal of stream {self.settings.stream!r} is empty: there is nothing to audit")
+        return last
+
+    def _judge(self, where: Where, pending: Pending, *, must_have: bool, stopped: bool = False) -> Report:
+        from keylane.spark.pipelines.audit_verdict import judge  # noqa: PLC0415 - needs pyspark
+
+        settings = self.settings
+        with _building(self.directory) as building:
+            found = judge(self.spark, where, pending, settings, building, must_have=must_have, say=self.say)
+            kept: Path | None = None
+            if settings.work is not None:
+                kept = self.directory / FINDINGS
+                old = building / "old"
+                if kept.exists():
+                    kept.rename(old)
+                (building / FINDINGS).rename(kept)
+        return Report(
+            stream=settings.stream,
+            group=settings.group,
+            first=found.first,
+            last=found.last,
+            violations=found.violations,
+            unproven=found.unproven,
+            causes=found.causes,
+            facts=found.facts,
+            evidence=found.evidence,
+            seconds=time.monotonic() - self.began_s,
+            findings=str(kept) if kept is not None else None,
+            stopped=stopped,
+        )
+
+
+@contextmanager
+def _directory(settings: Settings) -> Iterator[Path]:
+    if settings.work is not None:
+        directory = Path(settings.work.removeprefix("file://")).expanduser().absolute()
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidInput(f"work is {settings.work!r}: {error.strerror}; give a directory to write to") from error
+        yield directory
+    else:
+        with tempfile.TemporaryDirectory(prefix="keylane-audit-") as temporary:
+            yield Path(temporary)
+
+
+@contextmanager
+def _building(directory: Path) -> Iterator[Path]:
+    """A directory beside the results, removed in the end: what is not moved out of it never counts."""
+    building = directory / f"{_BUILDING}{uuid.uuid4().hex[:12]}"
+    building.mkdir()
+    try:
+        yield building
+    finally:
+        shutil.rmtree(building, ignore_errors=True)

@@ -1,0 +1,378 @@
+"""The rules of the audit, on tables: from records and messages to findings. Reads no server and keeps no rows itself.
+
+Words, exactly:
+
+- A *line* is what one instance wrote through one journal: (writer, member, instance). Its records have an order without
+  a clock: (batch, row).
+- A record is *final* if its outcome is done, dead or terminated. A message is handled if it has a final record.
+- Of two final records of a message the one that ended first is its first *effect*; each other one is a **duplicate**.
+- A message is **out of order** if a later message of its key had its first effect before it. Within a line the order is
+  (batch, row). Across lines it is `ended_ns`, and the difference must be more than the tolerance; a smaller one is
+  **order unproven**, because the clocks of two machines cannot tell.
+- A *tenure* is a line with a pin and a revision, on one key. Tenure B *succeeds* A if it is of another line and its
+  first handler started later.
+- **Two owners**: tenures A and B of one key, of different lines, and each started a handler (of a final record) more
+  than the tolerance after the other had started its first.
+- A final record is a **late effect** if its handler started before the first effect of a tenure that succeeds its own,
+  and ended more than the tolerance after it.
+- A message is **lost** if it has no final record, was not pending, and its record cannot be missing by accident: see
+  `losses`. Otherwise it is **unproven**.
+
+All of it is windows and joins over keys or sequences: Spark sorts and spills, and no group is ever held in memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql.window import Window
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+FINAL = ("done", "dead", "terminated")
+
+DUPLICATE, ORDER, ORDER_UNPROVEN = "duplicated", "out_of_order", "order_unproven"
+OWNERS, LATE, LOST, UNPROVEN = "two_owners", "late_effect", "lost", "unproven"
+VIOLATIONS = (LOST, DUPLICATE, ORDER, OWNERS, LATE)
+KINDS = (*VIOLATIONS, UNPROVEN, ORDER_UNPROVEN)
+
+RECORD_TYPE = (
+    "STRUCT<line: BIGINT, pin: STRING, revision: BIGINT, source_sequence: BIGINT, sequence: BIGINT, delivered: INT, "
+    "outcome: STRING, started_ns: BIGINT, ended_ns: BIGINT, batch: BIGINT, row: INT>"
+)
+_RECORD = (
+    "line", "pin", "revision", "source_sequence", "sequence", "delivered", "outcome", "started_ns", "ended_ns", "batch",
+    "row",
+)  # fmt: skip
+_FINDING = ("kind", "key", "partition", "sequence", "why", "record", "other")
+_LINE = ("writer", "member", "instance")
+_TENURE = ("key", "line", "pin", "revision")
+
+
+def _record() -> Column:
+    return F.struct(*_RECORD)
+
+
+def _no_record() -> Column:
+    return F.lit(None).cast(RECORD_TYPE)
+
+
+# ---- lines: what is missing in the journal --------------------------------------------------------------
+
+
+def batches(journal: DataFrame) -> DataFrame:
+    """Every batch of every line once. `before` is the number of the batch before it; 0 before the first one."""
+    heads = journal.where("kind = 'head'").groupBy(*_LINE, "batch")
+    once = heads.agg(
+        F.max("dropped").alias("dropped"),
+        F.max("records").alias("records"),
+        F.min("sample").alias("sample"),
+        F.min("journal_sequence").alias("kept"),
+        (F.count(F.lit(1)) - 1).alias("copies"),
+    )
+    numbers = Window.partitionBy(*_LINE).orderBy("batch")
+    return once.withColumn("before", F.coalesce(F.lag("batch").over(numbers), F.lit(0)))
+
+
+def lines(journal: DataFrame) -> DataFrame:
+    """One row for each line, with its holes: before the batches `hole_first` and `hole_last` records are missing."""
+    hole = F.when((F.col("batch") - F.col("before") > 1) | (F.col("dropped") > 0), F.col("batch"))
+    return (
+        batches(journal)
+        .groupBy(*_LINE)
+        .agg(
+            F.count(F.lit(1)).alias("batches"),
+            F.sum(F.col("batch") - F.col("before") - 1).alias("missing"),
+            F.sum("dropped").alias("dropped"),
+            F.sum("copies").alias("copies"),
+            F.sum("records").alias("records"),
+            F.min("sample").alias("sample"),
+            F.min(hole).alias("hole_first"),
+            F.max(hole).alias("hole_last"),
+        )
+        .withColumn("line", F.xxhash64(*_LINE))
+    )
+
+
+def records(journal: DataFrame, *, copies: bool) -> DataFrame:
+    """The records, each once. `copies`: some batches were stored twice."""
+    found = journal.where("kind = 'record'").withColumn("line", F.xxhash64(*_LINE))
+    if not copies:
+        return found
+    again = journal.where("kind = 'head'").select(*_LINE, "batch", "journal_sequence")
+    kept = batches(journal).where("copies > 0").select(*_LINE, "batch", "kept")
+    passed = again.join(kept, [*_LINE, "batch"]).where("journal_sequence <> kept").select("journal_sequence")
+    return found.join(F.broadcast(passed), "journal_sequence", "left_anti")
+
+
+def finals(of: DataFrame) -> DataFrame:
+    return of.where(F.col("outcome").isin(*FINAL)).select("key", "partition", *_RECORD)
+
+
+# ---- effects: duplicates and order ----------------------------------------------------------------------
+
+
+def effects(final: DataFrame, rank: str = "source_sequence") -> DataFrame:
+    """Final records with their `turn` (1 is the first effect of the message) and the one `previous` to it.
+
+    `place` falls as `rank` rises. All windows here and in `order` go that way, so that one sort serves them.
+    """
+    turns = Window.partitionBy("key", "place").orderBy("ended_ns", "line", "batch", "row")
+    return (
+        final.withColumn("place", -F.col(rank))
+        .withColumn("turn", F.row_number().over(turns))
+        .withColumn("previous", F.lag(_record()).over(turns))
+    )
+
+
+def order(found: DataFrame, tolerance_ns: int) -> DataFrame:
+    """Adds `overtaken` and `overtaken_maybe`: the record of a later message that had its effect before this one."""
+    later = [*(F.col(name) for name in ("place", "ended_ns", "line", "batch", "row"))]
+    in_key = Window.partitionBy("key").orderBy(*later).rowsBetween(Window.unboundedPreceding, -1)
+    in_line = Window.partitionBy("key", "line").orderBy(*later).rowsBetween(Window.unboundedPreceding, -1)
+    first = F.col("turn") == 1
+    by_time = F.when(first, F.struct("ended_ns", F.col("line").alias("of"), _record().alias("record")))
+    by_note = F.when(first, F.struct("batch", "row", _record().alias("record")))
+    looked = found.withColumn("by_time", F.min(by_time).over(in_key)).withColumn(
+        "by_note", F.min(by_note).over(in_line)
+    )
+    noted_before = (F.col("by_note.batch") < F.col("batch")) | (
+        (F.col("by_note.batch") == F.col("batch")) & (F.col("by_note.row") < F.col("row"))
+    )
+    ahead_ns = F.when(F.col("by_time.of") != F.col("line"), F.col("ended_ns") - F.col("by_time.ended_ns"))
+    return looked.withColumn(
+        "overtaken",
+        F.when(first & noted_before, F.col("by_note.record")).when(
+            first & (ahead_ns > tolerance_ns), F.col("by_time.record")
+        ),
+    ).withColumn("overtaken_maybe", F.when(first & (ahead_ns > 0), F.col("by_time.record")))
+
+
+def order_findings(ordered: DataFrame) -> DataFrame:
+    """Duplicates, and what is out of order."""
+    again, before = F.col("turn") > 1, F.col("previous")
+    why_again = (
+        F.when(F.col("sequence") != before["sequence"], F.lit("the server copied it into the queue twice"))
+        .when(F.col("line") != before["line"], F.lit("another instance had handled it"))
+        .when(F.col("delivered") > before["delivered"], F.lit("delivered again: the ack had not counted"))
+        .otherwise(F.lit("handled twice at one delivery"))
+    )
+    overtaken, maybe = F.col("overtaken"), F.col("overtaken_maybe")
+    kind = (
+        F.when(again, F.lit(DUPLICATE))
+        .when(overtaken.isNotNull(), F.lit(ORDER))
+        .when(maybe.isNotNull(), F.lit(ORDER_UNPROVEN))
+    )
+    why = (
+        F.when(again, why_again)
+        .when(overtaken["line"] == F.col("line"), F.lit("the same instance handled a later message before it"))
+        .when(overtaken.isNotNull(), F.lit("another instance handled a later message before it"))
+        .otherwise(F.lit("another instance handled a later message, at nearly the same time by its clock"))
+    )
+    return (
+        ordered.withColumn("kind", kind)
+        .where("kind IS NOT NULL")
+        .select(
+            "kind",
+            "key",
+            "partition",
+            F.col("source_sequence").alias("sequence"),
+            why.alias("why"),
+            _record().alias("record"),
+            F.coalesce(F.when(again, before), overtaken, maybe).alias("other"),
+        )
+    )
+
+
+# ---- tenures: two owners, late effects ------------------------------------------------------------------
+
+
+def tenures(final: DataFrame) -> DataFrame:
+    """Who worked on a key, on what ground, from when to when; only of keys whose tenures overlap."""
+    started = F.struct("started_ns", "ended_ns", _record().alias("record"))
+    ended = F.struct("ended_ns", _record().alias("record"))
+    each = final.groupBy(*_TENURE).agg(
+        F.min("partition").alias("partition"),
+        F.min(started).alias("begun"),
+        F.max(started).alias("last_begun"),
+        F.min(ended).alias("ended"),
+        F.max("ended_ns").alias("last_ended_ns"),
+    )
+    before = Window.partitionBy("key").orderBy("begun").rowsBetween(Window.unboundedPreceding, -1)
+    overlap = each.withColumn("until_ns", F.max("last_ended_ns").over(before)).where("until_ns > begun.started_ns")
+    return each.join(overlap.select("key").distinct(), "key", "left_semi")
+
+
+def successions(of: DataFrame) -> DataFrame:
+    """Pairs of tenures `a` and `b` of different lines on one key; b began after a."""
+    a, b = of.alias("a"), of.alias("b")
+    later = (F.col("b.begun.started_ns") > F.col("a.begun.started_ns")) | (
+        (F.col("b.begun.started_ns") == F.col("a.begun.started_ns")) & (F.col("b.line") > F.col("a.line"))
+    )
+    same = (F.col("a.key") == F.col("b.key")) & (F.col("a.line") != F.col("b.line"))
+    return a.join(b, same & later).select(
+        *(F.struct(*(F.col(f"{side}.{name}") for name in of.columns)).alias(side) for side in ("a", "b"))
+    )
+
+
+def owner_findings(pairs: DataFrame, tolerance_ns: int) -> DataFrame:
+    both = (F.col("a.last_begun.started_ns") - F.col("b.begun.started_ns") > tolerance_ns) & (
+        F.col("b.last_begun.started_ns") - F.col("a.begun.started_ns") > tolerance_ns
+    )
+    return pairs.where(both).select(
+        F.lit(OWNERS).alias("kind"),
+        F.col("a.key").alias("key"),
+        F.col("a.partition").alias("partition"),
+        F.col("a.last_begun.record.source_sequence").alias("sequence"),
+        F.lit("it went on to start messages of the key after another instance had begun").alias("why"),
+        F.col("a.last_begun.record").alias("record"),
+        F.col("b.begun.record").alias("other"),
+    )
+
+
+def late_findings(final: DataFrame, pairs: DataFrame, tolerance_ns: int) -> DataFrame:
+    succeeded = (
+        pairs.groupBy(*(F.col(f"a.{name}").alias(name) for name in _TENURE))
+        .agg(F.min("b.ended").alias("successor"), F.max("a.last_ended_ns").alias("last_ended_ns"))
+        .where(F.col("last_ended_ns") - F.col("successor.ended_ns") > tolerance_ns)
+        .drop("last_ended_ns")
+    )
+    late = (F.col("started_ns") < F.col("successor.ended_ns")) & (
+        F.col("ended_ns") - F.col("successor.ended_ns") > tolerance_ns
+    )
+    return (
+        final.join(succeeded, list(_TENURE))
+        .where(late)
+        .select(
+            F.lit(LATE).alias("kind"),
+            "key",
+            "partition",
+            F.col("source_sequence").alias("sequence"),
+            F.lit("it ended after another instance had taken over and handled a message of the key").alias("why"),
+            _record().alias("record"),
+            F.col("successor.record").alias("other"),
+        )
+    )
+
+
+# ---- losses ---------------------------------------------------------------------------------------------
+
+
+def unhandled(messages: DataFrame, final: DataFrame) -> DataFrame:
+    done = final.select(F.col("source_sequence").alias("sequence"))
+    return messages.join(done, "sequence", "left_anti")
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What can make a missing record a loss."""
+
+    complete: bool
+    """Whoever asked says so: every instance closed its journal; and the journal itself has no hole."""
+
+
+def losses(left: DataFrame, of: DataFrame, lined: DataFrame, proof: Proof) -> DataFrame:
+    """What became of messages without a final record that were not pending either.
+
+    The record of a message can be missing by accident: dropped, expired, or lost with a process that was killed before
+    it flushed. It cannot if one tenure had the partition before the message, handled the next message of its key, and
+    its line has no hole between: a key's messages are handled one after the other, so the record would lie there. Nor
+    can it if the whole journal is known to be complete.
+    """
+    final = finals(of)
+    after = _next_of_key(left, final)
+    begun = final.groupBy("partition", "line", "pin", "revision").agg(
+        F.min("source_sequence").alias("first_sequence"), F.min("batch").alias("first_batch")
+    )
+    held = (
+        after.alias("m")
+        .join(
+            begun.alias("t"),
+            (F.col("m.partition") == F.col("t.partition"))
+            & (F.col("m.next.line") == F.col("t.line"))
+            & (F.col("m.next.pin") == F.col("t.pin"))
+            & (F.col("m.next.revision") == F.col("t.revision")),
+            "left",
+        )
+        .select("m.*", "t.first_sequence", "t.first_batch")
+    )
+    holes = lined.select(F.col("line").alias("hole_line"), "hole_first", "hole_last")
+    given_back = (
+        of.where("outcome = 'returned'")
+        .groupBy(F.col("source_sequence").alias("sequence"))
+        .agg(F.lit(True).alias("given_back"))
+    )
+    known = held.join(F.broadcast(holes), F.col("next.line") == F.col("hole_line"), "left").join(
+        given_back, "sequence", "left"
+    )
+    whole = F.coalesce(
+        (F.col("hole_last") <= F.col("first_batch")) | (F.col("hole_first") > F.col("next.batch")), F.lit(True)
+    )
+    reason = (
+        F.when(F.lit(proof.complete), F.lit(None).cast("STRING"))
+        .when(F.col("given_back"), F.lit("it was given back, and what became of it then is not written"))
+        .when(F.col("next").isNull(), F.lit("nothing of its key was handled after it: the record may have been lost"))
+        .when(
+            F.coalesce(F.col("first_sequence") >= F.col("sequence"), F.lit(True)),
+            F.lit("the partition changed hands: whoever had it before may have ended without writing"),
+        )
+        .when(~whole, F.lit("records of the instance that had it are missing in the journal"))
+    )
+    return (
+        known.withColumn("reason", reason)
+        .withColumn("kind", F.when(F.col("reason").isNull(), F.lit(LOST)).otherwise(F.lit(UNPROVEN)))
+        .select(
+            "kind",
+            "key",
+            "partition",
+            "sequence",
+            F.coalesce("reason", F.lit("it left the queue, and nobody handled it")).alias("why"),
+            _no_record().alias("record"),
+            F.col("next").alias("other"),
+        )
+    )
+
+
+def _next_of_key(left: DataFrame, final: DataFrame) -> DataFrame:
+    """Each message with `next`: the first effect of the next message of its key that has one."""
+    keys = left.select("key").distinct()
+    handled = (
+        final.join(keys, "key", "left_semi")
+        .groupBy("key", F.col("source_sequence").alias("sequence"))
+        .agg(F.min(F.struct("ended_ns", _record().alias("record")))["record"].alias("handled"))
+        .withColumn("partition", F.lit(None).cast("INT"))
+    )
+    wanted = left.select("key", "sequence", F.lit(None).cast(RECORD_TYPE).alias("handled"), "partition")
+    later = Window.partitionBy("key").orderBy(F.col("sequence").desc()).rowsBetween(Window.unboundedPreceding, -1)
+    return (
+        handled.unionByName(wanted)
+        .withColumn("next", F.last("handled", ignorenulls=True).over(later))
+        .where("handled IS NULL")
+        .drop("handled")
+    )
+
+
+# ---- all of it ------------------------------------------------------------------------------------------
+
+
+def together(parts: list[DataFrame]) -> DataFrame:
+    return reduce(lambda one, other: one.unionByName(other), [part.select(*_FINDING) for part in parts])
+
+
+def named(findings: DataFrame, lined: DataFrame) -> DataFrame:
+    """Findings with the names of the instances instead of their lines."""
+    found = findings
+    for side in ("record", "other"):
+        names = F.broadcast(lined.select(F.col("line").alias("of_line"), *_LINE))
+        fields = [F.col(f"{side}.{name}").alias(name) for name in _RECORD if name != "line"]
+        told = F.when(F.col(side).isNotNull(), F.struct(*_LINE, *fields))
+        found = (
+            found.join(names, F.col(f"{side}.line") == F.col("of_line"), "left")
+            .withColumn(side, told)
+            .drop("of_line", *_LINE)
+        )
+    return found

@@ -1,0 +1,290 @@
+"""What an audit reads, as tables on disk: the messages of the range, the journal, and what was still to be handled.
+
+The server is read once; everything that is computed afterwards reads Parquet. Messages come without their payloads.
+Batch and streaming runs fill the same tables, so one set of rules judges both.
+
+The order of the cuts makes them agree: first the end of the stream is fixed, then what is pending is looked at, then,
+after a while in which members flush, the end of the journal. A message that was handled before the look has its record
+by then; one that was not is pending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
+
+from keylane.core.journal_record import JournalBatch
+from keylane.core.partitions import Partitioning
+from keylane.core.subjects import matches
+from keylane.errors import BrokenJournal, NotFound
+from keylane.groups import ElasticConfig, StaticConfig, get_config, queue_stream
+from keylane.groups.shape import consumer_name
+from keylane.jetstream import consumers
+from keylane.jetstream.connection import Connection
+from keylane.spark.address import Address
+from keylane.spark.patience import ask
+from keylane.spark.pipelines.journal_frame import RECORD, opened, raw_batches, records_of, stored_in
+from keylane.spark.pipelines.running import Range, address_options, load
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+GroupConfig = StaticConfig | ElasticConfig
+
+MESSAGES_DDL = "sequence BIGINT, key STRING, partition INT, key_crc BIGINT, stored TIMESTAMP"
+_MESSAGES = pa.schema(
+    [
+        ("sequence", pa.int64()),
+        ("key", pa.string()),
+        ("partition", pa.int32()),
+        ("key_crc", pa.int64()),
+        ("stored", pa.timestamp("us", tz="UTC")),
+    ]
+)
+
+_OF_HEAD = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("journal_sequence", pa.int64()),
+        ("writer", pa.string()),
+        ("member", pa.string()),
+        ("instance", pa.string()),
+        ("batch", pa.int64()),
+        ("dropped", pa.int64()),
+        ("sample", pa.float64()),
+        ("records", pa.int64()),
+    ]
+)
+_OF_RECORD = (
+    "row", "pin", "revision", "sequence", "source_sequence", "key", "partition", "delivered", "started_ns", "ended_ns",
+    "outcome",
+)  # fmt: skip
+_JOURNAL = pa.schema([*_OF_HEAD, *(RECORD.field(name) for name in _OF_RECORD)])
+JOURNAL_DDL = (
+    "kind STRING, journal_sequence BIGINT, writer STRING, member STRING, instance STRING, batch BIGINT, "
+    "dropped BIGINT, sample DOUBLE, records BIGINT, row INT, pin STRING, revision BIGINT, sequence BIGINT, "
+    "source_sequence BIGINT, key STRING, partition INT, delivered INT, started_ns BIGINT, ended_ns BIGINT, "
+    "outcome STRING"
+)
+"""`kind`: `head` (one for each stored batch), `record`, or `broken` (a message that is no whole batch)."""
+
+PENDING_DDL = "sequence BIGINT"
+
+
+# ---- the group, as the server knows it ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """What had not been handled when it was looked at."""
+
+    floors: dict[int, int] | None = None
+    """Static groups: the sequence up to which everything of a partition was acked."""
+    lag: int = 0
+    """Elastic groups: how many messages the server had not copied into the queue yet."""
+
+
+def group_of(address: Address, stream: str, group: str) -> GroupConfig:
+    return ask(address, lambda connection: get_config(connection, stream, group), f"look at group {group!r}")
+
+
+def look_at_pending(address: Address, stream: str, group: str, config: GroupConfig) -> Pending:
+    """What the consumers of a group say. The messages in an elastic group's queue are read by Spark."""
+
+    async def look(connection: Connection) -> Pending:
+        if isinstance(config, ElasticConfig):
+            wire = await connection.api.request(f"STREAM.INFO.{queue_stream(stream, group)}")
+            return Pending(lag=sum(one.get("lag", 0) for one in wire.get("sources") or ()))
+        floors = dict.fromkeys(range(config.max_members), 0)
+        for member in config.plan.members:
+            try:
+                info = await consumers.info(connection, stream, consumer_name(config, group, member))
+            except NotFound:
+                continue
+            floors |= dict.fromkeys(config.plan.partitions_of(member), info.ack_floor)
+        return Pending(floors=floors)
+
+    return ask(address, look, f"look at what group {group!r} has to do")
+
+
+# ---- filling the tables ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """What is read and where it goes."""
+
+    address: Address
+    stream: str
+    group: str
+    config: GroupConfig
+    directory: Path
+
+    def path(self, table: str) -> str:
+        return str(self.directory / table)
+
+
+def write_messages(spark: SparkSession, where: Where, part: Range) -> None:
+    """The messages of a range that the group is to handle."""
+    frame = load(spark, _of_stream(where), part)
+    placed(frame, where.config).write.mode("overwrite").parquet(where.path("messages"))
+
+
+def append_messages(spark: SparkSession, where: Where, start: dict[str, str], last: int | None) -> None:
+    """All that came since the last time, up to now."""
+    from keylane.spark import register  # noqa: PLC0415 - needs pyspark, which is optional and slow
+
+    register(spark)
+    frame = spark.readStream.format("keylane").options(**_of_stream(where) | start).load()
+    if last is not None:
+        frame = frame.where(f"sequence <= {last}")
+    _append(placed(frame, where.config), where, "messages")
+
+
+def write_pending(spark: SparkSession, where: Where) -> None:
+    """What lies in the queue of an elastic group now, by its sequence in the stream."""
+    options = address_options(where.address) | {
+        "stream": where.stream,
+        "group": where.group,
+        "splitBy": "sequence",
+        "failOnDataLoss": "false",
+    }
+    queue = load(spark, options).selectExpr("source_sequence AS sequence").where("sequence IS NOT NULL")
+    queue.write.mode("overwrite").parquet(where.path("pending"))
+
+
+def write_journal(spark: SparkSession, where: Where, part: Range, last: int) -> None:
+    """The group's journal up to the sequence `last` of its stream, as far as it is about the range."""
+    raw = raw_batches(spark, where.address, where.stream, where.group, bounds={"endingOffsets": str(last)})
+    read = raw.mapInArrow(JournalReader(part.after + 1, part.upto), JOURNAL_DDL)
+    read.write.mode("overwrite").parquet(where.path("journal"))
+
+
+def append_journal(spark: SparkSession, where: Where, first: int, last: int | None) -> None:
+    """What was written into the journal since the last time, up to now."""
+    raw = raw_batches(spark, where.address, where.stream, where.group, streaming=True)
+    _append(raw.mapInArrow(JournalReader(first, last), JOURNAL_DDL), where, "journal")
+
+
+def _of_stream(where: Where) -> dict[str, str]:
+    return address_options(where.address) | {"stream": where.stream, "splitBy": "sequence"}
+
+
+def _append(frame: DataFrame, where: Where, table: str) -> None:
+    query = (
+        frame.writeStream.format("parquet")
+        .option("path", where.path(table))
+        .option("checkpointLocation", where.path(f"checkpoint/{table}"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+# ---- in the executors -----------------------------------------------------------------------------------
+
+
+def placed(frame: DataFrame, config: GroupConfig) -> DataFrame:
+    """The messages that the group is to handle, with their keys."""
+    return frame.select("subject", "partition", "key", "sequence", "timestamp").mapInArrow(
+        Placing(config), MESSAGES_DDL
+    )
+
+
+class Placing:
+    """Tells which messages a group is to handle, and their keys as its members see them."""
+
+    def __init__(self, config: GroupConfig) -> None:
+        self.max_members = config.max_members
+        self.is_elastic = isinstance(config, ElasticConfig)
+        self.partitioning: tuple[Partitioning, ...] = ()
+        self.filters: tuple[str, ...] = ()
+        if isinstance(config, ElasticConfig):
+            self.partitioning = config.partitioning or (Partitioning(">", (), config.max_members),)
+        elif config.dialect == "present":
+            self.filters = config.filters  # members of the old dialect take whole partitions
+
+    def __call__(self, tables: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        place = lru_cache(maxsize=65_536)(self.place)
+        for table in tables:
+            subjects, partitions, keys = (table.column(name).to_pylist() for name in ("subject", "partition", "key"))
+            places = list(map(place, subjects, partitions, keys))
+            wanted = table.filter(pa.array([one is not None for one in places], pa.bool_()))
+            found = [one for one in places if one is not None]
+            arrays = [
+                wanted.column("sequence"),
+                pa.array([one[0] for one in found], pa.string()),
+                pa.array([one[1] for one in found], pa.int32()),
+                pa.array([one[2] for one in found], pa.int64()),
+                wanted.column("timestamp").cast(_MESSAGES.field("stored").type),
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, schema=_MESSAGES)
+
+    def place(self, subject: str, partition: int | None, key: str | None) -> tuple[str, int, int] | None:
+        """Key, partition and the key's CRC; None if the group does not want it."""
+        if self.is_elastic:
+            stored = subject if partition is None else f"{partition}.{subject}"
+            one = next((one for one in self.partitioning if matches(one.filter, stored)), None)
+            if one is None:
+                return None
+            key, partition = one.key(stored), one.partition(stored)
+        elif partition is None or partition >= self.max_members or not self._selects(subject):
+            return None
+        elif key is None:
+            key = str(partition)
+        return key, partition, crc32(key.encode("utf-8", "surrogateescape"))
+
+    def _selects(self, subject: str) -> bool:
+        return not self.filters or any(matches(one, subject) for one in self.filters)
+
+
+class JournalReader:
+    """Opens the batches of a journal; keeps the records of messages `first` to `last`."""
+
+    def __init__(self, first: int, last: int | None) -> None:
+        self.first = first
+        self.last = last
+
+    def __call__(self, tables: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for table in tables:
+            for stored in stored_in(table):
+                try:
+                    batch = opened(stored)
+                except BrokenJournal:
+                    yield _told("broken", stored.sequence, None, 1)
+                    continue
+                yield _told("head", stored.sequence, batch, 1)
+                yield self._records(stored.sequence, batch)
+
+    def _records(self, sequence: int, batch: JournalBatch) -> pa.RecordBatch:
+        sources = batch.column("source_sequence")
+        least, most = min(sources, default=0), max(sources, default=0)
+        told = _told("record", sequence, batch, batch.records)
+        if least >= self.first and (self.last is None or most <= self.last):
+            return told
+        last = self.last if self.last is not None else most
+        return told.filter(pa.array([self.first <= one <= last for one in sources]))
+
+
+def _told(kind: str, sequence: int, batch: JournalBatch | None, rows: int) -> pa.RecordBatch:
+    head = batch.head if batch is not None else None
+    values = (
+        kind,
+        sequence,
+        *(getattr(head, name, None) for name in ("writer", "member", "instance", "batch", "dropped", "sample")),
+        batch.records if batch is not None else None,
+    )
+    same = [pa.repeat(pa.scalar(value, field.type), rows) for value, field in zip(values, _OF_HEAD, strict=True)]
+    if kind == "record":
+        assert batch is not None
+        columns = dict(zip(RECORD.names, records_of(batch), strict=True))
+        own = [columns[name] for name in _OF_RECORD]
+    else:
+        own = [pa.nulls(rows, RECORD.field(name).type) for name in _OF_RECORD]
+    return pa.RecordBatch.from_arrays([*same, *own], schema=_JOURNAL)

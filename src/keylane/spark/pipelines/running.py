@@ -1,0 +1,256 @@
+"""What every pipeline needs: which part of a stream is meant, the reader's options for it, and how far a run is.
+
+A part is named in words: `earliest`, `latest`, a sequence, a time, or how long ago (`-15m`).
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime, timedelta
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from keylane import errors
+from keylane.core.partitions import Partitioning
+from keylane.core.subjects import shown
+from keylane.errors import ApiError, InvalidInput, KeylaneError, LakeBroken
+from keylane.groups import ElasticConfig, StaticConfig
+from keylane.spark.address import OPTIONS, Address
+from keylane.spark.options import ADDRESS_NAMES, ReadOptions, read_options
+from keylane.spark.standing import Source
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Say = Callable[[str], None]
+
+_AGO = re.compile(r"-(?:\d+(?:\.\d*)?[smhd])+")
+_AGO_PART = re.compile(r"(\d+(?:\.\d*)?)([smhd])")
+_UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_LOOK_S = 1.0
+
+
+def say_nothing(line: str) -> None:
+    del line
+
+
+# ---- which messages -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """(after, upto] of a stream as it stood at one moment."""
+
+    stream: str
+    created: str
+    after: int
+    upto: int
+
+    @property
+    def is_empty(self) -> bool:
+        return self.upto <= self.after
+
+    def __str__(self) -> str:
+        return f"{self.stream} {self.after + 1:,} to {self.upto:,}" if not self.is_empty else f"{self.stream}, nothing"
+
+
+def address_options(address: Address) -> dict[str, str]:
+    """An address as options of `format("keylane")`."""
+    given = {field.name: getattr(address, field.name) for field in fields(address)}
+    written = {OPTIONS[name.lower()]: name for name in ADDRESS_NAMES}
+    return {written[name]: _text(value) for name, value in given.items() if value is not None}
+
+
+def bounds(start: str | None, end: str | None, now: datetime | None = None) -> dict[str, str]:
+    """The words of a range as options of the reader.
+
+    >>> bounds("17", "2026-05-01T12:00:00Z")
+    {'startingOffsets': '17', 'endingTimestamp': '2026-05-01T12:00:00Z'}
+    """
+    options = {}
+    for side, word in (("starting", start), ("ending", end)):
+        if word is None:
+            continue
+        if _AGO.fullmatch(word):
+            seconds = sum(float(number) * _UNIT_S[unit] for number, unit in _AGO_PART.findall(word))
+            options[f"{side}Timestamp"] = ((now or datetime.now(UTC)) - timedelta(seconds=seconds)).isoformat()
+        elif word in ("earliest", "latest") or word.isdecimal():
+            options[f"{side}Offsets"] = word
+        elif re.match(r"\d{4}-", word):
+            options[f"{side}Timestamp"] = word
+        else:
+            raise InvalidInput(
+                f"{'from' if side == 'starting' else 'to'} is {shown(word)}: give earliest, latest, a sequence, a time "
+                "such as 2026-05-01T12:00:00Z, or how long ago, such as -15m"
+            )
+    return options
+
+
+def find_range(options: Mapping[str, str]) -> Range:
+    """Where the reader's options begin and end in the stream now. A range behind its end is empty, not an error."""
+    read = read_options(options)
+    source = Source(read)
+    stand = source.stand()
+    after = _after(read, source, stand.first, stand.last)
+    return Range(stand.stream, stand.created, after, max(after, _upto(read, source, stand.last)))
+
+
+def _after(read: ReadOptions, source: Source, first: int, last: int) -> int:
+    if read.start.kind == "sequence":
+        return read.start.sequence - 1
+    if read.start.kind == "time":
+        before = source.before(read.start.time)
+        return last if before is None else before
+    return max(first - 1, 0) if read.start.kind == "earliest" else last
+
+
+def _upto(read: ReadOptions, source: Source, last: int) -> int:
+    if read.end.kind == "sequence":
+        return min(read.end.sequence, last)
+    if read.end.kind == "time":
+        before = source.before(read.end.time)
+        return last if before is None else before
+    return last
+
+
+def load(spark: SparkSession, options: Mapping[str, str], part: Range | None = None) -> DataFrame:
+    """Messages of a stream in a batch; `part` fixes the range, so that two reads of a run see the same."""
+    from keylane.spark import register  # noqa: PLC0415 - needs pyspark
+
+    register(spark)
+    chosen = dict(options)
+    if part is not None:
+        for name in ("startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp"):
+            chosen.pop(name, None)
+        chosen |= {"startingOffsets": str(part.after + 1), "endingOffsets": str(part.upto)}
+    return spark.read.format("keylane").options(**chosen).load()
+
+
+def load_group(
+    spark: SparkSession, options: Mapping[str, str], config: StaticConfig | ElasticConfig, part: Range
+) -> DataFrame:
+    """The messages of a group in the stream that it was made on, with their partitions in the group, and keys.
+
+    An elastic group's own queue forgets what was handled, so it is not what is read.
+    """
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as everybody writes it
+
+    frames = [load(spark, dict(options) | own, part) for own in _key_options(config)]
+    rows = reduce(lambda one, other: one.unionAll(other), frames).where("partition IS NOT NULL")
+    return rows.withColumn("key", F.coalesce("key", "subject"))
+
+
+def _key_options(config: StaticConfig | ElasticConfig) -> list[dict[str, str]]:
+    """How the reader tells keys and partitions, one read for each filter of the group.
+
+    An elastic group's own queue forgets what was handled, so the load is counted in the stream before it.
+    """
+    if isinstance(config, StaticConfig):
+        return [{"filter": ",".join(config.filters)} if config.filters else {}]
+    partitioning = config.partitioning or (Partitioning(">", (), config.max_members),)
+    return [
+        {
+            "filter": one.filter,
+            # Without wildcards the whole subject is hashed, whatever the filter is.
+            "keyFilter": one.filter if one.wildcards else ">",
+            "keyPartitions": str(config.max_members),
+        }
+        | ({"keyWildcards": ",".join(map(str, one.wildcards))} if one.wildcards else {})
+        for one in partitioning
+    ]
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# ---- how far it is ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def progress(spark: SparkSession, say: Say, what: str) -> Iterator[None]:
+    """Say every second how many rows Spark's tasks have read since the beginning, and how many tasks are left."""
+    ended = threading.Event()
+    watch = threading.Thread(target=_watch, args=(spark, say, what, ended), name="keylane-progress", daemon=True)
+    if say is not say_nothing:
+        watch.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if watch.is_alive():
+            watch.join(10.0)
+
+
+def _watch(spark: SparkSession, say: Say, what: str, ended: threading.Event) -> None:
+    began_s = time.monotonic()
+    read: dict[int, int] = {}
+    while not ended.wait(_LOOK_S):
+        stages = spark.sparkContext._jsc.sc().statusStore().activeStages()
+        active = [stages.apply(place) for place in range(stages.size())]
+        for counter, rows in _rows_read(spark):
+            read[counter] = max(rows, read.get(counter, 0))
+        rows, seconds = sum(read.values()), time.monotonic() - began_s
+        done, total = (sum(getattr(stage, name)() for stage in active) for name in ("numCompleteTasks", "numTasks"))
+        if rows or total:
+            say(f"{what}: {rows:,} rows so far, {rows / seconds:,.0f}/s; {done} of {total} tasks done")
+
+
+def _rows_read(spark: SparkSession) -> Iterator[tuple[int, int]]:
+    """What each scan of `format("keylane")` in the plans that run now has given, by the number of its counter."""
+    store = spark._jsparkSession.sharedState().statusStore()
+    executions = store.executionsList()
+    for place in range(executions.size()):
+        execution = executions.apply(place)
+        if execution.completionTime().isDefined():
+            continue
+        values = store.executionMetrics(execution.executionId())
+        nodes = store.planGraph(execution.executionId()).allNodes()
+        for number in range(nodes.size()):
+            node = nodes.apply(number)
+            metrics = node.metrics()
+            for one in range(metrics.size()) if "keylane" in node.desc() and "Scan" in node.name() else ():
+                metric = metrics.apply(one)
+                if metric.name() == "number of output rows":
+                    told = values.get(metric.accumulatorId())
+                    text = told.get().replace(",", "") if told.isDefined() else ""
+                    yield metric.accumulatorId(), int(text) if text.isdecimal() else 0
+
+
+# ---- what went wrong ----------------------------------------------------------------------------------
+
+_OURS = re.compile(r"keylane\.errors\.(\w+): (.+)")
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Turn Spark's errors, which are pages of Java, into one that says what happened."""
+    try:
+        yield
+    except KeylaneError:
+        raise
+    except Exception as error:
+        if type(error).__module__.split(".")[0] not in ("pyspark", "py4j"):
+            raise
+        raise plain_error(str(error)) from error
+
+
+def plain_error(text: str) -> KeylaneError:
+    """The error in a text of Spark's: keylane's own where a task raised one, else Spark's first line."""
+    if found := _OURS.findall(text):
+        name, words = found[-1]
+        kind = getattr(errors, name, KeylaneError)
+        return KeylaneError(words) if issubclass(kind, ApiError) else kind(words)
+    if "No space left on device" in text or "Disk quota exceeded" in text:
+        return LakeBroken(
+            "no space is left on the disk that was written to: what was committed before is whole; make room and run "
+            "the same command again"
+        )
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    told = next((line for line in lines if not line.startswith(("at ", "Traceback", "File "))), "Spark gave no reason")
+    return KeylaneError(f"Spark ended the run: {told[:500]}")

@@ -1,0 +1,184 @@
+"""Publishes rows in fast-ingest batches (nats-server 2.14, streams with `allow_batched`).
+
+The server numbers the messages of a batch, stores them as they come, confirms them by the hundred and says how many may
+be on their way. With the gap mode `fail` it ends the batch at the first message that is missing or refused and takes
+nothing behind it, so order survives every failure. A message whose id is stored already counts as confirmed.
+
+The protocol is in the reply subject: `<inbox>.<batch>.<flow>.fail.<number>.<operation>.$FI`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from keylane.errors import PermissionDenied
+from keylane.jetstream.connection import Connection
+from keylane.jetstream.headers import status_of
+from keylane.spark.row_batches import Interrupted
+from keylane.spark.row_outlet import Outlet, Row, publish
+
+ANSWER_S = 5.0
+_FLOW = 500
+"""How many messages may at most pass between two confirmations; the server's own limit too."""
+_START, _APPEND, _END = 0, 1, 3
+
+
+class RowIngest:
+    """One batch after the other; each lives until `finish`, an interruption, or the bound of bytes."""
+
+    def __init__(self, connection: Connection, *, max_rows: int, max_bytes: int) -> None:
+        self._outlet = Outlet(connection, self)
+        self._max_rows = max_rows
+        self._max_bytes = max_bytes
+        self._changed = asyncio.Event()
+        self.stored = 0
+        self._begin()
+
+    def __repr__(self) -> str:
+        return f"<RowIngest {self._sent} sent, {len(self._unconfirmed)} unconfirmed>"
+
+    def _begin(self) -> None:
+        self._batch = secrets.token_hex(8).encode()
+        self._flow = min(_FLOW, max(1, self._max_rows // 2))
+        self._reply = b"%b%b.%d.fail." % (self._outlet.prefix, self._batch, self._flow)
+        self._sent = 0
+        self._unconfirmed: deque[Row] = deque()
+        self._bytes = 0
+        self._is_done = False
+        self._broken: str | None = None
+
+    async def open(self) -> None:
+        await self._outlet.open()
+
+    async def close(self) -> None:
+        await self._outlet.close()
+
+    async def send(self, rows: Sequence[Row]) -> None:
+        """Publish; waits while more is on its way than the server or the bounds allow."""
+        at = 0
+        while at < len(rows):
+            limit = min(self._max_rows, 4 * self._flow)
+            piece = self._piece(rows, at, max(1, limit // 4))
+            size = _size(piece)
+            if self._unconfirmed and self._bytes + size > self._max_bytes:
+                await self._end(rows[at:])
+                continue
+            while self._unconfirmed and len(self._unconfirmed) + len(piece) > limit:
+                await self._change(rows[at:])
+                limit = max(limit, min(self._max_rows, 4 * self._flow))
+            self._unconfirmed.extend(piece)
+            self._bytes += size
+            at += len(piece)
+            if not self._outlet.is_up:
+                raise self._interrupted(rows[at:], "the connection to the server is down")
+            self._outlet.send(b"".join(self._commands(piece)))
+        if self._broken is not None:
+            raise self._interrupted((), self._broken)
+
+    async def finish(self) -> None:
+        await self._end(())
+
+    def _piece(self, rows: Sequence[Row], at: int, most: int) -> Sequence[Row]:
+        piece = rows[at : at + most]
+        if _size(piece) <= self._max_bytes:
+            return piece
+        size = 0
+        for index, (_, head, data) in enumerate(piece):
+            size += len(head) + len(data)
+            if size > self._max_bytes and index:
+                return piece[:index]
+        return piece
+
+    def _commands(self, rows: Sequence[Row]) -> Iterator[bytes]:
+        reply = self._reply
+        for subject, head, data in rows:
+            self._sent += 1
+            operation = _APPEND if self._sent > 1 else _START
+            yield publish(subject, b"%b%d.%d.$FI" % (reply, self._sent, operation), head, data)
+
+    async def _end(self, not_sent: Sequence[Row]) -> None:
+        """End the batch, by a command that stores nothing, and wait for its last confirmation."""
+        if self._broken is not None:
+            raise self._interrupted(not_sent, self._broken)
+        if not self._sent:
+            return
+        if self._unconfirmed:
+            subject = self._unconfirmed[-1][0]
+            self._outlet.send(b"PUB %b %b%d.%d.$FI 0\r\n\r\n" % (subject, self._reply, self._sent + 1, _END))
+            while not self._is_done:
+                await self._change(not_sent)
+        self._begin()
+
+    async def _change(self, not_sent: Sequence[Row]) -> None:
+        if self._broken is None:
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                self._broken = f"no answer within {ANSWER_S:g} s"
+        if self._broken is not None:
+            raise self._interrupted(not_sent, self._broken)
+
+    def _interrupted(self, not_sent: Sequence[Row], reason: str) -> Interrupted:
+        rows = [*self._unconfirmed, *not_sent]
+        self._begin()
+        return Interrupted(rows, reason)
+
+    # ---- the server's side --------------------------------------------------------------------------
+
+    def answered(self, token: bytes, headers: bytes, data: bytes) -> None:
+        if not token.startswith(self._batch) or self._broken is not None:
+            return  # of a batch that was given up
+        if headers and (status := status_of(headers))[0]:
+            self._broken = f"{status[0]} {status[1]}"
+            return
+        answer = _read(data)
+        if answer.get("type") == "ack":
+            self._flow = max(1, int(answer["msgs"]))
+            self._confirm(int(answer["seq"]))
+        elif "batch" in answer and "error" not in answer:
+            self._confirm(int(answer["count"]))
+            if self._unconfirmed:
+                self._broken = "the server ended the batch early"
+            self._is_done = True
+        else:
+            self._broken = data[:200].decode("utf-8", "replace")
+
+    def all_answered(self) -> None:
+        self._changed.set()
+
+    def _confirm(self, upto: int) -> None:
+        confirmed = self._sent - len(self._unconfirmed)
+        for _ in range(upto - confirmed):
+            _, head, data = self._unconfirmed.popleft()
+            self._bytes -= len(head) + len(data)
+            self.stored += 1
+
+    def link_changed(self, up: bool) -> None:
+        if not up and self._sent:
+            self._broken = "the connection to the server was lost"
+            self._changed.set()
+
+    def refused(self, error: PermissionDenied) -> None:
+        """The rows come to `RowLanes`, which is refused them again and says so."""
+        if self._sent:
+            self._broken = str(error)
+            self._changed.set()
+
+
+def _size(rows: Sequence[Row]) -> int:
+    return sum(len(head) + len(data) for _, head, data in rows)
+
+
+def _read(data: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(data)
+    except ValueError:
+        return {}
+    return answer if isinstance(answer, dict) else {}

@@ -1,0 +1,245 @@
+"""Two real drivers of one query: one works, the other waits, and takes over whatever happens to the first."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pyarrow.parquet as pq  # type: ignore[import-untyped]  # it has no types
+import pytest
+
+from keylane import Connection
+from keylane.jetstream import consumers, streams
+from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream.streams import StreamConfig
+from keylane.server import NatsServer
+from keylane.spark.lease import LeaseRecord
+from keylane.spark.room import bucket_of, lease_key
+from tests.peers.store import REPOSITORY
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+LEASE_S = 4.0
+WAITS = "this driver waits and takes over if that one ends"
+TOOK_OVER = "this driver has the lease now"
+
+
+class Driver:
+    """A running `query_driver`: its process, and all processes that it started, are one session of the machine."""
+
+    def __init__(self, directory: Path, plan: dict[str, str], options: dict[str, str]) -> None:
+        self._said, self._logged = directory / "said.txt", directory / "logged.txt"
+        directory.mkdir()
+        with self._said.open("w") as said, self._logged.open("w") as logged:
+            self.process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "tests.integration.spark.query_driver",
+                    str(directory / "spark"),
+                    json.dumps(plan),
+                    json.dumps(options),
+                ],
+                cwd=REPOSITORY,
+                stdin=subprocess.PIPE,
+                stdout=said,
+                stderr=logged,
+                text=True,
+                start_new_session=True,
+            )
+
+    def tell(self, command: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+
+    def said(self, text: str) -> int:
+        return self._said.read_text().count(text)
+
+    def logged(self, text: str) -> int:
+        return self._logged.read_text().count(text)
+
+    def last_words(self) -> str:
+        return f"{self._said.read_text()}\n{self._logged.read_text()[-4000:]}"
+
+    def processes(self) -> list[int]:
+        """All that this driver started and that still runs: JVM, Python workers, daemons."""
+        return [pid for pid, session in sessions() if session == self.process.pid]
+
+    def signal(self, number: int) -> None:
+        for pid in self.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+def sessions() -> Iterator[tuple[int, int]]:
+    """Every process of the machine that is not a zombie, and its session."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+                if state != "Z":
+                    yield int(entry.name), int(session)
+
+
+@contextmanager
+def driver(directory: Path, plan: dict[str, str], options: dict[str, str]) -> Iterator[Driver]:
+    started = Driver(directory, plan, options)
+    try:
+        yield started
+    except BaseException:
+        sys.stderr.write(f"---- {directory.name} ----\n{started.last_words()}\n")
+        raise
+    finally:
+        started.signal(signal.SIGCONT)
+        started.signal(signal.SIGKILL)
+        started.process.wait(30)
+        assert started.process.stdin is not None
+        started.process.stdin.close()
+
+
+def written(output: Path) -> list[int]:
+    """The sequences in the files that the sink's log names: what any reader of the table sees."""
+    files: set[str] = set()
+    for entry in (output / "_spark_metadata").glob("[0-9]*"):
+        files |= {json.loads(line)["path"] for line in entry.read_text().splitlines()[1:]}
+    found: list[int] = []
+    for name in files:
+        found += pq.read_table(name.removeprefix("file://"))["sequence"].to_pylist()
+    return sorted(found)
+
+
+async def until(fact: Callable[[], object], deadline_s: float = 180.0) -> None:
+    async with asyncio.timeout(deadline_s):
+        while not fact():  # noqa: ASYNC110 - files and other processes send no events
+            await asyncio.sleep(0.1)
+
+
+@pytest.fixture
+async def stream(connection: Connection, unique: Callable[..., str]) -> AsyncIterator[str]:
+    name = unique("ORDERS")
+    await streams.create(connection, StreamConfig(name=name, subjects=[f"{name}.>"]))
+    yield name
+    await streams.delete(connection, name)
+
+
+async def publish(connection: Connection, stream: str, count: int) -> int:
+    """Publish so many more; returns the last sequence."""
+    await publish_many(connection, [Outgoing(f"{stream}.{number % 7}", b"x" * 32) for number in range(count)])
+    return (await streams.state(connection, stream)).last_sequence
+
+
+async def test_a_standby_follows_a_frozen_and_a_killed_driver_and_every_message_is_written_once(
+    connection: Connection, nats_server: NatsServer, stream: str, tmp_path: Path, unique: Callable[..., str]
+) -> None:
+    query = unique("query")
+    output = tmp_path / "output"
+    plan = {"output": str(output), "checkpoint": str(tmp_path / "checkpoint")}
+    options = {
+        "url": nats_server.url,
+        "stream": stream,
+        "queryName": query,
+        "leaseSeconds": str(LEASE_S),
+        "maxOffsetsPerTrigger": "40",
+    }
+    with driver(tmp_path / "first", plan, options) as first, driver(tmp_path / "second", plan, options) as second:
+        await until(lambda: first.said("ready") and second.said("ready"))
+        last = await publish(connection, stream, 120)
+        first.tell("start")
+        await until(lambda: len(written(output)) >= 40)
+        second.tell("start")
+        await until(lambda: second.logged(WAITS))
+        await until(lambda: written(output) == list(range(1, last + 1)))
+        assert first.said("ended") == second.said("ended") == 0
+
+        # Frozen in the middle of its work, for longer than its lease.
+        last = await publish(connection, stream, 200)
+        await until(lambda: len(written(output)) > last - 200)
+        first.signal(signal.SIGSTOP)
+        frozen_at = time.monotonic()
+        await until(lambda: second.logged(TOOK_OVER))
+        assert time.monotonic() - frozen_at < LEASE_S + 15
+        await until(lambda: written(output) == list(range(1, last + 1)))
+        first.signal(signal.SIGCONT)
+        await until(lambda: first.said("ended"))
+        assert second.said("ended") == 0
+        assert first.said("does not hold the lease") or first.said("CONCURRENT") or first.said("oncurrent")
+
+        # Started again it stands by, until the other one is killed: JVM, Python and all.
+        first.tell("start")
+        await until(lambda: first.logged(WAITS))
+        last = await publish(connection, stream, 200)
+        await until(lambda: len(written(output)) > last - 200)
+        second.signal(signal.SIGKILL)
+        killed_at = time.monotonic()
+        await until(lambda: first.logged(TOOK_OVER))
+        assert time.monotonic() - killed_at < LEASE_S + 15
+        await until(lambda: not second.processes(), 30)
+        await until(lambda: written(output) == list(range(1, last + 1)))
+        last = await publish(connection, stream, 50)
+        await until(lambda: written(output) == list(range(1, last + 1)))
+        assert first.said("ended") == 1
+
+        # Every NATS tool sees how far the query is.
+        async with asyncio.timeout(30):
+            while (await consumers.info(connection, stream, f"spark-{query}")).num_pending:  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0.2)
+
+        # A query that is stopped leaves its lease to the next one at once.
+        first.tell("stop")
+        await until(lambda: first.said("ended") == 2)
+        async with asyncio.timeout(LEASE_S / 2):
+            while LeaseRecord.of(await bucket_of(connection).get(lease_key(query))):  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0.05)
+        first.tell("end")
+        await until(lambda: first.said("bye"))
+
+
+async def test_a_driver_whose_jvm_dies_leaves_no_process_that_holds_or_takes_the_lease(
+    connection: Connection, nats_server: NatsServer, stream: str, tmp_path: Path, unique: Callable[..., str]
+) -> None:
+    """Only the JVMs are killed: their Python children must notice by themselves, at work and while they wait."""
+    query = unique("query")
+    plan = {"output": str(tmp_path / "output"), "checkpoint": str(tmp_path / "checkpoint")}
+    # Nobody waits for the end of such a lease: what follows happens because a child noticed.
+    options = {"url": nats_server.url, "stream": stream, "queryName": query, "leaseSeconds": "600"}
+    await publish(connection, stream, 50)
+    with driver(tmp_path / "first", plan, options) as first, driver(tmp_path / "second", plan, options) as second:
+        await until(lambda: first.said("ready") and second.said("ready"))
+        first.tell("start")
+        await until(lambda: written(tmp_path / "output"))
+        second.tell("start")
+        await until(lambda: second.logged(WAITS))
+        kill_jvm(second)
+        await until(lambda: not source_runners(second), 30)
+        assert not second.logged(TOOK_OVER)
+        kill_jvm(first)
+        await until(lambda: not source_runners(first), 30)
+        async with asyncio.timeout(10):
+            while LeaseRecord.of(await bucket_of(connection).get(lease_key(query))):  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0.05)
+
+
+def command_of(pid: int) -> str:
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return ""
+
+
+def source_runners(of: Driver) -> list[int]:
+    return [pid for pid in of.processes() if "python_streaming_source_runner" in command_of(pid)]
+
+
+def kill_jvm(of: Driver) -> None:
+    found = [pid for pid in of.processes() if "org.apache.spark.deploy.SparkSubmit" in command_of(pid)]
+    assert len(found) == 1
+    assert source_runners(of)
+    os.kill(found[0], signal.SIGKILL)

@@ -1,0 +1,405 @@
+"""The driver's part of a query against a real server, without a JVM: losses, waiting, starts, limits."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import keylane
+import keylane.errors
+from keylane import Connection
+from keylane.errors import (
+    AuthenticationFailed,
+    DataLost,
+    InvalidInput,
+    NoSuchGroup,
+    NotFound,
+    QueryFenced,
+    ServerUnreachable,
+)
+from keylane.jetstream import streams
+from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.server import NatsServer
+from keylane.spark import patience, query
+from keylane.spark.address import Address
+from keylane.spark.batch import plan_batch
+from keylane.spark.lease import Lease
+from keylane.spark.link import link_to
+from keylane.spark.options import read_options
+from keylane.spark.query import Query
+from keylane.spark.split import Split
+from keylane.spark.watching import read_watched
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(120)]
+
+Unique = Callable[..., str]
+
+
+class Rig:
+    """A stream, and queries on it. Calls that wait run in a thread, as in a process of Spark's."""
+
+    def __init__(self, connection: Connection, url: str, name: str) -> None:
+        self.connection = connection
+        self.url = url
+        self.name = name
+
+    async def make(self, **config: Any) -> None:
+        wire = {"name": self.name, "subjects": [f"{self.name}.*"], "storage": "memory", "allow_direct": True}
+        await self.connection.api.request(f"STREAM.CREATE.{self.name}", wire | config)
+
+    async def publish(self, count: int) -> None:
+        await publish_many(self.connection, [Outgoing(f"{self.name}.k{n % 3}", b"x") for n in range(count)])
+
+    async def purge(self, before: int) -> None:
+        await streams.purge(self.connection, self.name, before_sequence=before)
+
+    async def delete(self) -> None:
+        await streams.delete(self.connection, self.name)
+
+    def options(self, **options: str | int) -> dict[str, str]:
+        return {"url": self.url, "stream": self.name} | {key: str(value) for key, value in options.items()}
+
+    def query(self, **options: str | int) -> Query:
+        return Query(read_options(self.options(**options), "streaming"))
+
+    async def sequences(self, **options: str | int) -> list[int]:
+        """A batch read, whole."""
+
+        def read() -> list[int]:
+            batch = read_options(self.options(**options), "batch")
+            return [
+                sequence
+                for split in plan_batch(batch)
+                for found in read_watched(split, fatal=batch.fail_on_data_loss)
+                for sequence in found.column("sequence").to_pylist()
+            ]
+
+        return sorted(await asyncio.to_thread(read))
+
+
+@pytest.fixture
+def links(nats_server: NatsServer) -> Iterator[None]:
+    yield
+    link_to(Address(url=nats_server.url)).close()
+
+
+@pytest.fixture
+async def rig(connection: Connection, nats_server: NatsServer, unique: Unique, links: None) -> AsyncIterator[Rig]:
+    made = Rig(connection, nats_server.url, unique("S"))
+    yield made
+    try:
+        await made.delete()
+    except NotFound:
+        return
+
+
+def step(one: Query, start: dict[str, Any] | None = None) -> tuple[dict[str, Any], list[int]]:
+    """What Spark does for a batch: the offsets, the splits, their rows."""
+    one.begin()
+    begin = start or one.initial().to_wire()
+    end = one.latest(begin, limited=True).to_wire()
+    if start is None:
+        begin = one.initial().to_wire()
+    return end, rows(one, begin, end)
+
+
+def rows(one: Query, begin: dict[str, Any], end: dict[str, Any]) -> list[int]:
+    return sorted(
+        sequence
+        for split in one.splits(begin, end)
+        for found in read_watched(split, fatal=one.options.fail_on_data_loss)
+        for sequence in found.column("sequence").to_pylist()
+    )
+
+
+def read_all(split: Split, *, fatal: bool) -> int:
+    return sum(found.num_rows for found in read_watched(split, fatal=fatal))
+
+
+async def test_batches_follow_each_other(rig: Rig) -> None:
+    await rig.make()
+    await rig.publish(25)
+    one = rig.query(maxOffsetsPerTrigger=10)
+    end, found = await asyncio.to_thread(step, one)
+    assert list(end) == ["stream", "created", "sequence"]
+    read = [found]
+    while found:
+        end, found = await asyncio.to_thread(step, one, end)
+        read.append(found)
+    assert read == [list(range(1, 11)), list(range(11, 21)), list(range(21, 26)), []]
+
+
+@pytest.mark.parametrize("down", [False, True], ids=["running", "down"])
+@pytest.mark.parametrize("how", ["purged", "trimmed"])
+async def test_a_stream_that_lost_its_beginning(
+    rig: Rig, how: str, down: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    await rig.make(max_msgs=10)
+    await rig.publish(10)
+    strict, lenient = rig.query(), rig.query(failOnDataLoss="false")
+    end, found = await asyncio.to_thread(step, strict)
+    assert len(found) == 10
+    await rig.publish(9)
+    if how == "purged":
+        await rig.purge(15)
+    else:
+        await rig.publish(5)
+    if down:
+        strict, lenient = rig.query(), rig.query(failOnDataLoss="false")
+    lost = r"was trimmed or purged and begins at 15 now; sequences 11 to 14, at most 4 messages, are gone.*failOnData"
+    with pytest.raises(DataLost, match=lost):
+        await asyncio.to_thread(step, strict, end)
+    last = 19 if how == "purged" else 24
+    assert (await asyncio.to_thread(step, lenient, end))[1] == list(range(15, last + 1))
+    assert caplog.text.count("sequences 11 to 14, at most 4 messages, are gone") == 1
+    assert "4 lost so far" in caplog.text
+
+
+@pytest.mark.parametrize("down", [False, True], ids=["running", "down"])
+async def test_a_stream_that_was_made_anew(rig: Rig, down: bool) -> None:
+    await rig.make()
+    await rig.publish(10)
+    strict, lenient = rig.query(), rig.query(failOnDataLoss="false")
+    end, _ = await asyncio.to_thread(step, strict)
+    await asyncio.to_thread(step, lenient)
+    await rig.delete()
+    await rig.make()
+    await rig.publish(12)
+    if down:
+        strict, lenient = rig.query(), rig.query(failOnDataLoss="false")
+    with pytest.raises(DataLost, match=r"was deleted and made anew.*what came after sequence 10 in it is gone"):
+        await asyncio.to_thread(step, strict, end)
+    after, found = await asyncio.to_thread(step, lenient, end)
+    assert found == list(range(1, 13))
+    assert (await asyncio.to_thread(step, lenient, after))[1] == []
+
+
+async def test_a_stream_made_anew_that_is_still_empty(rig: Rig) -> None:
+    await rig.make()
+    await rig.publish(10)
+    lenient = rig.query(failOnDataLoss="false")
+    end, _ = await asyncio.to_thread(step, lenient)
+    await rig.delete()
+    await rig.make()
+    after, found = await asyncio.to_thread(step, lenient, end)
+    assert (after["sequence"], found) == (0, [])
+    await rig.publish(3)
+    assert (await asyncio.to_thread(step, lenient, after))[1] == [1, 2, 3]
+
+
+async def test_a_planned_batch_that_is_gone(rig: Rig) -> None:
+    """Spark has the batch in its log; the driver comes back after a purge, or on another stream."""
+    await rig.make()
+    await rig.publish(20)
+    one = rig.query()
+    begin = (await asyncio.to_thread(one.initial)).to_wire()
+    end = (await asyncio.to_thread(one.latest, begin, limited=True)).to_wire()
+    middle = {**end, "sequence": 5}
+    await rig.purge(11)
+    with pytest.raises(DataLost, match="sequences 6 to 10, at most 5"):
+        await asyncio.to_thread(rig.query().splits, middle, end)
+    lenient = rig.query(failOnDataLoss="false")
+    assert await asyncio.to_thread(rows, lenient, middle, end) == list(range(11, 21))
+    await rig.delete()
+    await rig.make()
+    await rig.publish(30)
+    with pytest.raises(DataLost, match=r"made anew.*sequences 6 to 20, at most 15"):
+        await asyncio.to_thread(rig.query().splits, middle, end)
+    assert await asyncio.to_thread(rows, rig.query(failOnDataLoss="false"), middle, end) == []
+
+
+async def test_a_deleted_stream_and_group(rig: Rig) -> None:
+    await rig.make()
+    one = rig.query()
+    end, _ = await asyncio.to_thread(step, one)
+    with pytest.raises(NoSuchGroup, match="has no group 'nobody'"):
+        await asyncio.to_thread(rig.query(group="nobody").begin)
+    await rig.delete()
+    with pytest.raises(NotFound, match=rf"there is no stream '{rig.name}'.*it was deleted, or the name"):
+        await asyncio.to_thread(step, one, end)
+    with pytest.raises(NotFound, match="there is no stream"):
+        await asyncio.to_thread(rig.query().begin)
+
+
+async def test_batch_reads_that_lost_something(rig: Rig) -> None:
+    await rig.make()
+    await rig.publish(20)
+    await rig.purge(11)
+    assert await rig.sequences() == list(range(11, 21))
+    with pytest.raises(DataLost, match="sequences 3 to 10, at most 8"):
+        await rig.sequences(startingOffsets=3)
+    assert await rig.sequences(startingOffsets=3, failOnDataLoss="false") == list(range(11, 21))
+    with pytest.raises(DataLost, match="sequences 3 to 5, at most 3"):
+        await rig.sequences(startingOffsets=3, endingOffsets=5)
+    assert await rig.sequences(startingOffsets=3, endingOffsets=5, failOnDataLoss="false") == []
+    assert await rig.sequences(startingTimestamp=0) == list(range(11, 21))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"startingOffsets": 22}, r"'startingOffsets' is 22: stream .* holds 1 to 20; give at most 21"),
+        ({"endingOffsets": 21}, r"'endingOffsets' is 21: the newest message of stream .* is 20"),
+        ({"startingTimestamp": "2100-01-01T00:00:00Z"}, r"'startingTimestamp' is .*which is in the future"),
+        ({"startingOffsets": 5, "endingTimestamp": 0}, r"would start at sequence 5 and end at 0"),
+    ],
+)
+async def test_places_that_are_not_there(rig: Rig, options: dict[str, str | int], told: str) -> None:
+    await rig.make()
+    await rig.publish(20)
+    with pytest.raises(InvalidInput, match=told):
+        await rig.sequences(**options)
+
+
+@pytest.mark.parametrize("how", ["purged", "recreated"])
+async def test_what_goes_while_a_split_is_read(rig: Rig, how: str, caplog: pytest.LogCaptureFixture) -> None:
+    await rig.make()
+    await rig.publish(20)
+    for options, lenient in (({"startingOffsets": 1}, False), ({"startingOffsets": 1}, True), ({}, how == "purged")):
+        batch = read_options(rig.options(**options), "batch")
+        [split] = await asyncio.to_thread(plan_batch, batch)
+        if how == "purged":
+            await rig.purge(split.upto - 4)
+        else:
+            await rig.delete()
+            await rig.make()
+            await rig.publish(split.upto)
+        if lenient:
+            found = await asyncio.to_thread(read_all, split, fatal=not options)
+            assert found == (5 if how == "purged" else split.upto)
+        else:
+            with pytest.raises(DataLost, match="while it was read"):
+                await asyncio.to_thread(read_all, split, fatal=True)
+        await rig.delete()
+        await rig.make()
+        await rig.publish(20)
+    assert "while it was read" in caplog.text
+
+
+async def test_an_idle_query_asks_at_its_own_pace_and_a_busy_one_at_once(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rig.make()
+    await rig.publish(5)
+    monkeypatch.setattr(query, "IDLE_S", 0.3)
+    one = rig.query(maxOffsetsPerTrigger=1)
+    end, _ = await asyncio.to_thread(step, one)
+    started = time.monotonic()
+    for _ in range(4):
+        end, found = await asyncio.to_thread(step, one, end)
+        assert found
+    busy = time.monotonic() - started
+    started = time.monotonic()
+    for _ in range(5):
+        assert (await asyncio.to_thread(one.latest, end, limited=True)).to_wire() == end
+    idle = time.monotonic() - started
+    assert idle >= 4 * 0.3
+    assert busy < idle
+
+
+async def test_a_query_with_a_filter_does_not_follow_others_but_not_for_ever(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rig.make()
+    await rig.publish(3)
+    monkeypatch.setattr(query, "IDLE_S", 0.01)
+    monkeypatch.setattr(query, "QUIET_S", 0.5)
+    one = rig.query(filter=f"{rig.name}.k0")
+    end, found = await asyncio.to_thread(step, one)
+    assert (end["sequence"], found) == (3, [1])
+    await publish_many(rig.connection, [Outgoing(f"{rig.name}.other", b"x")] * 5)
+    assert (await asyncio.to_thread(one.latest, end, limited=True)).sequence == 3
+    deadline = time.monotonic() + 30
+    while (after := (await asyncio.to_thread(one.latest, end, limited=True)).to_wire()) == end:
+        assert time.monotonic() < deadline
+    assert after["sequence"] == 8
+    assert await asyncio.to_thread(rows, one, end, after) == []
+
+
+async def test_a_checkpoint_of_another_stream(rig: Rig) -> None:
+    await rig.make()
+    one = rig.query()
+    with pytest.raises(InvalidInput, match="checkpoint is of stream 'OLD'"):
+        await asyncio.to_thread(one.latest, {"stream": "OLD", "created": "x", "sequence": 1}, limited=True)
+
+
+async def test_a_lost_lease_ends_the_query(rig: Rig, unique: Unique) -> None:
+    name = unique("q")
+    await rig.make()
+    await rig.publish(5)
+    one = rig.query(queryName=name, leaseSeconds=1)
+    end, _ = await asyncio.to_thread(step, one)
+    await rig.connection.api.request("STREAM.PURGE.KV_keylane-spark", {"filter": f"$KV.keylane-spark.lease.{name}"})
+    other = Lease(rig.connection, name, "another driver", 5)
+    await other.take()
+
+    def ask_on() -> None:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            one.latest(end, limited=True)
+
+    with pytest.raises(QueryFenced, match=f"lease of query '{name}': another driver took it"):
+        await asyncio.to_thread(ask_on)
+    with pytest.raises(QueryFenced):
+        await asyncio.to_thread(one.commit, end)
+    with pytest.raises(QueryFenced):
+        await asyncio.to_thread(one.splits, end, end)
+    await other.release()
+
+
+async def test_a_wrong_address_is_told_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "FIRST_DEADLINE_S", 1.0)
+    options = read_options({"url": "nats://127.0.0.1:1", "stream": "S"}, "streaming")
+    started = time.monotonic()
+    with pytest.raises(ServerUnreachable, match=r"could not look at stream 'S' for \d+ s: .*127\.0\.0\.1:1"):
+        await asyncio.to_thread(Query(options).begin)
+    assert time.monotonic() - started < 30
+
+
+async def test_a_refused_login_is_told_at_once() -> None:
+    with NatsServer.start(extra_config='authorization { user: "u", password: "hunter2" }') as server:
+        options = read_options({"url": server.url, "stream": "S"}, "streaming")
+        with pytest.raises(AuthenticationFailed):
+            await asyncio.to_thread(Query(options).begin)
+
+
+async def test_a_server_that_comes_back_is_waited_for(tmp_path: Path, unique: Unique) -> None:
+    with NatsServer.start(store_dir=tmp_path / "store") as server:
+        async with await keylane.connect(server.url) as connection:
+            rig = Rig(connection, server.url, unique("S"))
+            await rig.make(storage="file")
+            await rig.publish(5)
+            one = rig.query()
+            end, _ = await asyncio.to_thread(step, one)
+            await rig.publish(5)
+        server.kill()
+        back = threading.Timer(1.5, server.restart)
+        back.start()
+        try:
+            assert (await asyncio.to_thread(step, one, end))[1] == [6, 7, 8, 9, 10]
+        finally:
+            back.join()
+            link_to(Address(url=server.url)).close()
+
+
+async def test_a_server_that_stays_away_is_told_after_a_while(
+    tmp_path: Path, unique: Unique, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "DEADLINE_S", 2.0)
+    with NatsServer.start() as server:
+        async with await keylane.connect(server.url) as connection:
+            rig = Rig(connection, server.url, unique("S"))
+            await rig.make()
+            await rig.publish(5)
+            one = rig.query()
+            end, _ = await asyncio.to_thread(step, one)
+        server.kill()
+        with pytest.raises(keylane.errors.KeylaneError, match=rf"could not look at stream '{rig.name}' for \d+ s"):
+            await asyncio.to_thread(step, one, end)
+        link_to(Address(url=server.url)).close()
