@@ -90,6 +90,7 @@ def _add_groups(one: argparse.ArgumentParser) -> None:
     one.add_argument("--failing", type=float, default=default.failing, help="share of tries that fail")
     one.add_argument("--poison", type=int, default=default.poison, help="one in so many fails always; 0: none")
     one.add_argument("--keep", help="a directory in which evidence and logs stay")
+    one.add_argument("--audit", action="store_true", help="write a journal and compare its audit with the verdict")
 
 
 def _groups(options: argparse.Namespace, parser: argparse.ArgumentParser) -> tuple[int, str]:
@@ -114,6 +115,7 @@ def _groups(options: argparse.Namespace, parser: argparse.ArgumentParser) -> tup
         failing=options.failing,
         poison=options.poison,
         keep=options.keep,
+        audit=options.audit,
     )
     outcome = asyncio.run(groups.run(settings, _say))
     return 0 if outcome.clean else 1, json.dumps(outcome.as_json()) if options.json else groups.as_text(outcome)
@@ -142,7 +144,7 @@ def _add_spark(one: argparse.ArgumentParser) -> None:
     one.add_argument("--messages", type=int, default=default.messages, help="how many messages are read")
     one.add_argument("--kills", type=int, default=default.kills, help="how many drivers are killed")
     one.add_argument("--seed", type=int, default=default.seed, help="decides the batch sizes and the moments")
-    one.add_argument("--into", choices=("parquet", "stream"), default=default.into, help="where the rows go")
+    one.add_argument("--into", choices=("parquet", "lake", "stream"), default=default.into, help="where the rows go")
     one.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import keylane
 from chaos import causes, faults
+from chaos.audit import Audited, audited
 from chaos.causes import Causes, Pair
 from chaos.evidence import MOST_EXPLAINED, Handled, Happening, Log, explained, merged, verdict
 from chaos.faults import KINDS, Fault, Kind
@@ -74,6 +75,8 @@ class Settings:
     """postgres: effects are rows, written exactly once."""
     keep: str | None = None
     """A directory for the evidence and the logs, which are removed otherwise."""
+    audit: bool = False
+    """Members write a journal, and its audit is held against the verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,7 @@ class Seen:
     drain_s: float
     rows: list[Handled] | None = None
     """Of the database, if effects are rows there."""
+    audited: Audited | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +125,13 @@ class Outcome:
     """Messages that have a row and are dead letters as well."""
     repeats: list[str] = field(default_factory=list)
     """One line for each of the first repeats that are explained."""
+    audited: Audited | None = None
 
     @property
     def clean(self) -> bool:
         return (
             self.verdict.clean
+            and (self.audited is None or not self.audited.disagreements)
             and not self.causes.unexplained
             and not self.rows_twice
             and not self.rows_of_dead_letters
@@ -162,6 +168,7 @@ class Outcome:
             "findings": self.findings,
             "repeats": self.repeats,
             "fault_log": self.faults,
+            "audited": self.audited.as_json() if self.audited is not None else None,
         }
 
 
@@ -214,7 +221,12 @@ async def _run(settings: Settings, server: NatsServer, directory: Path, sink: st
         await running.stop()
         logs.read_on()
         stored = {one.sequence: int(one.headers[ID]) async for one in read_all(connection, STREAM) if ID in one.headers}
-    return judged(settings, Seen(source, stored, logs, stage, dead, left, end_s, drain_s, _rows(sink)))
+        audit = None
+        if settings.audit:
+            say("auditing the journal")
+            where = server.url, STREAM, GROUP
+            audit = await audited(connection, where, stored, logs.effects(dead, None))
+    return judged(settings, Seen(source, stored, logs, stage, dead, left, end_s, drain_s, _rows(sink), audit))
 
 
 def _worker_options(settings: Settings, sink: str) -> list[str]:
@@ -225,6 +237,8 @@ def _worker_options(settings: Settings, sink: str) -> list[str]:
         options += ["--sink", sink, "--concurrency", str(CONCURRENCY)]
     if gives_up():
         options += ["--poison", str(settings.poison), "--max-tries", str(MAX_TRIES)]
+    if settings.audit:
+        options.append("--journal")
     return options
 
 
@@ -396,6 +410,7 @@ def judged(settings: Settings, seen: Seen) -> Outcome:
             f"{trouble.from_s - start_s:.3f} to {trouble.until_s - start_s:.3f} s"
             for pair, trouble in why.explained[:MOST_EXPLAINED]
         ],
+        audited=seen.audited,
     )
 
 
@@ -425,12 +440,20 @@ def as_text(outcome: Outcome) -> str:
         "faults": f"{len(facts['fault_log'])}  {_counts(facts['faults_done'])}",
         "left in the queue": facts["left_in_queue"],
         "drained in": f"{facts['drain_s']} s",
+        **_audit_rows(outcome.audited),
         "verdict": "clean" if outcome.clean else "NOT CLEAN",
     }
     lines = [f"{name:<18} {value}" for name, value in rows.items()]
     if any(outcome.store.values()):
         lines.append(f"{'store':<18} {_counts(outcome.store)}")
     return "\n".join([*lines, *outcome.surprises, *outcome.findings])
+
+
+def _audit_rows(audited: Audited | None) -> dict[str, str]:
+    if audited is None:
+        return {}
+    agrees = "; ".join(audited.disagreements) or f"the judge agrees ({audited.unwritten} effects were not written down)"
+    return {"audit": audited.summary, "  agreement": agrees}
 
 
 def _counts(numbers: dict[str, int]) -> str:

@@ -102,7 +102,7 @@ async def run(settings: Settings, say: Say) -> Outcome:
 
 def _query(settings: Settings, url: str, directory: str, rows: int, *, available_now: bool = False) -> Query:
     into = OUT if settings.into == "stream" else ""
-    return Query(url, STREAM, directory, max(rows, 1), available_now, into)
+    return Query(url, STREAM, directory, max(rows, 1), available_now, into, settings.into == "lake")
 
 
 async def _create(connection: Connection) -> None:
@@ -203,13 +203,22 @@ class Row:
 
 
 def _files(query: Query) -> list[Row]:
-    """The rows of the files that Spark's own log of committed files names, task by task in order."""
+    """The rows of the files that Spark's own log of committed files names, task by task in order.
+
+    Of a lake: of every file that a plain reader sees, by partition and sequence.
+    """
     rows: list[Row] = []
-    for path in _committed_files(query.files / "_spark_metadata"):
+    paths = _lake_files(query.files) if query.into_lake else _committed_files(query.files / "_spark_metadata")
+    for path in paths:
         table = pq.read_table(path, columns=["sequence", "key", "data"])
         columns = (table.column(name).to_pylist() for name in ("sequence", "key", "data"))
         rows += [Row(sequence, key, int(data)) for sequence, key, data in zip(*columns, strict=True)]
     return rows
+
+
+def _lake_files(table: Path) -> list[Path]:
+    found = table.glob("partition=*/day=*/*.parquet")
+    return sorted(found, key=lambda path: (path.parent, int(path.name.split("-", 1)[0])))
 
 
 def _committed_files(log: Path) -> list[Path]:

@@ -31,10 +31,12 @@ class Query:
     available_now: bool
     into_stream: str = ""
     """Empty: into Parquet files below `directory`."""
+    into_lake: bool = False
+    """The files are a table of the lake pipeline, whose small files are merged all the while."""
 
     @property
     def checkpoint(self) -> Path:
-        return Path(self.directory) / "checkpoint"
+        return self.files / "_keylane" / "checkpoint" if self.into_lake else Path(self.directory) / "checkpoint"
 
     @property
     def files(self) -> Path:
@@ -47,10 +49,30 @@ class Query:
 def main(argument: str) -> None:
     query = Query(**json.loads(argument))
     with spark_session(Path(query.directory) / "spark") as spark:
+        if query.into_lake:
+            _fill_lake(query, spark)
+            return
         writer = _into(query, _rows(query, spark)).option("checkpointLocation", str(query.checkpoint))
         if query.available_now:
             writer = writer.trigger(availableNow=True)
         writer.start().awaitTermination(SECONDS_TO_FINISH)
+
+
+def _fill_lake(query: Query, spark: SparkSession) -> None:
+    from keylane.spark.address import Address  # noqa: PLC0415 - the session's Java must be set first
+    from keylane.spark.pipelines import lake  # noqa: PLC0415
+
+    settings = lake.Settings(
+        stream=query.stream,
+        table=str(query.files),
+        address=Address(url=query.url),
+        max_rows=query.max_rows,
+        interval_s=0.0,
+        compact=True,
+        compact_every=2,
+        available_now=query.available_now,
+    )
+    print(lake.run(spark, settings, print).as_text(), flush=True)
 
 
 def _rows(query: Query, spark: SparkSession) -> DataFrame:

@@ -21,13 +21,15 @@ import signal
 import sys
 import time
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import keylane
 from keylane import groups
 from keylane.errors import ApiError, ApiUnavailable, Disconnected, JetStreamDisabled, RequestTimeout, ServerUnreachable
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.consumers import ConsumerConfig
+from keylane.journal import Journal
 
 Handler = Callable[[groups.GroupMessage], Awaitable[None]]
 
@@ -120,8 +122,9 @@ async def work(options: argparse.Namespace) -> None:
             async with await keylane.connect(
                 options.url, name=f"chaos {options.instance}", on_reconnect=linked
             ) as connection:
-                handle = await _join(connection, options, joined)
-                await _take_part(handle, asked_to_stop)
+                async with _journal(connection, options) as journal:
+                    handle = await _join(connection, options, joined, journal)
+                    await _take_part(handle, asked_to_stop)
                 return
         except (ApiUnavailable, Disconnected, JetStreamDisabled, RequestTimeout, ServerUnreachable) as error:
             if joined.is_set() or time.monotonic() > deadline_s:
@@ -134,7 +137,18 @@ async def work(options: argparse.Namespace) -> None:
         await asyncio.sleep(_TRY_AGAIN_S)
 
 
-async def _join(connection: Connection, options: argparse.Namespace, joined: asyncio.Event) -> groups.Member:
+@asynccontextmanager
+async def _journal(connection: Connection, options: argparse.Namespace) -> AsyncIterator[Journal | None]:
+    if not options.journal:
+        yield None
+        return
+    async with Journal(connection, stream=options.stream) as journal:
+        yield journal
+
+
+async def _join(
+    connection: Connection, options: argparse.Namespace, joined: asyncio.Event, journal: Journal | None
+) -> groups.Member:
     def on_joined() -> None:
         joined.set()
         write(b"ready\n")
@@ -157,6 +171,7 @@ async def _join(connection: Connection, options: argparse.Namespace, joined: asy
             on_ended=lambda reason: _log.info("ended: %s", reason),
             on_failure=failed,
         ),
+        journal=journal,
         **more,
     )
 
@@ -198,6 +213,7 @@ def main() -> None:
     parser.add_argument("--max-tries", type=int, default=0, help="then it is a dead letter; 0: tried for ever")
     parser.add_argument("--silent", action="store_true", help="handle messages and write nothing down")
     parser.add_argument("--sink", default="", help="the database that effects are written to, exactly once")
+    parser.add_argument("--journal", action="store_true", help="write a journal")
     parser.add_argument("--concurrency", type=int, default=64, help="handlers at once")
     options = parser.parse_args()
     told = logging.StreamHandler()

@@ -17,7 +17,7 @@ from keylane.core.claim_records import (
     decode,
     encode,
     split,
-    split_heartbeat,
+    split_roughly,
 )
 from keylane.errors import InvalidInput
 
@@ -103,20 +103,25 @@ def test_what_does_not_parse_is_a_value(value: bytes, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "identity"),
+    ("value", "found"),
     [
-        (b"Heartbeat/1/2/ii/cl/gr/t/3/5", (b"ii/cl/gr/t/3", 5)),
+        (b"Heartbeat/1/2/ii/cl/gr/t/3/5", (b"Heartbeat", b"ii/cl/gr/t/3", 5)),
+        (b"ReleasingPartition/1/2/ii/cl/gr/t/3/5", (b"ReleasingPartition", b"ii/cl/gr/t/3", 5)),
+        (b"ClaimingMessages/1/2/ii/cl/gr/t/3/5", (b"ClaimingMessages", b"ii/cl/gr/t/3", 5)),
+        (b"ClaimingPartition/1/2/ii/cl/gr/t/3", (b"ClaimingPartition", b"ii/cl/gr/t/3", 0)),
+        (b"ReleaseGroup/1/2/ii/cl/gr//0/5", None),
+        (b"Hello/1/2/ii/cl/gr/t/3/5", None),
         (b"Heartbeat/0/2/ii/cl/gr/t/3/5", None),
         (b"Heartbeat/1/x/ii/cl/gr/t/3/5", None),
         (b"Heartbeat/1/2/ii/cl/gr/t/3/-5", None),
         (b"Heartbeat/1/2/ii/cl/gr/t/3/9223372036854775808", None),
-        (b"ReleasingPartition/1/2/ii/cl/gr/t/3/5", None),
+        (b"Heartbeat/1/2", None),
     ],
 )
-def test_the_short_way_to_read_a_heartbeat(value: bytes, identity: tuple[bytes, int] | None) -> None:
-    assert split_heartbeat(value) == identity
-    if identity is not None:
-        assert split(value) == ("Heartbeat", "ii", "cl", "gr", "t", 3, 5, 2)
+def test_the_short_way_to_read_a_record(value: bytes, found: tuple[bytes, bytes, int] | None) -> None:
+    assert split_roughly(value) == found
+    if found is not None:
+        assert split(value) == (found[0].decode(), "ii", "cl", "gr", "t", 3, found[2], 2)
 
 
 @pytest.mark.parametrize("what", ["instance", "client", "group", "topic"])

@@ -63,6 +63,11 @@ async def test_reading_stops_at_the_end_as_it_was() -> None:
         seen.append(record.offset)
         await log.append(beat("anna", 1), 0)
     assert seen == [0]
+    await log.append(beat("anna", 2), 0)
+    assert [record.offset async for record in log.read(0, 1)] == [1, 2]
+    log.trim(before=1)
+    assert [record.offset async for record in log.read(0, 2)] == [2]
+    assert [record.offset async for record in log.read(0, 3)] == []
 
 
 async def test_every_partition_or_one() -> None:

@@ -65,6 +65,8 @@ def test_nearly_there_is_healthy() -> None:
     """It will have caught up two cycles from now, though more comes in than it does."""
     assert after((0, 80), (30, 90), (60, 120)).bad_cycles == 0
     assert after((0, 80), (30, 90), (60, 160)).bad_cycles == 1
+    assert after((0, 50), (100, 300)).bad_cycles == 0, "at 300 in two cycles"
+    assert after((0, 50), (100, 301)).bad_cycles == 1
 
 
 def test_stuck_at_the_end_is_healthy_and_stuck_before_it_is_not() -> None:

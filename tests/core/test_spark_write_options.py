@@ -27,7 +27,7 @@ def test_all_given_in_any_case() -> None:
             "publishTimeoutSeconds": "2.5",
             "atomic": "TRUE",
             "deadLetters": "true",
-            "checkpointLocation": "/tmp/somewhere",
+            "checkpointLocation": "/data/checkpoint",
             "url": "nats://127.0.0.1:4222",
         },
         streaming=True,
@@ -84,7 +84,7 @@ def test_a_stream_is_needed() -> None:
 
 
 def test_a_batch_write_has_no_query_name() -> None:
-    with pytest.raises(InvalidInput, match="'queryName' .* is for streaming writes: give 'idPrefix'"):
+    with pytest.raises(InvalidInput, match=r"'queryName' .* is for streaming writes: give 'idPrefix'"):
         write_options({"stream": "ORDERS", "queryName": "copy"}, streaming=False)
 
 

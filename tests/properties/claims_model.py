@@ -104,22 +104,14 @@ class Model:
     def is_known(self, i: int, key: int) -> bool:
         return not self.trimmed or self.giver(i, key) is not None
 
-    def replaced(self, i: int, key: int) -> set[str]:
-        """Instances of the owner's client that a later one took over from, and that have won no claim since."""
-        givers: list[int] = []
+    def former(self, i: int, key: int) -> set[Owner]:
+        """Everybody who was the owner before the owner of now was."""
+        found: set[Owner] = set()
         giver = self.giver(i, key)
-        while giver is not None and (
-            not givers or self.events[giver].writer.client == self.events[givers[0]].writer.client
-        ):
-            givers.insert(0, giver)
+        while giver is not None:
             giver = self.giver(giver, key)
-        found: set[str] = set()
-        for giver in givers:
-            before = self.owner(giver, key)
-            if self.events[giver].kind == "claim":
-                found.discard(self.events[giver].writer.instance)
-            elif before is not None:
-                found.add(before.instance)
+            if giver is not None:
+                found.add(self.events[giver].writer)
         return found
 
     def verdict(self, i: int) -> Verdict:
@@ -144,7 +136,7 @@ class Model:
             and owner is not None
             and owner.client == writer.client
             and self.held(i, key)
-            and writer.instance not in self.replaced(i, key)
+            and writer not in self.former(i, key)
             and not self.is_paused(i)
         )
 

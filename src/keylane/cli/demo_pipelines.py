@@ -26,7 +26,8 @@ def look_back(console: Console, url: str) -> bool:
 
             address = Address(url=url)
             audited = audit.run(spark, audit.Settings(stream=STREAM, group=GROUP, address=address))
-            _show(console, f"keylane pipeline run audit --stream {STREAM} --group {GROUP}", audited.as_text())
+            summary = audited.as_text() if not audited.verdict else "\n\n".join(audited.as_text().split("\n\n")[:2])
+            _show(console, f"keylane pipeline run audit --stream {STREAM} --group {GROUP}", summary)
             load = skew.run(spark, skew.Settings(stream=STREAM, group=GROUP, address=address, top=3))
             _show(console, f"keylane pipeline run skew --stream {STREAM} --group {GROUP}", load.as_text())
     except KeylaneError as error:
@@ -37,4 +38,4 @@ def look_back(console: Console, url: str) -> bool:
 
 def _show(console: Console, command: str, text: str) -> None:
     console.print(f"\n$ {command}", style="bold", markup=False, highlight=False)
-    console.print(text, markup=False, highlight=False)
+    console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -150,10 +150,12 @@ def _show(report: Any, *, as_json: bool) -> None:
 def _check_required(name: str, given: Given) -> None:
     from keylane.errors import InvalidInput
 
-    needed = {"lake": ("stream", "table"), "parity": ("stream",)}.get(name, ("stream", "group"))
-    for one in needed:
+    more = {"lake": ("table",), "parity": ("group", "other_group")}.get(name, ("group",))
+    for one in ("stream", *more):
         if one not in given.settings:
-            raise InvalidInput(f"--{one} is missing: give it on the command line or in the file of --config")
+            raise InvalidInput(
+                f"--{one.replace('_', '-')} is missing: give it on the command line or in the file of --config"
+            )
 
 
 def _check_files(given: Given) -> None:

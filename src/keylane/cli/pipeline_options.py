@@ -42,6 +42,10 @@ _GROUP = Option("group", str, "The group.", "NAME")
 _WHERE = "earliest, a sequence, a time such as 2026-05-01T12:00:00Z, or how long ago: -15m."
 _FROM = Option("start", str, f"Where to begin: {_WHERE}", "WHERE", "from")
 _TO = Option("end", str, "Where to end, in the same words; latest is what is there now.", "WHERE", "to")
+_TOLERANCE = Option("tolerance_s", float, "How far the clocks of two members may be apart.", "SECONDS")
+_SETTLE = Option("settle_s", float, "How long members may take to write down what they handled.", "SECONDS")
+_COMPLETE = Option("complete", bool, "Every member has ended: a record that is not there never was.")
+_EVIDENCE = Option("evidence", int, "How many findings of each kind to show.", "N")
 _CHART = Option("chart", str, "Draw a chart into this PNG.", "FILE")
 
 OPTIONS: dict[str, tuple[Option, ...]] = {
@@ -60,7 +64,9 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         Option("available_now", bool, "End when everything is written that was there at the beginning."),
         Option("max_rows", int, "How many sequences a batch has at most.", "N"),
         Option("interval_s", float, "Seconds from one batch to the next.", "SECONDS"),
+        Option("allow_loss", bool, "Go on where the server deleted messages before they were written."),
         Option("compact", bool, "Merge small files now and then, and at the end."),
+        Option("compact_every", int, "How many batches of a streaming run lie between.", "N"),
         Option("only_compact", bool, "Merge small files of the table, and do nothing else."),
         Option("target_mb", int, "How large merged files should be.", "MB"),
     ),
@@ -73,10 +79,10 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         Option("available_now", bool, "Go on from the last run in --work, up to now."),
         Option("follow", bool, "Do that again and again, until stopped."),
         Option("interval_s", float, "Seconds from one verdict to the next with --follow.", "SECONDS"),
-        Option("tolerance_s", float, "How far the clocks of two members may be apart.", "SECONDS"),
-        Option("settle_s", float, "How long members may take to write down what they handled.", "SECONDS"),
-        Option("complete", bool, "Every member has ended: a record that is not there never was."),
-        Option("evidence", int, "How many findings of each kind to show.", "N"),
+        _TOLERANCE,
+        _SETTLE,
+        _COMPLETE,
+        _EVIDENCE,
     ),
     "slo": (
         _STREAM,
@@ -100,8 +106,16 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
     ),
     "parity": (
         _STREAM,
+        Option("group", str, "The group that there is.", "NAME"),
+        Option("other_group", str, "The group that is compared with it.", "NAME"),
+        Option("other_server", str, "The other group's server, if it is another one.", "URL"),
         _FROM,
         _TO,
+        Option("work", str, "Keep all findings here.", "DIR"),
+        _TOLERANCE,
+        _SETTLE,
+        _COMPLETE,
+        _EVIDENCE,
     ),
 }
 

@@ -13,7 +13,7 @@ The rules
    anybody else steals nothing.
 4. A late heartbeat of the owner revives a claim that ran out, if nobody has won it since.
 5. A heartbeat of a new instance of the owner's client takes over while the claim holds: this is the quick restart with
-   a stable client id. An instance that was replaced cannot take it back, unless it wins a claim.
+   a stable client id. An instance that owned it before cannot take it back so: it may be one that froze and woke up.
 6. A claim of messages counts if it comes from the owner while its claim holds, and goes beyond what is taken.
 7. A paused group wins nothing until its pause ends, except whoever paused it. Owners keep what they own until they
    release it. The newest `ReleaseGroup` is the one that counts.
@@ -52,11 +52,12 @@ from keylane.core.claim_records import (
     RELEASING_PARTITION,
     Unreadable,
     split,
-    split_heartbeat,
+    split_roughly,
 )
 
 VERDICTS_REMEMBERED = 10_000
 EVIDENCE_KEPT = 100
+FORMER_KEPT = 100
 _IDENTITIES_KEPT = 100_000
 
 LONG_AGO: Final = -(1 << 62)
@@ -81,9 +82,8 @@ class _State:
     offset: int | None = None
     messages: MessageClaim | None = None
     released: Release | None = None
-    last_client: str | None = None
-    replaced: set[str] = field(default_factory=set)
-    """Instances of `last_client` that a newer one took over from."""
+    former: dict[Owner, None] = field(default_factory=dict)
+    """Those who owned it before, the newest last."""
     doubt_until_ms: int = LONG_AGO
     last_at: int = -1
     view: Claim | None = None
@@ -126,11 +126,11 @@ class Ledger:
         self._verdict_order: deque[int] = deque()
         self._ended: list[Tenure] | None = [] if keep_history else None
         self._known: dict[bytes, tuple[_State, Owner]] = {}
-        self._takers: dict[str, Callable[[_State, int, Owner, int], Verdict]] = {
-            HEARTBEAT: self._heartbeat,
-            CLAIMING_PARTITION: self._claim,
-            RELEASING_PARTITION: self._release,
-            CLAIMING_MESSAGES: self._messages,
+        self._takers: dict[bytes, Callable[[_State, int, Owner, int], Verdict]] = {
+            HEARTBEAT.encode(): self._heartbeat,
+            CLAIMING_PARTITION.encode(): self._claim,
+            RELEASING_PARTITION.encode(): self._release,
+            CLAIMING_MESSAGES.encode(): self._messages,
         }
 
     # ---- records ------------------------------------------------------------------------------------
@@ -149,11 +149,16 @@ class Ledger:
         self.next_offset = offset + 1
         if time_ms > self.now_ms:  # noqa: PLR1730 - max() costs a call for every record
             self.now_ms = time_ms
-        beat = split_heartbeat(value)
-        if beat is not None and (known := self._known.get(beat[0])) is not None:
-            known[0].last_at = offset
-            return self._heartbeat(known[0], offset, known[1], beat[1])
-        return self._apply_any(offset, value, b"" if beat is None else beat[0])
+        rough = split_roughly(value)
+        if rough is None:
+            return self._apply_any(offset, value, b"")
+        kind, identity, number = rough
+        known = self._known.get(identity)
+        if known is None:
+            return self._apply_any(offset, value, identity)
+        state, writer = known
+        state.last_at = offset
+        return self._takers[kind](state, offset, writer, number)
 
     def _apply_any(self, offset: int, value: bytes, identity: bytes) -> Verdict:
         fields = split(value)
@@ -178,7 +183,7 @@ class Ledger:
                 self._known.clear()
             self._known[identity] = state, writer
         state.last_at = offset
-        return self._takers[kind](state, offset, writer, number)
+        return self._takers[kind.encode()](state, offset, writer, number)
 
     def _begin_log(self, offset: int, time_ms: int) -> None:
         self.is_begun = True
@@ -226,9 +231,6 @@ class Ledger:
             if state.owner != claimer or self.now_ms >= held_until_ms:
                 if state.owner is not None:
                     self._end(state, offset, held_until_ms, Ended.TAKEN)
-                if state.last_client != claimer.client:
-                    state.replaced.clear()
-                state.replaced.discard(claimer.instance)
                 self._begin(state, offset, claimer, Began.CLAIM)
         return self._remember(offset, verdict)
 
@@ -241,7 +243,6 @@ class Ledger:
                 self._begin(state, offset, writer, Began.FIRST_HEARTBEAT)
             else:
                 self._end(state, offset, now_ms, Ended.RECLAIMED)
-                state.replaced.add(state.owner.instance)
                 self._begin(state, offset, writer, Began.RECLAIM)
         elif now_ms >= state.beat_ms + self._hold_ms:
             self._end(state, offset, state.beat_ms + self._hold_ms, Ended.LAPSED)
@@ -262,7 +263,7 @@ class Ledger:
         return (
             state.owner is not None
             and state.owner.client == writer.client
-            and writer.instance not in state.replaced
+            and writer not in state.former
             and self.now_ms < state.beat_ms + self._hold_ms
             and not self._is_paused(state.key.group, writer, self.now_ms)
         )
@@ -305,7 +306,6 @@ class Ledger:
     def _begin(self, state: _State, offset: int, owner: Owner, began: Began) -> None:
         state.established = True
         state.owner = owner
-        state.last_client = owner.client
         if began is not Began.REVIVAL:  # nobody else had it in between
             state.token = offset
         state.began = began
@@ -314,6 +314,11 @@ class Ledger:
         state.view = None
 
     def _end(self, state: _State, offset: int, until_ms: int, ended: Ended) -> None:
+        assert state.owner is not None, state.key
+        state.former.pop(state.owner, None)
+        state.former[state.owner] = None
+        if len(state.former) > FORMER_KEPT:
+            del state.former[next(iter(state.former))]
         if self._ended is not None:
             self._ended.append(self._tenure(state, offset, until_ms, ended))
 

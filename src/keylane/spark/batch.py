@@ -26,7 +26,7 @@ def plan_batch(options: ReadOptions) -> list[Split]:
             f"{options.end}): stream {stand.stream!r} holds {stand.first} to {stand.last}"
         )
     found = planned(stand.at(start), stand.at(max(start, end)), stand)
-    if found.loss is not None:
+    if found.loss is not None and not (found.loss.kind == "trimmed" and source.layout.is_queue):
         Losses(fatal=options.fail_on_data_loss).report(found.loss)
     return make_splits(source, found, stand, newest=None, head_may_go=may_begin_later(options.start))
 
@@ -74,7 +74,7 @@ def make_splits(
     pieces = plan(
         found.after,
         found.upto,
-        newest if newest is not None else source.newest(),
+        newest if newest is not None else source.newest(stand),
         split_by=layout.split_by,
         min_partitions=options.min_partitions,
     )

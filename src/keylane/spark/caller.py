@@ -16,6 +16,8 @@ from contextlib import suppress
 from ipaddress import ip_address
 from types import FrameType
 
+_LONGEST_END_S = 15
+
 
 class Caller:
     """The process that started this one, and its end of the socket where there is one. Asking costs two system calls.
@@ -49,7 +51,8 @@ def end_properly() -> None:
 
 
 def _exit(number: int, _: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends the process at once
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Spark sends it twice, a few milliseconds apart
+    signal.alarm(_LONGEST_END_S)  # the default action of that signal ends the process, whatever it waits for
     sys.exit(128 + number)
 
 

@@ -32,6 +32,11 @@ class Layout:
     split_by: SplitBy
     whole: bool
 
+    @property
+    def is_queue(self) -> bool:
+        """Whether messages leave the stream when they are handled."""
+        return self.way == "direct"
+
 
 @dataclass(frozen=True, slots=True)
 class Numbering:

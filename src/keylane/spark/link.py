@@ -99,5 +99,6 @@ def _shipped_files() -> Path | None:
 
     if not SparkFiles._is_running_on_worker and SparkContext._active_spark_context is None:
         return None
-    root = SparkFiles.getRootDirectory()
-    return Path(root) if root else None
+    root = Path(SparkFiles.getRootDirectory() or ".")
+    # The process that plans a stream is told of a directory below it, which nobody makes.
+    return root if root.is_dir() else root.parent

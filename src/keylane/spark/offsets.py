@@ -23,6 +23,8 @@ class Stand:
     last: int
     messages: int
     bytes: int
+    leader: str | None = None
+    """Who said so; None where there is no cluster."""
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> Stand:
@@ -35,6 +37,7 @@ class Stand:
             last=state["last_seq"],
             messages=state["messages"],
             bytes=state["bytes"],
+            leader=(wire.get("cluster") or {}).get("leader"),
         )
 
     def at(self, sequence: int) -> Offset:

@@ -10,6 +10,7 @@ import logging
 import time
 from typing import Any
 
+from keylane.errors import KeylaneError
 from keylane.spark.acknowledging import Acknowledging
 from keylane.spark.admission import admit
 from keylane.spark.batch import make_splits, may_begin_later, starting_at
@@ -91,7 +92,7 @@ class Query:
         if target is not None and start.created == target.created and start.sequence >= target.sequence:
             return start
         self._wait_for_turn()
-        stand = self._look()
+        stand = self._look(start)
         going = self._going(start, resume(start, stand))
         if self._holds_still(start, going, stand):
             self._look_at = time.monotonic() + IDLE_S
@@ -111,7 +112,7 @@ class Query:
         stand, newest = self._known or (None, None)
         self._known = None
         if stand is None or end.created != stand.created or end.sequence > stand.last:
-            stand, newest = self._look(), None
+            stand, newest = self._look(end), None
         found = self._going(start, planned(start, end, stand))
         return make_splits(self._source, found, stand, newest=newest, head_may_go=self._starts_anywhere(start))
 
@@ -124,10 +125,12 @@ class Query:
         """The query is over: a standby need not wait."""
         if self._lease is None:
             return
-        link, lease = self._link(), self._lease
-        if self._acknowledging is not None:
-            link.call(self._acknowledging.finish(), END_TIMEOUT_S)
-        link.call(lease.release(), END_TIMEOUT_S)
+        try:
+            if self._acknowledging is not None:
+                self._link().call(self._acknowledging.finish(), END_TIMEOUT_S)
+            self._link().call(self._lease.release(), END_TIMEOUT_S)
+        except KeylaneError as trouble:
+            _log.warning("query %r ends, and its lease runs out by itself: %s", self.options.query_name, trouble)
         self._lease = self._acknowledging = None
 
     # ---- how they are done ----------------------------------------------------------------------------
@@ -140,8 +143,15 @@ class Query:
         self._lease = lease
         _log.info("query %r has its lease", query)
         self._source = Source(self.options)  # the group may have changed while another driver had the query
+        try:
+            self._acknowledging = self._prepared(lease)
+        except KeylaneError:
+            self.end()
+            raise
+
+    def _prepared(self, lease: Lease) -> Acknowledging:
         layout = self._source.layout
-        self._acknowledging = ask(
+        return ask(
             self.options.address,
             lambda connection: Acknowledging.prepare(
                 connection,
@@ -152,11 +162,11 @@ class Query:
                 lease=lease,
                 acknowledge=self.options.acknowledge,
             ),
-            f"prepare stream {layout.stream!r} for the progress of query {query!r}",
+            f"prepare stream {layout.stream!r} for the progress of query {lease.name!r}",
         )
 
-    def _look(self) -> Stand:
-        stand = self._source.stand()
+    def _look(self, least: Offset) -> Stand:
+        stand = self._source.stand(least)
         self.newest_seen = stand.at(stand.last)
         return stand
 
@@ -168,9 +178,17 @@ class Query:
 
     def _going(self, start: Offset, found: Range) -> Range:
         """The range, after its loss was reported: raises `DataLost` where that is asked for."""
-        if found.loss is not None and not (found.loss.kind == "trimmed" and self._starts_anywhere(start)):
+        if found.loss is not None and not (found.loss.kind == "trimmed" and self._may_be_trimmed(start)):
             self._losses.report(found.loss)
         return found
+
+    def _may_be_trimmed(self, start: Offset) -> bool:
+        """Whether a stream that begins later than `start` has lost nothing of ours."""
+        if self._starts_anywhere(start):
+            return True
+        # Messages leave a queue when they are handled. Only where that is our own doing it begins where we are.
+        layout = self._source.layout
+        return layout.is_queue and not (self.options.acknowledge and layout.whole)
 
     def _starts_anywhere(self, start: Offset) -> bool:
         return start == self._first and may_begin_later(self.options.start)
@@ -184,7 +202,7 @@ class Query:
             return True
         if self._source.layout.whole:
             return False
-        newest = self._source.newest()
+        newest = self._source.newest(stand)
         self._known = (stand, newest)
         if self._target is not None or max(newest.values(), default=0) > going.after:
             return False
@@ -209,14 +227,18 @@ class Query:
         if offset == self._first or query is None:
             return
         if not self._start_forgotten:
-            ask(
-                self.options.address,
-                lambda connection: forget_start(connection, query),
-                f"forget where query {query!r} started",
-            )
-            self._start_forgotten = True
+            self._forget_start(query)
         if self._acknowledging is not None:
             self._link().call(self._acknowledging.mirror(offset.sequence, offset.created))
+
+    def _forget_start(self, query: str) -> None:
+        doing = f"forget where query {query!r} started"
+        try:
+            ask(self.options.address, lambda connection: forget_start(connection, query), doing)
+        except KeylaneError as trouble:
+            _log.warning("%s; it is tried again with the next batch", trouble)
+        else:
+            self._start_forgotten = True
 
     def _check_lease(self) -> None:
         if self._lease is not None:

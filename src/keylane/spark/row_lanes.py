@@ -64,6 +64,7 @@ class RowLanes:
         self._max_rows = max_rows
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
+        self._answer_s = min(ANSWER_S, timeout_s / 3)
         self._loop = asyncio.get_running_loop()
         self._outlet = Outlet(connection, self)
         self._good = re.compile(rb'\{"stream":"%b", ?"seq":[1-9]' % re.escape(target.stream.encode()))
@@ -180,7 +181,7 @@ class RowLanes:
 
     def _command(self, number: int, now: float) -> bytes:
         self._since.setdefault(number, now)
-        self._due[number] = now + ANSWER_S
+        self._due[number] = now + self._answer_s
         subject, head, data = self._rows[number]
         return publish(subject, b"%b%d" % (self._outlet.prefix, number), head, data)
 
@@ -290,7 +291,7 @@ class RowLanes:
         while self._due and (first := next(iter(self._due))) and self._due[first] < now:
             del self._due[first]
             self._again.add(first)
-            self._trouble = f"no answer within {ANSWER_S:g} s"
+            self._trouble = f"no answer within {self._answer_s:g} s"
         if self._again and self._outlet.is_up and now >= self._again_at:
             again = sorted(self._again)
             self._again.clear()

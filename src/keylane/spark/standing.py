@@ -6,22 +6,26 @@ Everything is asked of the stream's leader. Never reads messages for Spark.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from keylane.errors import NotFound
+from keylane.errors import ApiUnavailable, NotFound
 from keylane.groups import ElasticConfig, get_config, queue_stream
 from keylane.jetstream.connection import Connection
 from keylane.spark.address import Address
 from keylane.spark.layout import GroupConfig, Layout, Numbering, lay_out, numbering
-from keylane.spark.offsets import Stand
+from keylane.spark.offsets import Offset, Stand
 from keylane.spark.options import ReadOptions
 from keylane.spark.patience import ask
 
 _SUBJECTS_LOOKED_AT = 100_000
 """The server lists this many subjects in one answer. A stream with more is taken as its configuration says."""
 _NO_MESSAGE = 10037
+LEADER_PATIENCE_S = 10.0
+_LEADER_PAUSE_S = 0.25
+_LEADERS = 20
 
 
 class Source:
@@ -40,19 +44,40 @@ class Source:
             self._layout = ask(self.options.address, self._find_layout, f"look at stream {self.options.stream!r}")
         return self._layout
 
-    def stand(self) -> Stand:
-        """The stream as it is now."""
-        return stand_of(self.options.address, self.layout.stream)
+    def stand(self, least: Offset | None = None) -> Stand:
+        """The stream as it is now.
 
-    def newest(self) -> dict[str | None, int]:
-        """The last sequence of each filter; 0 where nothing matches."""
+        `least` is known to be in it: a leader that has just been chosen may not have stored everything yet that the
+        one before it had, so it gets some time to. A stream that still ends before has lost something.
+        """
+        deadline = time.monotonic() + LEADER_PATIENCE_S
+        while True:
+            stand = stand_of(self.options.address, self.layout.stream)
+            behind = least is not None and stand.created == least.created and stand.last < least.sequence
+            if not behind or time.monotonic() > deadline:
+                return stand
+            time.sleep(_LEADER_PAUSE_S)
+
+    def newest(self, stand: Stand) -> dict[str | None, int]:
+        """The last sequence of each filter; 0 where nothing matches. Everything that is in `stand` counts."""
         layout = self.layout
 
         async def look(connection: Connection) -> dict[str | None, int]:
             found = await asyncio.gather(*(_last(connection, layout.stream, one) for one in layout.subject_filters))
             return dict(zip(layout.subject_filters, found, strict=True))
 
-        return ask(self.options.address, look, f"look at stream {layout.stream!r}")
+        for _ in range(_LEADERS):
+            found = ask(self.options.address, look, f"look at stream {layout.stream!r}")
+            if stand.leader is None:
+                return found
+            # Another leader may have answered, and it may not have had everything yet.
+            now = self.stand(least=stand.at(stand.last))
+            if now.leader == stand.leader:
+                return found
+            stand = now
+        raise ApiUnavailable(
+            f"stream {layout.stream!r} got another leader {_LEADERS} times in a row: see to its servers"
+        )
 
     def before(self, time: datetime) -> int | None:
         """The sequence before the first message that is not older than `time`; None if all are older."""

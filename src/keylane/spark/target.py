@@ -24,6 +24,9 @@ Way = Literal["ingest", "atomic", "lanes"]
 SHORT_WINDOW_S = 120.0
 _SERVER_DEFAULT_WINDOW_NS = 120_000_000_000
 
+_warned: set[str] = set()
+"""Every micro-batch looks at the stream."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -58,7 +61,8 @@ def look_at_target(options: WriteOptions) -> Target:
             f"there is no stream {options.stream!r} to write to: create it, or correct option 'stream'"
         ) from error
     target = target_of(config, version, options)
-    if target.window_s < SHORT_WINDOW_S:
+    if target.window_s < SHORT_WINDOW_S and target.stream not in _warned:
+        _warned.add(target.stream)
         _log.warning(
             "stream %r knows a message id again for %g s only: what a task writes again after that is there twice; "
             "raise its duplicate_window",

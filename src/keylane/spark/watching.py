@@ -48,8 +48,13 @@ class _Watch:
         if split.created is not None and stand.created != split.created:
             why = f"stream {stand.stream!r} was deleted and made anew while it was read"
             self._losses.report(Loss("recreated", why, self._checked + 1, split.upto))
-        elif stand.first > self._checked + 1 and not (split.head_may_go and self._checked == split.after):
+        elif stand.first > self._checked + 1 and not self._may_be_trimmed():
             why = f"stream {stand.stream!r} was trimmed or purged while it was read and begins at {stand.first} now"
             self._losses.report(Loss("trimmed", why, self._checked + 1, min(stand.first - 1, position)))
         self._checked = position
         self._due = time.monotonic() + _CHECK_EVERY_S
+
+    def _may_be_trimmed(self) -> bool:
+        """Whether what is gone was nobody's to miss: the head of a read from the earliest, or of a queue."""
+        split = self._split
+        return split.reading.way == "direct" or (split.head_may_go and self._checked == split.after)

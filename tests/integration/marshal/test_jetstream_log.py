@@ -17,6 +17,7 @@ from keylane import Connection
 from keylane.core.claim_records import ClaimingPartition, Heartbeat, Message, ReleaseGroup, ReleasingPartition
 from keylane.errors import InvalidInput, LogReplaced, NotFound, ReadIncomplete, RevisionConflict, UnsafeLog
 from keylane.jetstream import streams
+from keylane.jetstream.direct import StoredMessage, read_batch
 from keylane.jetstream.publish import Outgoing, publish_many
 from keylane.marshal import (
     Bounds,
@@ -26,6 +27,7 @@ from keylane.marshal import (
     Verdict,
     World,
     catch_up,
+    jetstream_log,
     open_jetstream_log,
 )
 from keylane.marshal.jetstream_log import subject_of
@@ -183,6 +185,47 @@ async def test_reading_from_a_place_to_the_end(log: JetStreamLog) -> None:
         seen.append(record.offset)
         await log.append(claim("bert"))
     assert seen == [1, 2, 3, 4, 5], "what comes meanwhile is for the next reading"
+
+
+async def test_a_replica_that_lags_is_asked_again(log: JetStreamLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it answers is real, but for the records that have not reached it yet."""
+    for number in range(3):
+        await log.append(claim("anna", number))
+    has = [0, 1, 1, 3]
+
+    async def lagging(*args: Any, **options: Any) -> tuple[list[StoredMessage], int]:
+        messages, _ = await read_batch(*args, **options)
+        reached = has.pop(0)
+        return [message for message in messages if message.sequence <= reached], 0
+
+    monkeypatch.setattr(jetstream_log, "read_batch", lagging)
+    assert [record.offset async for record in log.read()] == [1, 2, 3]
+    assert has == []
+
+
+async def test_a_replica_that_lags_too_long_is_an_error(
+    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def behind(*_: Any, **__: Any) -> tuple[list[StoredMessage], int]:
+        return [], 0
+
+    async with open_jetstream_log(connection, name, interval_s=INTERVAL_S, timeout_s=0.5) as log:
+        await log.append(claim("anna"))
+        monkeypatch.setattr(jetstream_log, "read_batch", behind)
+        with pytest.raises(ReadIncomplete, match=r"record 1 of 1 did not come within 0.5 s"):
+            [record async for record in log.read()]
+
+
+async def test_what_comes_between_the_look_and_the_reading_is_for_the_next(
+    log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def busy(*args: Any, **options: Any) -> tuple[list[StoredMessage], int]:
+        await log.append(claim("bert"))
+        return await read_batch(*args, **options)
+
+    await log.append(claim("anna"))
+    monkeypatch.setattr(jetstream_log, "read_batch", busy)
+    assert [record.offset async for record in log.read()] == [1]
 
 
 async def test_a_long_log_is_read_in_batches(connection: Connection, log: JetStreamLog) -> None:

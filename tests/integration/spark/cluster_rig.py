@@ -34,7 +34,8 @@ SMALL = {
     "spark.sql.shuffle.partitions": "2",
     "spark.log.level": "ERROR",
     "spark.task.maxFailures": "1",
-    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 
 

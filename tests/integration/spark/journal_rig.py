@@ -69,6 +69,7 @@ class Past:
     twice: set[tuple[str, int]] = field(default_factory=set)
     batch_records: int = 1000
     sample: float = 1.0
+    group: str = GROUP
 
     @classmethod
     def clean(cls, messages: int, keys: int, step_ns: int = MS) -> Past:
@@ -113,12 +114,17 @@ class Past:
             self.change(self.act(sequence), ground=ground)
 
     def freeze(self, sequence: int, for_ns: int, ground: Ground = STANDBY) -> None:
-        """The owner of a key stands still in the midst of a message; another instance does it and all after it."""
+        """The owner of a key stands still in the midst of a message; another instance does it and those after it."""
         frozen = self.act(sequence)
-        owner = frozen.ground
-        for one in [one for one in self.acts if one.ground == owner and one.sequence >= sequence]:
-            self.change(one, ground=ground)
+        later = [one for one in self.of(frozen.key) if one.ground == frozen.ground and one.sequence >= sequence]
+        for one in later:
+            self.change(one, ground=ground, started_ns=one.started_ns + 1)
         self.acts.append(replace(frozen, ended_ns=frozen.ended_ns + for_ns))
+
+    def move(self, key: str, first: int, last: int, ground: Ground) -> None:
+        """A key's messages belong to somebody else for a while."""
+        for one in [one for one in self.of(key) if first <= one.sequence <= last]:
+            self.change(one, ground=ground)
 
     # ---- as a journal -----------------------------------------------------------------------------------
 
@@ -136,12 +142,13 @@ class Past:
                     continue
                 rows = acts[begin : begin + self.batch_records]
                 head = BatchHead(
-                    writer=writer, batch=number, stream=stream, group=GROUP, member=member, instance=instance,
+                    writer=writer, batch=number, stream=stream, group=self.group, member=member, instance=instance,
                     sample=self.sample, dropped=lost.get(number, 0),
                 )  # fmt: skip
                 data = seal(head, pack(columns(rows)))
-                for late_ns in (0, 200_000 * MS) if (instance, number) in self.twice else (0,):
-                    stored.append((rows[-1].ended_ns + late_ns, journal_subject(stream, GROUP, member), data))
+                times = (0, 200_000 * MS) if (instance, number) in self.twice else (0,)
+                subject = journal_subject(stream, self.group, member)
+                stored.extend((rows[-1].ended_ns + late_ns, subject, data) for late_ns in times)
         return [(subject, data) for _, subject, data in sorted(stored, key=lambda one: one[0])]
 
 
@@ -163,15 +170,18 @@ def partition_of(key: str) -> int:
     return partition_number(key, PARTITIONS)
 
 
-async def make_group(connection: Connection, stream: str) -> None:
+async def make_stream(connection: Connection, stream: str) -> None:
     await streams.create(
         connection,
         streams.StreamConfig(
             name=stream, subjects=[f"{stream}.*"], storage=streams.StorageType.MEMORY, allow_direct=True
         ),
     )
+
+
+async def make_group(connection: Connection, stream: str, group: str = GROUP) -> None:
     await groups.create_elastic(
-        connection, stream, GROUP, max_members=PARTITIONS, partitioning=[(f"{stream}.*", [1])],
+        connection, stream, group, max_members=PARTITIONS, partitioning=[(f"{stream}.*", [1])],
         members=["alice", "bob"],
     )  # fmt: skip
 
@@ -183,9 +193,15 @@ async def publish(connection: Connection, stream: str, keys: Iterable[str]) -> N
         await publisher.flush()
 
 
-async def empty_queue(connection: Connection, stream: str, messages: int, keep: Callable[[int], bool] | None) -> None:
+async def empty_queue(
+    connection: Connection,
+    stream: str,
+    messages: int,
+    keep: Callable[[int], bool] | None = None,
+    group: str = GROUP,
+) -> None:
     """As if all had been acked, once all were copied; `keep` says of which sequences that is not so."""
-    queue = groups.queue_stream(stream, GROUP)
+    queue = groups.queue_stream(stream, group)
     await eventually(lambda: streams.state(connection, queue), lambda state: state.last_sequence >= messages, 60.0)
     if keep is None:
         await streams.purge(connection, queue)
@@ -195,18 +211,19 @@ async def empty_queue(connection: Connection, stream: str, messages: int, keep: 
             await connection.api.request(f"STREAM.MSG.DELETE.{queue}", {"seq": sequence, "no_erase": True})
 
 
-async def write(connection: Connection, stream: str, past: Past) -> None:
+async def write(connection: Connection, stream: str, batches: Iterable[tuple[str, bytes]]) -> None:
     """The journal of a past. The stream's duplicate window is passed by: copies get ids of their own."""
     await prepare(connection, stream)
     async with open_publisher(connection) as publisher:
-        for subject, data in past.batches(stream):
+        for subject, data in batches:
             await publisher.send(subject, data, {"Nats-Msg-Id": secrets.token_hex(8)})
         await publisher.flush()
 
 
 async def stage(connection: Connection, stream: str, past: Past, keep: Callable[[int], bool] | None = None) -> None:
     """Everything that an audit looks at."""
+    await make_stream(connection, stream)
     await make_group(connection, stream)
     await publish(connection, stream, past.keys)
     await empty_queue(connection, stream, len(past.keys), keep)
-    await write(connection, stream, past)
+    await write(connection, stream, past.batches(stream))

@@ -73,7 +73,7 @@ class Ground:
         """All there is now, into Parquet files below the directory, from its checkpoint on."""
         query = self.start(frame, directory, available_now=True)
         try:
-            assert query.awaitTermination(60), "the query did not end"
+            assert query.awaitTermination(150), "the query did not end"
         finally:
             query.stop()
         return query

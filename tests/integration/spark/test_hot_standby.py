@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq  # type: ignore[import-untyped]  # it has no types
 import pytest
@@ -21,9 +22,15 @@ from keylane.jetstream import consumers, streams
 from keylane.jetstream.publish import Outgoing, publish_many
 from keylane.jetstream.streams import StreamConfig
 from keylane.server import NatsServer
+from keylane.spark import register
 from keylane.spark.lease import LeaseRecord
 from keylane.spark.room import bucket_of, lease_key
 from tests.peers.store import REPOSITORY
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Unique = Callable[..., str]
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -124,7 +131,7 @@ async def until(fact: Callable[[], object], deadline_s: float = 180.0) -> None:
 
 
 @pytest.fixture
-async def stream(connection: Connection, unique: Callable[..., str]) -> AsyncIterator[str]:
+async def stream(connection: Connection, unique: Unique) -> AsyncIterator[str]:
     name = unique("ORDERS")
     await streams.create(connection, StreamConfig(name=name, subjects=[f"{name}.>"]))
     yield name
@@ -137,8 +144,15 @@ async def publish(connection: Connection, stream: str, count: int) -> int:
     return (await streams.state(connection, stream)).last_sequence
 
 
+async def released(connection: Connection, query: str) -> None:
+    """Wait for the lease to be deleted. One that merely ran out stays there."""
+    async with asyncio.timeout(60):
+        while LeaseRecord.of(await bucket_of(connection).get(lease_key(query))):  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.05)
+
+
 async def test_a_standby_follows_a_frozen_and_a_killed_driver_and_every_message_is_written_once(
-    connection: Connection, nats_server: NatsServer, stream: str, tmp_path: Path, unique: Callable[..., str]
+    connection: Connection, nats_server: NatsServer, stream: str, tmp_path: Path, unique: Unique
 ) -> None:
     query = unique("query")
     output = tmp_path / "output"
@@ -193,18 +207,16 @@ async def test_a_standby_follows_a_frozen_and_a_killed_driver_and_every_message_
             while (await consumers.info(connection, stream, f"spark-{query}")).num_pending:  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.2)
 
-        # A query that is stopped leaves its lease to the next one at once.
+        # A query that is stopped gives its lease back.
         first.tell("stop")
         await until(lambda: first.said("ended") == 2)
-        async with asyncio.timeout(LEASE_S / 2):
-            while LeaseRecord.of(await bucket_of(connection).get(lease_key(query))):  # noqa: ASYNC110 - no event
-                await asyncio.sleep(0.05)
+        await released(connection, query)
         first.tell("end")
         await until(lambda: first.said("bye"))
 
 
 async def test_a_driver_whose_jvm_dies_leaves_no_process_that_holds_or_takes_the_lease(
-    connection: Connection, nats_server: NatsServer, stream: str, tmp_path: Path, unique: Callable[..., str]
+    connection: Connection, nats_server: NatsServer, stream: str, tmp_path: Path, unique: Unique
 ) -> None:
     """Only the JVMs are killed: their Python children must notice by themselves, at work and while they wait."""
     query = unique("query")
@@ -223,9 +235,29 @@ async def test_a_driver_whose_jvm_dies_leaves_no_process_that_holds_or_takes_the
         assert not second.logged(TOOK_OVER)
         kill_jvm(first)
         await until(lambda: not source_runners(first), 30)
-        async with asyncio.timeout(10):
-            while LeaseRecord.of(await bucket_of(connection).get(lease_key(query))):  # noqa: ASYNC110 - no event
-                await asyncio.sleep(0.05)
+        await released(connection, query)
+
+
+async def test_a_query_that_ended_or_was_stopped_starts_again_at_once(
+    spark: SparkSession, connection: Connection, nats_server: NatsServer, stream: str, tmp_path: Path
+) -> None:
+    register(spark)
+    query = f"query-{stream}"
+    options = {"url": nats_server.url, "stream": stream, "queryName": query, "leaseSeconds": "600"}
+    read = spark.readStream.format("keylane").options(**options).load()
+    write = read.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    await publish(connection, stream, 10)
+    for _ in range(2):
+        once = await asyncio.to_thread(write.trigger(availableNow=True).start)
+        assert await asyncio.to_thread(once.awaitTermination, 120)
+        await released(connection, query)
+    running = await asyncio.to_thread(write.trigger(processingTime="100 milliseconds").start)
+    try:
+        await publish(connection, stream, 10)
+        await until(lambda: any(one["numInputRows"] for one in running.recentProgress))
+    finally:
+        await asyncio.to_thread(running.stop)
+    await released(connection, query)
 
 
 def command_of(pid: int) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import multiprocessing
 import os
+import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -100,16 +102,16 @@ def test_a_merge_of_what_is_gone_does_nothing(table: Table) -> None:
 # ---- kills ------------------------------------------------------------------------------------------------
 
 _STEPS = (
-    (module.os, "fsync"),
-    (module.os, "link"),
-    (module.os, "open"),
+    (os, "fsync"),
+    (os, "link"),
+    (os, "open"),
     (Path, "replace"),
     (Path, "mkdir"),
     (Path, "touch"),
     (Path, "unlink"),
     (module, "exchange"),
-    (module.shutil, "rmtree"),
-    (module.fcntl, "flock"),
+    (shutil, "rmtree"),
+    (fcntl, "flock"),
 )
 
 
@@ -134,7 +136,7 @@ def _dying(path: Path, work: Callable[[Table], None], step: int) -> None:
 
 
 def kill_at_each_step(table: Table, work: Callable[[Table], None], check: Callable[[bool], None]) -> int:
-    """Kill the work before its first step, its second … until it comes to its end. Returns how many kills there were."""
+    """Kill the work before its first step, its second … until it comes to its end. Returns the number of kills."""
     context = multiprocessing.get_context("fork")
     for step in range(1000):
         process = context.Process(target=_dying, args=(table.path, work, step))

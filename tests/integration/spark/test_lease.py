@@ -23,7 +23,7 @@ from keylane.errors import InvalidInput, KeylaneError, OutcomeUnknown, QueryFenc
 from keylane.jetstream import streams
 from keylane.jetstream.kv import Bucket
 from keylane.server import NatsCluster, NatsServer
-from keylane.spark.caller import Caller
+from keylane.spark.caller import Caller, end_properly
 from keylane.spark.lease import Lease, LeaseRecord, holder_name
 from keylane.spark.room import BUCKET, bucket_of, lease_key
 from tests.peers.store import REPOSITORY
@@ -492,3 +492,29 @@ async def test_a_driver_that_waits_gives_up_when_its_query_is_stopped(
                 theirs.close()
                 with pytest.raises(QueryFenced, match="the query was stopped, while it waited"):
                     await asyncio.wait_for(taking, 10)
+
+
+def test_spark_may_end_its_child_twice_and_what_must_be_done_is_done(tmp_path: Path) -> None:
+    """Spark sends SIGTERM two times to the child of a query that is over."""
+    done = tmp_path / "done"
+    program = f"""
+import os, signal, time
+from keylane.spark.caller import end_properly
+end_properly()
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(30)
+finally:
+    os.kill(os.getpid(), signal.SIGTERM)
+    open({str(done)!r}, "w").close()
+"""
+    environment = {**os.environ, "PYTHON_WORKER_FACTORY_PORT": "1"}
+    ended = subprocess.run([sys.executable, "-c", program], env=environment, timeout=30, check=False)
+    assert done.exists()
+    assert ended.returncode == 128 + signal.SIGTERM
+
+
+def test_a_process_that_is_not_sparks_keeps_its_signals() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    end_properly()
+    assert signal.getsignal(signal.SIGTERM) is before

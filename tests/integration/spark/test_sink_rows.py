@@ -232,7 +232,11 @@ def test_the_limit_of_the_stream_counts(nats_server: NatsServer, unique: Callabl
     ],
 )
 def test_streams_that_take_no_rows(
-    nats_server: NatsServer, unique: Callable[..., str], config: dict[str, object] | None, options: dict[str, str], told: str
+    nats_server: NatsServer,
+    unique: Callable[..., str],
+    config: dict[str, object] | None,
+    options: dict[str, str],
+    told: str,
 ) -> None:
     stream = unique("sink")
     if config is not None:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,16 @@ from keylane.errors import (
 from keylane.jetstream import streams
 from keylane.jetstream.publish import Outgoing, publish_many
 from keylane.server import NatsServer
-from keylane.spark import patience, query
+from keylane.spark import patience, query, standing
 from keylane.spark.address import Address
 from keylane.spark.batch import plan_batch
 from keylane.spark.lease import Lease
 from keylane.spark.link import link_to
+from keylane.spark.offsets import Stand
 from keylane.spark.options import read_options
 from keylane.spark.query import Query
 from keylane.spark.split import Split
+from keylane.spark.standing import Source
 from keylane.spark.watching import read_watched
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(120)]
@@ -180,6 +183,18 @@ async def test_a_stream_that_was_made_anew(rig: Rig, down: bool) -> None:
     assert (await asyncio.to_thread(step, lenient, after))[1] == []
 
 
+async def test_what_leaves_a_queue_is_no_loss(rig: Rig) -> None:
+    """Others handle its messages while Spark looks on; that is what a queue is for."""
+    await rig.make(retention="workqueue")
+    await rig.publish(10)
+    one = rig.query(maxOffsetsPerTrigger=4)
+    end, found = await asyncio.to_thread(step, one)
+    assert found == [1, 2, 3, 4]
+    await rig.purge(8)
+    assert (await asyncio.to_thread(step, one, end))[1] == [8, 9, 10]
+    assert await rig.sequences(startingOffsets=2) == [8, 9, 10]
+
+
 async def test_a_stream_made_anew_that_is_still_empty(rig: Rig) -> None:
     await rig.make()
     await rig.publish(10)
@@ -320,6 +335,46 @@ async def test_a_query_with_a_filter_does_not_follow_others_but_not_for_ever(
         assert time.monotonic() < deadline
     assert after["sequence"] == 8
     assert await asyncio.to_thread(rows, one, end, after) == []
+
+
+async def test_a_leader_that_has_not_everything_yet_gets_time(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    await rig.make()
+    await rig.publish(10)
+    one = rig.query()
+    end, _ = await asyncio.to_thread(step, one)
+    await rig.publish(5)
+    real = standing.stand_of
+    behind = [True, True]
+
+    def at_first_behind(address: Address, stream: str) -> Stand:
+        found = real(address, stream)
+        return replace(found, last=7) if behind and behind.pop() else found
+
+    monkeypatch.setattr(standing, "stand_of", at_first_behind)
+    assert (await asyncio.to_thread(step, one, end))[1] == [11, 12, 13, 14, 15]
+    assert not behind
+    monkeypatch.setattr(standing, "stand_of", lambda address, stream: replace(real(address, stream), last=7))
+    monkeypatch.setattr(standing, "LEADER_PATIENCE_S", 0.3)
+    with pytest.raises(DataLost, match=r"ends at 7, and 10 was read before.*what came after sequence 7 in it is gone"):
+        await asyncio.to_thread(step, one, end)
+
+
+async def test_the_newest_messages_are_asked_for_again_if_the_leader_changed(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rig.make()
+    await rig.publish(10)
+    source = Source(read_options(rig.options(), "batch"))
+    before = replace(await asyncio.to_thread(source.stand), leader="a")
+    real, asked = standing.stand_of, []
+
+    def from_b(address: Address, stream: str) -> Stand:
+        asked.append(stream)
+        return replace(real(address, stream), leader="b")
+
+    monkeypatch.setattr(standing, "stand_of", from_b)
+    assert await asyncio.to_thread(source.newest, before) == {None: 10}
+    assert len(asked) == 2
 
 
 async def test_a_checkpoint_of_another_stream(rig: Rig) -> None:

@@ -9,13 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
-import tempfile
 import threading
 import time
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +20,7 @@ from keylane.errors import InvalidInput
 from keylane.groups import ElasticConfig
 from keylane.spark.address import Address
 from keylane.spark.options import read_options
+from keylane.spark.pipelines.places import building, check_work, put_in_place, working
 from keylane.spark.pipelines.running import Range, Say, address_options, bounds, find_range, plainly, say_nothing
 
 if TYPE_CHECKING:
@@ -34,7 +30,6 @@ if TYPE_CHECKING:
 
 FINDINGS = "findings"
 _ABOUT = "about.json"
-_BUILDING = ".building-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +68,7 @@ class Settings:
             raise InvalidInput("available_now and follow are both given: one ends by itself, the other does not")
         if self.streaming and self.work is None:
             raise InvalidInput("work is missing: a run that goes on from the last one needs a directory to keep it in")
-        if self.work is not None and "://" in self.work and not self.work.startswith("file://"):
-            raise InvalidInput(
-                f"work is {self.work!r}: findings are put in place by renaming; give a path that driver and executors "
-                "share"
-            )
+        check_work(self.work)
         for name, least, most in (("tolerance_s", 0, 3600), ("settle_s", 0, 3600), ("interval_s", 0, 86_400)):
             value = getattr(self, name)
             if not math.isfinite(value) or not least <= value <= most:
@@ -160,7 +151,7 @@ def run(
         report = run(spark, Settings(stream="ORDERS", group="billing", start="-1h"))
         print(report.as_text())
     """
-    with _directory(settings) as directory, plainly():
+    with working(settings.work, "audit") as directory, plainly():
         return _Run(spark, settings, directory, say).go(stop or threading.Event())
 
 
@@ -195,8 +186,8 @@ class _Run:
         settings = self.settings
         part = find_range(settings.options)
         self._check_not_empty(part)
-        with _building(self.directory) as building:
-            where = self._where(building)
+        with building(self.directory) as aside:
+            where = self._where(aside)
             self.say(f"reading the messages {part.after + 1:,} to {part.upto:,} of {settings.stream}")
             self.tables.write_messages(self.spark, where, part)
             pending = self._look_at_pending(where)
@@ -230,7 +221,7 @@ class _Run:
             return Range(settings.stream, known["created"], known["after"], known["upto"])
         found = find_range(settings.options)
         upto = found.upto if settings.end is not None else 0
-        new = about.with_name(f"{_BUILDING}{_ABOUT}")
+        new = about.with_name(f".new-{_ABOUT}")
         told = {"asked": asked, "created": found.created, "after": found.after, "upto": upto}
         new.write_text(json.dumps(told), encoding="utf-8")
         new.rename(about)
@@ -273,15 +264,12 @@ class _Run:
         from keylane.spark.pipelines.audit_verdict import judge  # noqa: PLC0415 - needs pyspark
 
         settings = self.settings
-        with _building(self.directory) as building:
-            found = judge(self.spark, where, pending, settings, building, must_have=must_have, say=self.say)
+        with building(self.directory) as aside:
+            found = judge(self.spark, where, pending, settings, aside, must_have=must_have, say=self.say)
             kept: Path | None = None
             if settings.work is not None:
                 kept = self.directory / FINDINGS
-                old = building / "old"
-                if kept.exists():
-                    kept.rename(old)
-                (building / FINDINGS).rename(kept)
+                put_in_place(aside / FINDINGS, kept)
         return Report(
             stream=settings.stream,
             group=settings.group,
@@ -296,28 +284,3 @@ class _Run:
             findings=str(kept) if kept is not None else None,
             stopped=stopped,
         )
-
-
-@contextmanager
-def _directory(settings: Settings) -> Iterator[Path]:
-    if settings.work is not None:
-        directory = Path(settings.work.removeprefix("file://")).expanduser().absolute()
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InvalidInput(f"work is {settings.work!r}: {error.strerror}; give a directory to write to") from error
-        yield directory
-    else:
-        with tempfile.TemporaryDirectory(prefix="keylane-audit-") as temporary:
-            yield Path(temporary)
-
-
-@contextmanager
-def _building(directory: Path) -> Iterator[Path]:
-    """A directory beside the results, removed in the end: what is not moved out of it never counts."""
-    building = directory / f"{_BUILDING}{uuid.uuid4().hex[:12]}"
-    building.mkdir()
-    try:
-        yield building
-    finally:
-        shutil.rmtree(building, ignore_errors=True)

@@ -44,7 +44,7 @@ RECORD_TYPE = (
     "STRUCT<line: BIGINT, pin: STRING, revision: BIGINT, source_sequence: BIGINT, sequence: BIGINT, delivered: INT, "
     "outcome: STRING, started_ns: BIGINT, ended_ns: BIGINT, batch: BIGINT, row: INT>"
 )
-_RECORD = (
+RECORD_FIELDS = (
     "line", "pin", "revision", "source_sequence", "sequence", "delivered", "outcome", "started_ns", "ended_ns", "batch",
     "row",
 )  # fmt: skip
@@ -53,8 +53,9 @@ _LINE = ("writer", "member", "instance")
 _TENURE = ("key", "line", "pin", "revision")
 
 
-def _record() -> Column:
-    return F.struct(*_RECORD)
+def record() -> Column:
+    """The fields of a record as one column."""
+    return F.struct(*RECORD_FIELDS)
 
 
 def _no_record() -> Column:
@@ -110,7 +111,7 @@ def records(journal: DataFrame, *, copies: bool) -> DataFrame:
 
 
 def finals(of: DataFrame) -> DataFrame:
-    return of.where(F.col("outcome").isin(*FINAL)).select("key", "partition", *_RECORD)
+    return of.where(F.col("outcome").isin(*FINAL)).select("key", "partition", *RECORD_FIELDS)
 
 
 # ---- effects: duplicates and order ----------------------------------------------------------------------
@@ -125,7 +126,7 @@ def effects(final: DataFrame, rank: str = "source_sequence") -> DataFrame:
     return (
         final.withColumn("place", -F.col(rank))
         .withColumn("turn", F.row_number().over(turns))
-        .withColumn("previous", F.lag(_record()).over(turns))
+        .withColumn("previous", F.lag(record()).over(turns))
     )
 
 
@@ -135,8 +136,8 @@ def order(found: DataFrame, tolerance_ns: int) -> DataFrame:
     in_key = Window.partitionBy("key").orderBy(*later).rowsBetween(Window.unboundedPreceding, -1)
     in_line = Window.partitionBy("key", "line").orderBy(*later).rowsBetween(Window.unboundedPreceding, -1)
     first = F.col("turn") == 1
-    by_time = F.when(first, F.struct("ended_ns", F.col("line").alias("of"), _record().alias("record")))
-    by_note = F.when(first, F.struct("batch", "row", _record().alias("record")))
+    by_time = F.when(first, F.struct("ended_ns", F.col("line").alias("of"), record().alias("record")))
+    by_note = F.when(first, F.struct("batch", "row", record().alias("record")))
     looked = found.withColumn("by_time", F.min(by_time).over(in_key)).withColumn(
         "by_note", F.min(by_note).over(in_line)
     )
@@ -182,7 +183,7 @@ def order_findings(ordered: DataFrame) -> DataFrame:
             "partition",
             F.col("source_sequence").alias("sequence"),
             why.alias("why"),
-            _record().alias("record"),
+            record().alias("record"),
             F.coalesce(F.when(again, before), overtaken, maybe).alias("other"),
         )
     )
@@ -193,8 +194,8 @@ def order_findings(ordered: DataFrame) -> DataFrame:
 
 def tenures(final: DataFrame) -> DataFrame:
     """Who worked on a key, on what ground, from when to when; only of keys whose tenures overlap."""
-    started = F.struct("started_ns", "ended_ns", _record().alias("record"))
-    ended = F.struct("ended_ns", _record().alias("record"))
+    started = F.struct("started_ns", "ended_ns", record().alias("record"))
+    ended = F.struct("ended_ns", record().alias("record"))
     each = final.groupBy(*_TENURE).agg(
         F.min("partition").alias("partition"),
         F.min(started).alias("begun"),
@@ -253,7 +254,7 @@ def late_findings(final: DataFrame, pairs: DataFrame, tolerance_ns: int) -> Data
             "partition",
             F.col("source_sequence").alias("sequence"),
             F.lit("it ended after another instance had taken over and handled a message of the key").alias("why"),
-            _record().alias("record"),
+            record().alias("record"),
             F.col("successor.record").alias("other"),
         )
     )
@@ -343,7 +344,7 @@ def _next_of_key(left: DataFrame, final: DataFrame) -> DataFrame:
     handled = (
         final.join(keys, "key", "left_semi")
         .groupBy("key", F.col("source_sequence").alias("sequence"))
-        .agg(F.min(F.struct("ended_ns", _record().alias("record")))["record"].alias("handled"))
+        .agg(F.min(F.struct("ended_ns", record().alias("record")))["record"].alias("handled"))
         .withColumn("partition", F.lit(None).cast("INT"))
     )
     wanted = left.select("key", "sequence", F.lit(None).cast(RECORD_TYPE).alias("handled"), "partition")
@@ -368,7 +369,7 @@ def named(findings: DataFrame, lined: DataFrame) -> DataFrame:
     found = findings
     for side in ("record", "other"):
         names = F.broadcast(lined.select(F.col("line").alias("of_line"), *_LINE))
-        fields = [F.col(f"{side}.{name}").alias(name) for name in _RECORD if name != "line"]
+        fields = [F.col(f"{side}.{name}").alias(name) for name in RECORD_FIELDS if name != "line"]
         told = F.when(F.col(side).isNotNull(), F.struct(*_LINE, *fields))
         found = (
             found.join(names, F.col(f"{side}.line") == F.col("of_line"), "left")

@@ -67,11 +67,11 @@ def _row(one: dict[str, Any]) -> str:
     told = f"{one['sequence']} of key {one['key']} (partition {one['partition']})"
     for side, word in (("record", ": "), ("other", "; other: ")):
         if one[side] is not None:
-            told += word + _record(one[side])
+            told += word + record_in_words(one[side])
     return told
 
 
-def _record(one: dict[str, Any]) -> str:
+def record_in_words(one: dict[str, Any]) -> str:
     return (
         f"{one['source_sequence']} {one['outcome']} by {one['member']}/{one['instance']} {_time(one['started_ns'])} to "
         f"{_time(one['ended_ns'])} (pin {one['pin'] or '-'}, revision {one['revision']}, queue {one['sequence']}, "

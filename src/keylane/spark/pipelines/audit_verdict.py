@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,8 @@ class Ground:
     lined: DataFrame
     range: Row
     sums: Row
+    limit: int
+    """Keys whose CRC is below it are in the sample."""
 
 
 def judge(
@@ -58,8 +61,7 @@ def judge(
 ) -> Found:
     """Run the rules; all findings are in `building/findings` afterwards."""
     ground = _ground(spark, where, settings, must_have=must_have)
-    sample = ground.sums["sample"] if ground.sums["sample"] is not None else 1.0
-    wanted = ground.messages.where(F.col("key_crc") < sample_limit(sample))
+    wanted = ground.messages.where(F.col("key_crc") < ground.limit)
     of = rules.records(ground.journal, copies=bool(ground.sums["copies"]))
     of = of.where(F.col("source_sequence") <= (ground.range["last"] or 0))
     final = rules.finals(of)
@@ -91,7 +93,7 @@ def judge(
         parts.append(rules.losses(left.where("NOT pending").drop("pending"), of, ground.lined, proof))
     path = str(building / "findings")
     rules.named(rules.together(parts), ground.lined).write.parquet(path)
-    facts = _facts(ground, counted, seen.get, in_sample=wanted.count())
+    facts = _facts(ground, counted, seen.get)
     return _told(spark.read.parquet(path), settings.evidence, ground, facts)
 
 
@@ -99,9 +101,6 @@ def _ground(spark: SparkSession, where: Where, settings: Settings, *, must_have:
     messages = spark.read.schema(MESSAGES_DDL).parquet(where.path("messages"))
     journal = spark.read.schema(JOURNAL_DDL).parquet(where.path("journal"))
     lined = rules.lines(journal)
-    found = messages.agg(
-        F.min("sequence").alias("first"), F.max("sequence").alias("last"), F.count(F.lit(1)).alias("messages")
-    ).first()
     names = ("batches", "missing", "dropped", "copies", "records")
     sums = (
         lined.agg(
@@ -110,8 +109,15 @@ def _ground(spark: SparkSession, where: Where, settings: Settings, *, must_have:
         .crossJoin(journal.where("kind = 'broken'").agg(F.count(F.lit(1)).alias("broken")))
         .first()
     )
-    assert found is not None
     assert sums is not None
+    limit = sample_limit(sums["sample"] if sums["sample"] is not None else 1.0)
+    found = messages.agg(
+        F.min("sequence").alias("first"),
+        F.max("sequence").alias("last"),
+        F.count(F.lit(1)).alias("messages"),
+        F.count(F.when(F.col("key_crc") < limit, 1)).alias("in_sample"),
+    ).first()
+    assert found is not None
     if must_have and not found["messages"]:
         raise InvalidInput(
             f"there is nothing to audit: no message of stream {settings.stream!r} in this range is one that group "
@@ -122,7 +128,7 @@ def _ground(spark: SparkSession, where: Where, settings: Settings, *, must_have:
             f"the journal of stream {settings.stream!r} has nothing of group {settings.group!r}: let its members write "
             "one, with join(…, journal=…)"
         )
-    return Ground(messages, journal, lined, found, sums)
+    return Ground(messages, journal, lined, found, sums, limit)
 
 
 def _left(spark: SparkSession, left: DataFrame, final: DataFrame, where: Where, pending: Pending) -> DataFrame:
@@ -141,8 +147,8 @@ def _left(spark: SparkSession, left: DataFrame, final: DataFrame, where: Where, 
     return known.withColumn("pending", F.col("sequence") > F.coalesce("floor", F.lit(0))).drop("of", "floor")
 
 
-def _facts(ground: Ground, counted: Row, seen: dict[str, Any], *, in_sample: int) -> dict[str, int | float]:
-    sums, messages = ground.sums, ground.range["messages"]
+def _facts(ground: Ground, counted: Row, seen: dict[str, Any]) -> dict[str, int | float]:
+    sums, messages, in_sample = ground.sums, ground.range["messages"], ground.range["in_sample"]
     return {
         "messages": messages,
         "outside_the_sample": messages - in_sample,
@@ -162,14 +168,7 @@ def _facts(ground: Ground, counted: Row, seen: dict[str, Any], *, in_sample: int
 
 
 def _told(findings: DataFrame, most: int, ground: Ground, facts: dict[str, int | float]) -> Found:
-    reasons = findings.groupBy("kind", "why").agg(F.count(F.lit(1)).alias("times")).collect()
-    totals = {
-        row["kind"]: row["messages"]
-        for row in findings.groupBy("kind").agg(F.count_distinct("sequence").alias("messages")).collect()
-    }
-    causes: dict[str, dict[str, int]] = {}
-    for row in sorted(reasons, key=lambda row: (row["kind"], -row["times"], row["why"])):
-        causes.setdefault(row["kind"], {})[row["why"]] = row["times"]
+    totals, causes, evidence = counted_findings(findings, rules.KINDS, most)
     if rules.OWNERS in totals:
         totals[rules.OWNERS] = sum(causes[rules.OWNERS].values())
     return Found(
@@ -179,8 +178,23 @@ def _told(findings: DataFrame, most: int, ground: Ground, facts: dict[str, int |
         unproven={kind: totals.get(kind, 0) for kind in rules.KINDS if kind not in rules.VIOLATIONS},
         causes=causes,
         facts=facts,
-        evidence={kind: _rows(findings, kind, most) for kind in rules.KINDS if kind in totals},
+        evidence=evidence,
     )
+
+
+def counted_findings(
+    findings: DataFrame, kinds: Sequence[str], most: int
+) -> tuple[dict[str, int], dict[str, dict[str, int]], dict[str, list[dict[str, Any]]]]:
+    """Of each kind: how many messages, the reasons and how often, and the first rows."""
+    reasons = findings.groupBy("kind", "why").agg(F.count(F.lit(1)).alias("times")).collect()
+    if not reasons:
+        return {}, {}, {}
+    each = findings.groupBy("kind").agg(F.count_distinct("sequence").alias("messages")).collect()
+    totals = {row["kind"]: row["messages"] for row in each}
+    causes: dict[str, dict[str, int]] = {}
+    for row in sorted(reasons, key=lambda row: (row["kind"], -row["times"], row["why"])):
+        causes.setdefault(row["kind"], {})[row["why"]] = row["times"]
+    return totals, causes, {kind: _rows(findings, kind, most) for kind in kinds if kind in totals}
 
 
 def _rows(findings: DataFrame, kind: str, most: int) -> list[dict[str, Any]]:

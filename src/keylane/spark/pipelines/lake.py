@@ -40,8 +40,6 @@ _SELECTING = {
 _DAY = "date_from_unix_date(cast(floor(unix_micros(timestamp) / 86400000000) AS INT))"
 """In UTC, whatever the session's time zone is."""
 _POLL_S = 0.2
-_COMPACT_EVERY = 20
-"""Commits from one compaction of a streaming run to the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +65,12 @@ class Settings:
     """In one batch: what is written between two commits."""
     interval_s: float = 10.0
     """From one batch to the next, when streaming: longer makes fewer and larger files."""
+    allow_loss: bool = False
+    """Go on where the server deleted messages before they were written; else that ends the run."""
     compact: bool = False
+    """Merge small files: at the end, and in a streaming run now and then."""
+    compact_every: int = 20
+    """Batches of a streaming run from one merging to the next."""
     only_compact: bool = False
     target_mb: int = 128
     """The size that compaction aims at."""
@@ -85,12 +88,11 @@ class Settings:
             raise InvalidInput(f"max_rows is {self.max_rows}: give 1 or more")
         if not 0 <= self.interval_s <= 86_400:
             raise InvalidInput(f"interval_s is {self.interval_s:g}: give 0 to 86400 seconds")
+        if not self.compact_every >= 1:
+            raise InvalidInput(f"compact_every is {self.compact_every}: give 1 or more")
         if not self.target_mb >= 1:
             raise InvalidInput(f"target_mb is {self.target_mb}: give 1 or more")
-        if self.end is None and self.start == "latest":
-            read_options(self.selection | address_options(self.address))
-        else:
-            read_options(self.options)
+        read_options(self.options)
 
     @property
     def path(self) -> Path:
@@ -104,8 +106,14 @@ class Settings:
         return {"stream": self.stream} | told | ({"includeHeaders": "true"} if self.headers else {})
 
     @property
+    def reading(self) -> dict[str, str]:
+        """The reader's options without a range."""
+        loss = {"failOnDataLoss": "false"} if self.allow_loss else {}
+        return address_options(self.address) | self.selection | loss
+
+    @property
     def options(self) -> dict[str, str]:
-        return address_options(self.address) | self.selection | bounds(self.start, self.end)
+        return self.reading | bounds(self.start, self.end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,10 +328,9 @@ def _start(running: _Run, start: int) -> StreamingQuery:
 
     settings, checkpoint = running.settings, running.table.checkpoint
     register(running.spark)
-    options = address_options(settings.address) | settings.selection
     rows = (
         running.spark.readStream.format("keylane")
-        .options(**options, startingOffsets=str(start + 1), maxOffsetsPerTrigger=str(settings.max_rows))
+        .options(**settings.reading, startingOffsets=str(start + 1), maxOffsetsPerTrigger=str(settings.max_rows))
         .load()
     )
 
@@ -331,7 +338,7 @@ def _start(running: _Run, start: int) -> StreamingQuery:
         with running.busy:
             try:
                 running.commit(batch, _span(checkpoint, number, start))
-                if settings.compact and number % _COMPACT_EVERY == _COMPACT_EVERY - 1:
+                if settings.compact and (number + 1) % settings.compact_every == 0:
                     running.compact()
             except KeylaneError as error:
                 running.failure = error

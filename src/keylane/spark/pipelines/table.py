@@ -15,13 +15,10 @@ Knows nothing of Spark or servers. One process changes a table at a time (`flock
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import fcntl
 import json
 import os
 import shutil
-import sys
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -31,14 +28,11 @@ from typing import Any
 
 from keylane.core.coverage import Coverage, Span
 from keylane.errors import InvalidInput, LakeBroken, LakeConflict
+from keylane.spark.pipelines.disk import exchange, lock_of, sync, telling, write_whole
 
 VERSION = 1
 ROOM = "_keylane"
 _SUFFIX = ".parquet"
-_EXCHANGE = 2
-_SWAP = 2
-"""Linux' RENAME_EXCHANGE and macOS' RENAME_SWAP."""
-_HERE = -100
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +123,7 @@ class Table:
 
     def open(self, identity: Identity) -> State:
         """Make the table, or check that it is of these messages; finishes what a killed process had decided."""
-        with _telling(self.path):
+        with telling(self.path):
             if self.path.exists() and not self.path.is_dir():
                 raise InvalidInput(f"table {str(self.path)!r} is a file: name a directory")
             if not self.exists and self.path.is_dir() and any(self.path.iterdir()) and not self.room.is_dir():
@@ -154,7 +148,7 @@ class Table:
         """Alone with the table. Others wait; a killed process lets go."""
         if not self.room.is_dir():
             raise InvalidInput(f"{str(self.path)!r} holds no table of `keylane pipeline run lake`")
-        with _telling(self.path), (self.room / "lock").open("a") as handle:
+        with telling(self.path), (self.room / "lock").open("a") as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
 
@@ -186,14 +180,14 @@ class Table:
             raise LakeBroken(f"{str(path)!r} cannot be read ({error!r}): restore it from a backup") from error
 
     def _write(self, state: State) -> None:
-        with _telling(self.path):
-            _write_whole(self.room / "state.json", json.dumps(_state_to_wire(state), indent=1))
+        with telling(self.path):
+            write_whole(self.room / "state.json", json.dumps(_state_to_wire(state), indent=1))
 
     def _settled(self) -> State:
         """The state after everything decided is done. Under the lock."""
         state = self._read()
         if state.pending is not None:
-            with _telling(self.path):
+            with telling(self.path):
                 self._carry_out(state.pending)
             state = replace(state, pending=None)
             self._write(state)
@@ -216,14 +210,14 @@ class Table:
         place = self.room / "staged" / uuid.uuid4().hex
         with self.locked():
             place.parent.mkdir(exist_ok=True)
-            lock = _lock_of(place).open("a")
+            lock = lock_of(place).open("a")
             fcntl.flock(lock, fcntl.LOCK_EX)
         with lock:
             try:
                 yield place
             finally:
                 shutil.rmtree(place, ignore_errors=True)
-                _lock_of(place).unlink(missing_ok=True)
+                lock_of(place).unlink(missing_ok=True)
 
     def clear(self) -> None:
         """Remove what killed processes left behind; what others are writing stays."""
@@ -242,9 +236,9 @@ class Table:
         Staged files lie in `<staging>/<directory>/*.parquet`.
         """
         moves = list(self._moves(staging, span))
-        with _telling(self.path):
+        with telling(self.path):
             for move in moves:
-                _sync(self.path / move.source)
+                sync(self.path / move.source)
         with self.locked():
             state = self._settled()
             if state.coverage.missing(span) != seen.missing(span):
@@ -268,15 +262,15 @@ class Table:
         gone = set(old)
         with self.locked():
             state = self._settled()
-            with _telling(self.path):
+            with telling(self.path):
                 present = {entry.name for entry in target.iterdir()}
                 if not gone <= present:
                     return False
                 for name in new:
-                    _sync(staged / name)
+                    sync(staged / name)
                 for name in present - gone:
                     os.link(target / name, staged / name)
-                _sync(staged)
+                sync(staged)
             swap = Move(str(staged.relative_to(self.path)), directory)
             self._write(replace(state, commits=state.commits + 1, pending=Pending(staging.name, exchanges=(swap,))))
             self._settled()
@@ -312,7 +306,7 @@ class Table:
                 exchange(staged, self.path / move.target)
         day_directories = {Path(move.target).parent for move in (*pending.moves, *pending.exchanges)}
         for directory in {one for day in day_directories for one in (day, *day.parents)}:
-            _sync(self.path / directory)
+            sync(self.path / directory)
 
     # ---- looking ------------------------------------------------------------------------------------
 
@@ -324,77 +318,6 @@ class Table:
             if not path.name.startswith((".", "_"))
         ]
         return sorted(found, key=lambda one: (one.directory, one.first, one.name))
-
-
-# ---- the file system --------------------------------------------------------------------------------------
-
-
-def exchange(one: Path, other: Path) -> None:
-    """Let two directories change places in one step. Raises OSError where the file system cannot."""
-    library = ctypes.CDLL(None, use_errno=True)
-    if sys.platform == "darwin":
-        done = library.renamex_np(os.fsencode(one), os.fsencode(other), _SWAP)
-    else:
-        done = library.renameat2(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE)
-    if done != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), str(other))
-
-
-def can_exchange(directory: Path) -> bool:
-    """Whether the file system below a directory can exchange two directories."""
-    one, other = directory / f".{uuid.uuid4().hex}", directory / f".{uuid.uuid4().hex}"
-    one.mkdir()
-    other.mkdir()
-    try:
-        exchange(one, other)
-    except (OSError, AttributeError):
-        return False
-    finally:
-        one.rmdir()
-        other.rmdir()
-    return True
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Replace a file in one step, and not before its bytes are on the disk."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _lock_of(staging: Path) -> Path:
-    return staging.with_name(f"{staging.name}.lock")
-
-
-@contextmanager
-def _telling(path: Path) -> Iterator[None]:
-    """Say what is wrong with the disk in one line."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise InvalidInput(f"table {str(path)!r} cannot be written: {error.strerror} ({error.filename})") from error
-        raise LakeBroken(
-            f"table {str(path)!r} could not be changed: {error.strerror} ({error.filename}); what was there before is "
-            "whole, and the next run goes on from it"
-        ) from error
 
 
 # ---- JSON -------------------------------------------------------------------------------------------------

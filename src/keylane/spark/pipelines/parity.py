@@ -1,0 +1,159 @@
+"""Parity: two groups of one stream, compared by what they wrote down: before one takes the place of the other.
+
+`parity_rules` has the definitions. The tables are those of the audit, a set for each group.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from keylane.core.names import check_group_name, check_stream_name
+from keylane.errors import InvalidInput
+from keylane.spark.address import Address
+from keylane.spark.options import read_options
+from keylane.spark.pipelines.places import building, check_work, put_in_place, working
+from keylane.spark.pipelines.running import Range, Say, address_options, bounds, find_range, plainly, say_nothing
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FINDINGS = "findings"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Which two groups to compare, over which messages."""
+
+    stream: str
+    group: str
+    """What there is."""
+    other_group: str
+    """What is compared with it."""
+    other_server: str | None = None
+    """The other group's server, if it is another one: its stream must have the same sequences, as a mirror has."""
+    address: Address = field(default_factory=Address)
+    start: str = "earliest"
+    end: str | None = None
+    """None is the newest message at the time."""
+    work: str | None = None
+    """A directory that driver and executors see under one path; all findings stay in `<work>/findings`."""
+    tolerance_s: float = 0.5
+    """How far the clocks of two members may be apart."""
+    settle_s: float = 2.0
+    """How long members may take to write down what they have handled."""
+    complete: bool = False
+    """Every instance of both groups has stopped and closed its journal: a record that is not there never was."""
+    evidence: int = 20
+
+    def __post_init__(self) -> None:
+        check_stream_name(self.stream)
+        check_group_name(self.group)
+        check_group_name(self.other_group)
+        if self.group == self.other_group and self.other_server is None:
+            raise InvalidInput(f"group and other_group are both {self.group!r}: give two groups, or other_server")
+        check_work(self.work)
+        for name in ("tolerance_s", "settle_s"):
+            value = getattr(self, name)
+            if not math.isfinite(value) or not 0 <= value <= 3600:
+                raise InvalidInput(f"{name} is {value!r}: give 0 to 3600 seconds")
+        if not 0 <= self.evidence <= 10_000:
+            raise InvalidInput(f"evidence is {self.evidence}: give 0 to 10000 rows; all are in the work directory")
+        read_options(self.options)
+
+    @property
+    def options(self) -> dict[str, str]:
+        return address_options(self.address) | {"stream": self.stream} | bounds(self.start, self.end)
+
+    @property
+    def other_address(self) -> Address:
+        return replace(self.address, url=self.other_server) if self.other_server is not None else self.address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """How two groups differ."""
+
+    stream: str
+    group: str
+    other_group: str
+    first: int
+    last: int
+    differences: dict[str, int]
+    unproven: dict[str, int]
+    causes: dict[str, dict[str, int]]
+    facts: dict[str, int]
+    evidence: dict[str, list[dict[str, Any]]]
+    seconds: float
+    findings: str | None = None
+
+    @property
+    def verdict(self) -> bool:
+        """No difference was found. What is unproven is none, and is told."""
+        return not any(self.differences.values())
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.verdict else 3
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "pipeline": "parity",
+            "verdict": "same" if self.verdict else "different",
+            "stream": self.stream,
+            "group": self.group,
+            "other_group": self.other_group,
+            "first": self.first,
+            "last": self.last,
+            "differences": self.differences,
+            "unproven": self.unproven,
+            "causes": self.causes,
+            "facts": self.facts,
+            "evidence": self.evidence,
+            "findings": self.findings,
+            "seconds": round(self.seconds, 3),
+        }
+
+    def as_text(self) -> str:
+        from keylane.spark.pipelines.parity_verdict import as_text  # noqa: PLC0415 - needs pyspark
+
+        return as_text(self)
+
+
+def run(spark: SparkSession, settings: Settings, say: Say = say_nothing) -> Report:
+    """Compare two groups. `InvalidInput`: nothing is there to compare. `NotFound`: no such stream, or no journal.
+
+    report = run(spark, Settings(stream="ORDERS", group="billing", other_group="billing-new"))
+    """
+    from keylane.spark.pipelines.parity_verdict import compare  # noqa: PLC0415 - needs pyspark
+
+    began_s = time.monotonic()
+    with working(settings.work, "parity") as directory, plainly(), building(directory) as aside:
+        part = find_range(settings.options)
+        if part.is_empty:
+            raise InvalidInput(
+                f"there is nothing to compare: stream {settings.stream!r} holds no message from {settings.start} to "
+                f"{settings.end or 'its end'}"
+            )
+        found = compare(spark, settings, part, aside, say)
+        kept: Path | None = None
+        if settings.work is not None:
+            kept = directory / FINDINGS
+            put_in_place(aside / FINDINGS, kept)
+    return _report(settings, part, found, time.monotonic() - began_s, kept)
+
+
+def _report(settings: Settings, part: Range, found: dict[str, Any], seconds: float, kept: Path | None) -> Report:
+    return Report(
+        stream=settings.stream,
+        group=settings.group,
+        other_group=settings.other_group,
+        first=part.after + 1,
+        last=part.upto,
+        seconds=seconds,
+        findings=str(kept) if kept is not None else None,
+        **found,
+    )

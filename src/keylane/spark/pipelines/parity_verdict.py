@@ -1,0 +1,182 @@
+"""From the tables of two groups to what differs, counted and shown."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+from keylane.errors import InvalidInput
+from keylane.groups import ElasticConfig
+from keylane.spark.address import Address
+from keylane.spark.pipelines import audit_rules as rules
+from keylane.spark.pipelines import audit_tables as tables
+from keylane.spark.pipelines import parity_rules as parity
+from keylane.spark.pipelines.audit_text import record_in_words
+from keylane.spark.pipelines.audit_verdict import counted_findings
+from keylane.spark.pipelines.journal_frame import journal_stand
+from keylane.spark.pipelines.running import Range, Say
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from keylane.spark.pipelines.parity import Report, Settings
+
+_NAMES = {
+    parity.MISSING: "missing there",
+    parity.EXTRA: "only there",
+    parity.OUTCOME: "other outcome",
+    parity.ORDER: "other order",
+    parity.MISSING_UNPROVEN: "missing there, not provable",
+    parity.EXTRA_UNPROVEN: "only there, not provable",
+    rules.ORDER_UNPROVEN: "other order, not provable",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two groups, read into tables."""
+
+    where: tables.Where
+    pending: tables.Pending
+    records: DataFrame
+    lined: DataFrame
+    whole: bool
+    sample: float
+
+    @property
+    def effects(self) -> DataFrame:
+        return parity.first_effects(rules.finals(self.records))
+
+    def still_to_do(self, spark: SparkSession, messages: DataFrame) -> DataFrame:
+        """Those messages that this group had not handled yet when it was looked at."""
+        if isinstance(self.where.config, ElasticConfig):
+            queued = spark.read.schema(tables.PENDING_DDL).parquet(self.where.path("pending")).distinct()
+            found = messages.join(queued, "sequence", "left_semi")
+            if not self.pending.lag:
+                return found
+            highest = queued.union(self.records.select("source_sequence")).agg(F.max("sequence")).first()
+            beyond = (highest[0] if highest is not None else None) or 0
+            return found.unionByName(messages.where(F.col("sequence") > beyond)).distinct()
+        # The other group may count partitions otherwise, so the least floor speaks for all.
+        return messages.where(F.col("sequence") > min((self.pending.floors or {0: 0}).values()))
+
+
+def compare(spark: SparkSession, settings: Settings, part: Range, aside: Path, say: Say) -> dict[str, Any]:
+    """The fields of a report; all findings are in `aside/findings` afterwards."""
+    places = (
+        _where(settings.address, settings.stream, settings.group, aside / "one"),
+        _where(settings.other_address, settings.stream, settings.other_group, aside / "other"),
+    )
+    grounds = [(where, _look(spark, where)) for where in places]
+    time.sleep(settings.settle_s)
+    one, other = (_read(spark, where, pending, part, say) for where, pending in grounds)
+    if one.sample != other.sample:
+        raise InvalidInput(
+            f"the journals keep different samples of the keys: {one.sample:g} of group {settings.group!r} and "
+            f"{other.sample:g} of {settings.other_group!r}; compare groups with the same"
+        )
+    say("comparing message by message")
+    parity.paired(one.effects, other.effects).write.parquet(str(aside / "pairs"))
+    pairs = spark.read.parquet(str(aside / "pairs"))
+    tolerance_ns = round(settings.tolerance_s * 1e9)
+    parts = [parity.outcome_findings(pairs), parity.order_findings(pairs, tolerance_ns)]
+    facts: dict[str, int] = {}
+    for side, column, words, name in (
+        (other, "other", (parity.MISSING, parity.MISSING_UNPROVEN), "pending_there"),
+        (one, "record", (parity.EXTRA, parity.EXTRA_UNPROVEN), "pending_here"),
+    ):
+        lacking = parity.without(pairs, column)
+        waits = side.still_to_do(spark, lacking)
+        waits.write.parquet(str(aside / name))
+        waits = spark.read.parquet(str(aside / name))
+        facts[name] = waits.count()
+        gone = lacking.join(waits.select("sequence"), "sequence", "left_anti")
+        proof = rules.Proof(complete=settings.complete and side.whole)
+        found = rules.losses(gone, side.records, side.lined, proof)
+        parts.append(parity.absent(found, *words, pairs.select("sequence", "record", "other")))
+    path = str(aside / "findings")
+    rules.named(rules.together(parts), one.lined.unionByName(other.lined)).write.parquet(path)
+    handled = pairs.agg(F.count("record").alias("here"), F.count("other").alias("there")).first()
+    assert handled is not None
+    totals, causes, evidence = counted_findings(spark.read.parquet(path), parity.KINDS, settings.evidence)
+    return {
+        "differences": {kind: totals.get(kind, 0) for kind in parity.DIFFERENCES},
+        "unproven": {kind: totals.get(kind, 0) for kind in parity.KINDS if kind not in parity.DIFFERENCES},
+        "causes": causes,
+        "evidence": evidence,
+        "facts": {"handled_here": handled["here"], "handled_there": handled["there"], **facts},
+    }
+
+
+def _where(address: Address, stream: str, group: str, directory: Path) -> tables.Where:
+    journal_stand(address, stream)
+    directory.mkdir()
+    return tables.Where(address, stream, group, tables.group_of(address, stream, group), directory)
+
+
+def _look(spark: SparkSession, where: tables.Where) -> tables.Pending:
+    """What this group had still to do: before the journals are read, so that nothing falls between."""
+    pending = tables.look_at_pending(where.address, where.stream, where.group, where.config)
+    if isinstance(where.config, ElasticConfig):
+        tables.write_pending(spark, where)
+    return pending
+
+
+def _read(spark: SparkSession, where: tables.Where, pending: tables.Pending, part: Range, say: Say) -> Side:
+    last = journal_stand(where.address, where.stream).last
+    say(f"reading the journal of {where.group}")
+    if last:
+        tables.write_journal(spark, where, part, last)
+    else:
+        Path(where.path("journal")).mkdir()
+    journal = spark.read.schema(tables.JOURNAL_DDL).parquet(where.path("journal"))
+    lined = rules.lines(journal)
+    sums = lined.agg(
+        F.count(F.lit(1)).alias("lines"),
+        F.sum("copies").alias("copies"),
+        F.min("sample").alias("sample"),
+        (F.sum("missing") + F.sum("dropped")).alias("holes"),
+    ).first()
+    assert sums is not None
+    if not sums["lines"]:
+        raise InvalidInput(
+            f"the journal of stream {where.stream!r} has nothing of group {where.group!r}: let its members write one, "
+            "with join(…, journal=…)"
+        )
+    broken = journal.where("kind = 'broken'").limit(1).count()
+    records = rules.records(journal, copies=bool(sums["copies"]))
+    return Side(where, pending, records, lined, whole=not (sums["holes"] or broken), sample=sums["sample"])
+
+
+# ---- in words -------------------------------------------------------------------------------------------
+
+
+def as_text(report: Report) -> str:
+    """The verdict in the first line; then what was counted, and the first rows of evidence."""
+    here, there = report.group, report.other_group
+    found = [f"{count:,} {_NAMES[kind]}" for kind, count in report.differences.items() if count]
+    open_ends = [f"{count:,} {_NAMES[kind]}" for kind, count in report.unproven.items() if count]
+    told = f"{report.stream}: {here} here, {there} there: {', '.join(found) or 'no difference'}"
+    lines = [f"{told}; unproven: {', '.join(open_ends)}" if open_ends else told, ""]
+    facts = report.facts
+    rows = {
+        "messages": f"{report.first:,} to {report.last:,}",
+        f"handled by {here}": f"{facts['handled_here']:,} ({facts['pending_here']:,} of the other's still to do)",
+        f"handled by {there}": f"{facts['handled_there']:,} ({facts['pending_there']:,} of the other's still to do)",
+        **{_NAMES[kind]: f"{count:,}" for kind, count in (report.differences | report.unproven).items()},
+    }
+    lines += [f"{name:<32} {value}" for name, value in rows.items()]
+    for kind, shown in report.evidence.items():
+        lines += ["", f"{_NAMES[kind]}:"]
+        lines += [f"  {times:,} times: {why}" for why, times in report.causes[kind].items()]
+        for one in shown:
+            told = f"  {one['sequence']} of key {one['key']} (partition {one['partition']})"
+            told += f": here {record_in_words(one['record'])}" if one["record"] is not None else ""
+            lines.append(told + (f"; there {record_in_words(one['other'])}" if one["other"] is not None else ""))
+    if report.findings is not None:
+        lines += ["", f"all findings: {report.findings}"]
+    return "\n".join(lines)

@@ -1,0 +1,308 @@
+"""The audit finds every fault that was planted in a journal, nothing in a clean one, and says when it cannot know."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from subprocess import run as command
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from keylane import Connection, groups
+from keylane.core.journal_record import in_sample
+from keylane.errors import InvalidInput, JournalTooNew, KeylaneError, NotFound
+from keylane.jetstream import streams
+from keylane.journal import journal_stream
+from keylane.server import NatsServer
+from keylane.spark.address import Address
+from keylane.spark.pipelines import audit as pipeline
+from keylane.spark.pipelines.audit import Report, Settings
+from tests.integration.spark import journal_rig as rig
+from tests.integration.spark.journal_rig import ALICE, BOB, GROUP, MS, STANDBY, Act, Ground, Past
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Audit = Callable[..., Awaitable[Report]]
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+BOBS_STANDBY = Ground("bob", "b2", "pin-b2", writer="00000000000000dd")
+CLEAN = {"lost": 0, "duplicated": 0, "out_of_order": 0, "two_owners": 0, "late_effect": 0}
+
+
+@pytest.fixture
+async def stream(connection: Connection, unique: Callable[..., str]) -> AsyncIterator[str]:
+    name = unique("orders")
+    try:
+        yield name
+    finally:
+        for one in (groups.queue_stream(name, GROUP), journal_stream(name), name):
+            with suppress(NotFound):
+                await streams.delete(connection, one)
+
+
+@pytest.fixture
+def audit(spark: SparkSession, nats_server: NatsServer, stream: str) -> Audit:
+    async def run(**more: Any) -> Report:
+        settings: dict[str, Any] = {"stream": stream, "group": GROUP, "settle_s": 0.0} | more
+        return await asyncio.to_thread(pipeline.run, spark, Settings(address=Address(url=nats_server.url), **settings))
+
+    return run
+
+
+def keys_of(past: Past, ground: Ground) -> list[str]:
+    return [key for key in dict.fromkeys(past.keys) if past.of(key)[0].ground == ground]
+
+
+def sequences(report: Report, kind: str) -> list[int]:
+    return sorted(one["sequence"] for one in report.evidence.get(kind, ()))
+
+
+# ---- clean ----------------------------------------------------------------------------------------------
+
+
+def eventful(messages: int) -> Past:
+    """Much happens, and nothing of it is wrong."""
+    past = Past.clean(messages, 100)
+    of_alice, of_bob = keys_of(past, ALICE), keys_of(past, BOB)
+    moved = past.of(of_alice[0])
+    third = len(moved) // 3
+    # The partition goes to bob with one revision and comes back with the next.
+    past.move(of_alice[0], moved[third].sequence, moved[2 * third].sequence, replace(BOB, revision=2))
+    past.move(of_alice[0], moved[2 * third + 1].sequence, moved[-1].sequence, replace(ALICE, revision=3))
+    # alice's standby takes over another key, and later alice has it back, with a new pin.
+    taken = past.of(of_alice[1])
+    past.move(of_alice[1], taken[5].sequence, taken[9].sequence, STANDBY)
+    past.move(of_alice[1], taken[10].sequence, taken[-1].sequence, replace(ALICE, pin="pin-a1-again"))
+    for act in past.of(of_bob[0])[::7]:
+        past.acts.append(replace(act, outcome="failed", started_ns=act.started_ns - 2, ended_ns=act.started_ns - 1))
+    for act in past.of(of_bob[1])[::7]:
+        past.change(act, outcome="dead")
+    for act in past.of(of_bob[2])[::7]:
+        past.change(act, outcome="terminated")
+    for act in past.of(of_bob[3])[::7]:
+        past.acts.append(replace(act, ground=BOBS_STANDBY, outcome="cancelled", ended_ns=act.ended_ns + 9_000 * MS))
+    past.twice.add(("b1", 2))
+    return past
+
+
+async def test_nothing_is_found_in_a_clean_journal_of_50_000_records(
+    connection: Connection, stream: str, audit: Audit
+) -> None:
+    past = eventful(50_000)
+    await rig.stage(connection, stream, past)
+    report = await audit(tolerance_s=0.0)
+    assert report.violations == CLEAN, report.as_text()
+    assert not any(report.unproven.values()), report.as_text()
+    assert (report.verdict, report.exit_code) == (True, 0)
+    assert report.facts["messages"] == report.facts["handled"] == report.facts["final_records"] == 50_000
+    assert report.facts["records"] == len(past.acts)
+    assert report.facts["batches_copied"] == 1
+    assert report.as_text().splitlines()[0] == f"{stream}/{GROUP}: no violation"
+
+
+# ---- faults ---------------------------------------------------------------------------------------------
+
+
+def faulty() -> tuple[Past, dict[str, list[int]]]:
+    """Every kind of fault, each on keys of its own, and the sequences that must be told."""
+    past = Past.clean(6_000, 60)
+    alices, bobs = keys_of(past, ALICE), keys_of(past, BOB)
+    lost = [past.of(alices[0])[40].sequence, past.of(bobs[0])[0].sequence, past.of(bobs[0])[-1].sequence]
+    for sequence in lost:
+        past.lose(sequence)
+    swapped = [past.of(bobs[1])[20].sequence, past.of(bobs[1])[21].sequence]
+    past.swap(*swapped)
+    again, copied = past.of(bobs[2])[30].sequence, past.of(bobs[3])[30].sequence
+    past.repeat(again, delivered=2)
+    past.repeat(copied, after_ns=400 * MS, queue_sequence=99_999)
+    shared = past.of(alices[1])[50:60:2]
+    past.share(alices[1], [act.sequence for act in shared])
+    frozen = past.of(bobs[4])[70].sequence
+    past.freeze(frozen, 700 * MS, BOBS_STANDBY)
+    overtaken = past.of(bobs[5])[10]
+    past.change(overtaken, ground=BOBS_STANDBY, ended_ns=past.of(bobs[5])[14].ended_ns)
+    return past, {
+        "lost": sorted(lost),
+        "duplicated": sorted([again, copied, frozen]),
+        "out_of_order": sorted([swapped[0], overtaken.sequence]),
+        "late_effect": [frozen],
+    }
+
+
+async def test_every_planted_fault_is_found_in_a_batch_and_in_a_stream_alike(
+    connection: Connection, stream: str, audit: Audit, tmp_path: Path
+) -> None:
+    past, planted = faulty()
+    batches = past.batches(stream)
+    await rig.make_stream(connection, stream)
+    await rig.make_group(connection, stream)
+    await rig.publish(connection, stream, past.keys[:2_500])
+    await rig.write(connection, stream, batches[:2])
+    work = str(tmp_path / "work")
+    soon = await audit(available_now=True, work=work, tolerance_s=0.1)
+    assert soon.facts["messages"] == 2_500
+    assert soon.facts["pending"] == 2_500 - soon.facts["handled"] > 0
+    assert soon.verdict, soon.as_text()
+
+    await rig.publish(connection, stream, past.keys[2_500:])
+    await rig.empty_queue(connection, stream, len(past.keys))
+    await rig.write(connection, stream, batches[2:])
+    batch = await audit(tolerance_s=0.1, complete=True)
+    for kind, expected in planted.items():
+        assert sequences(batch, kind) == expected, (kind, batch.as_text())
+    alices = keys_of(Past.clean(60, 60), ALICE)
+    assert [
+        (one["key"], one["record"]["instance"], one["other"]["instance"]) for one in batch.evidence["two_owners"]
+    ] == [(alices[1], "a1", "a2")]
+    assert batch.violations == {kind: len(found) for kind, found in planted.items()} | {"two_owners": 1}
+    assert batch.causes["duplicated"]["the server copied it into the queue twice"] == 1
+    assert (batch.verdict, batch.exit_code) == (False, 3)
+
+    streamed = await audit(available_now=True, work=work, tolerance_s=0.1, complete=True)
+    same = {name: value for name, value in batch.as_json().items() if name not in ("seconds", "findings")}
+    assert {name: value for name, value in streamed.as_json().items() if name not in ("seconds", "findings")} == same
+    assert streamed.findings == str(tmp_path / "work" / "findings")
+
+    with pytest.raises(InvalidInput, match=r"start is '2', and the audit in .* is about 'earliest'"):
+        await audit(available_now=True, work=work, start="2")
+
+
+async def test_what_cannot_be_proven_is_told_apart(connection: Connection, stream: str, audit: Audit) -> None:
+    """Drops, missing batches, changes of hands, ends of keys, pending messages, keys outside the sample."""
+    past = Past.clean(6_000, 60)
+    past.batch_records, past.sample = 200, 0.5
+    past.acts = [act for act in past.acts if in_sample(act.key, past.sample)]
+    bobs = [key for key in keys_of_sample(past) if past.of(key)[0].ground == BOB]
+    alices = [key for key in keys_of_sample(past) if past.of(key)[0].ground == ALICE]
+    proven = past.of(bobs[0])[90].sequence
+    at_the_end = past.of(bobs[1])[-1].sequence
+    pending = past.of(bobs[2])[-1].sequence
+    handed = past.of(alices[0])
+    past.move(alices[0], handed[50].sequence, handed[-1].sequence, STANDBY)
+    given_back = past.of(bobs[3])[90]
+    past.change(given_back, outcome="returned")
+    for sequence in (proven, at_the_end, pending, handed[50].sequence):
+        past.lose(sequence)
+    past.dropped[ALICE] = {3: 7}
+    dropped = sorted(act.sequence for act in past.acts if act.ground == ALICE and act.key == alices[1])[20]
+    past.lose(dropped)
+    past.unsent.add(("b1", 2))
+    unsent = sorted((act for act in past.acts if act.ground == BOB), key=lambda act: act.ended_ns)[200:400]
+    await rig.stage(connection, stream, past, keep=lambda sequence: sequence == pending)
+    await connection.nats.publish(f"keylane.journal.{stream}.{GROUP}.alice", b"nonsense")
+    await connection.nats.flush()
+
+    report = await audit(evidence=1000, complete=True)
+    assert sequences(report, "lost") == [proven], report.as_text()
+    missing = {at_the_end, handed[50].sequence, given_back.sequence, dropped, *(act.sequence for act in unsent)}
+    assert set(sequences(report, "unproven")) == missing
+    assert report.violations == CLEAN | {"lost": 1}
+    facts = report.facts
+    assert facts["pending"] == 1
+    assert facts["outside_the_sample"] == sum(not in_sample(key, 0.5) for key in past.keys)
+    assert (facts["records_dropped"], facts["batches_missing"], facts["batches_broken"]) == (7, 1, 1)
+    why = {one["sequence"]: one["why"] for one in report.evidence["unproven"]}
+    assert "nothing of its key" in why[at_the_end]
+    assert "changed hands" in why[handed[50].sequence]
+    assert "given back" in why[given_back.sequence]
+    assert "missing in the journal" in why[dropped]
+
+
+def keys_of_sample(past: Past) -> list[str]:
+    return list(dict.fromkeys(act.key for act in past.acts))
+
+
+async def test_clocks_that_may_differ_prove_no_order(connection: Connection, stream: str, audit: Audit) -> None:
+    past = Past.clean(600, 6)
+    key = keys_of(past, ALICE)[0]
+    handed = past.of(key)
+    past.move(key, handed[50].sequence, handed[-1].sequence, STANDBY)
+    late = past.change(past.act(handed[49].sequence), ended_ns=handed[50].ended_ns + 3 * MS)
+    await rig.stage(connection, stream, past)
+    report = await audit(tolerance_s=0.05)
+    assert report.verdict, report.as_text()
+    assert sequences(report, "order_unproven") == [late.sequence]
+    ranged = await audit(tolerance_s=0.0, start=str(late.sequence + 1), end=str(len(past.keys)))
+    assert ranged.verdict, "the message is not in the range"
+    assert not any(ranged.unproven.values())
+    assert (ranged.first, ranged.last) == (late.sequence + 1, 600)
+
+
+# ---- what cannot be audited -----------------------------------------------------------------------------
+
+
+async def test_nothing_to_audit_is_said_in_one_message(connection: Connection, stream: str, audit: Audit) -> None:
+    await rig.make_stream(connection, stream)
+    await rig.make_group(connection, stream)
+    await rig.publish(connection, stream, ["a", "b"])
+    with pytest.raises(NotFound, match=f"stream '{stream}' has no journal .* does not exist"):
+        await audit()
+    await rig.write(connection, stream, [])
+    with pytest.raises(InvalidInput, match=r"nothing to audit: stream .* holds no message from 3 to its end"):
+        await audit(start="3")
+    with pytest.raises(InvalidInput, match=r"the journal of stream .* is empty"):
+        await audit()
+    past = Past(["a", "b"], [Act(ALICE, 1, "a", 1, 2)], group="another")
+    await rig.write(connection, stream, past.batches(stream))
+    with pytest.raises(InvalidInput, match=f"has nothing of group '{GROUP}'"):
+        await audit()
+
+
+async def test_a_journal_of_a_newer_version_is_refused(connection: Connection, stream: str, audit: Audit) -> None:
+    past = Past.clean(10, 2)
+    await rig.stage(connection, stream, past)
+    [(subject, data), *_] = past.batches(stream)
+    await rig.write(connection, stream, [(subject, data[:3] + bytes([9]) + data[4:])])
+    with pytest.raises(JournalTooNew, match="a journal batch of version 9: this keylane reads version 1") as raised:
+        await audit()
+    assert "\n" not in str(raised.value)
+
+
+async def test_a_full_disk_is_said_and_nothing_half_written_counts(
+    connection: Connection, stream: str, audit: Audit, tmp_path: Path
+) -> None:
+    await rig.stage(connection, stream, Past.clean(20_000, 2_000))
+    with small_disk(tmp_path / "disk") as disk:
+        with pytest.raises(KeylaneError, match="no space is left on the disk") as raised:
+            await audit(work=str(disk))
+        assert "\n" not in str(raised.value)
+        assert list(disk.iterdir()) == []
+
+
+@contextmanager
+def small_disk(place: Path) -> Iterator[Path]:
+    place.mkdir()
+    mounted = command(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("a small disk can be mounted by root only")
+    try:
+        yield place
+    finally:
+        command(["umount", str(place)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"stream": "a b"}, "a b"),
+        ({"start": "soon"}, "from is 'soon'"),
+        ({"tolerance_s": -1.0}, "tolerance_s is -1.0: give 0 to 3600 seconds"),
+        ({"settle_s": float("nan")}, "settle_s is nan"),
+        ({"evidence": -1}, "evidence is -1: give 0 to 10000 rows"),
+        ({"follow": True}, "work is missing"),
+        ({"follow": True, "available_now": True}, "both given"),
+        ({"work": "s3://bucket/x"}, "work is 's3://bucket/x'"),
+        ({"start": "9", "end": "4"}, "'endingOffsets' is 4, before 'startingOffsets' 9"),
+    ],
+)
+def test_wrong_settings_are_refused(wrong: dict[str, Any], said: str) -> None:
+    given: dict[str, Any] = {"stream": "ORDERS", "group": "billing"} | wrong
+    with pytest.raises(InvalidInput) as refused:
+        Settings(**given)
+    assert said in str(refused.value)
