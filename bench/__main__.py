@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from bench import audit, failover, feed, rebalance, spark_read, strict
+from bench import audit, failover, feed, rebalance, spark_read, spark_write, strict
 
 ROWS = {
     "audit": audit.run,
@@ -14,6 +14,7 @@ ROWS = {
     "feed": feed.run,
     "rebalance": rebalance.run,
     "spark-read": spark_read.run,
+    "spark-write": spark_write.run,
     "strict": strict.run,
 }
 

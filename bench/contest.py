@@ -10,11 +10,13 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 Say = Callable[[str], None]
+Job = Callable[[], dict[str, float]]
+"""Does its work and tells {"count", "seconds", "cpu_seconds"}."""
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _RUN_TIMEOUT_S = 120.0
@@ -71,6 +73,25 @@ def run_contest(contestants: Sequence[Contestant], server_pid: int, rounds: int,
             mine.client_cpu_us.append(result["cpu_seconds"] / count * 1e6)
             mine.server_cpu_us.append(used / count * 1e6)
             say(f"  round {number + 1}/{rounds}  {one.name:<24} {mine.rates[-1]:>10,.0f} msg/s")
+    return figures
+
+
+def run_jobs(jobs: Mapping[str, Job], server_pid: int, rounds: int, say: Say) -> dict[str, Figures]:
+    """As `run_contest`, for jobs that run in this process; each tells how much it did."""
+    figures = {name: Figures() for name in jobs}
+    names = list(jobs)
+    for number in range(rounds):
+        shift = number % len(names)
+        for name in [*names[shift:], *names[:shift]]:
+            before = cpu_seconds(server_pid)
+            result = jobs[name]()
+            used = cpu_seconds(server_pid) - before
+            count = int(result["count"])
+            mine = figures[name]
+            mine.rates.append(count / result["seconds"])
+            mine.client_cpu_us.append(result["cpu_seconds"] / count * 1e6)
+            mine.server_cpu_us.append(used / count * 1e6)
+            say(f"  round {number + 1}/{rounds}  {name:<44} {mine.rates[-1]:>10,.0f} msg/s")
     return figures
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -147,8 +146,15 @@ def forget_peaks(spark: SparkSession) -> None:
 
 
 def workers(spark: SparkSession) -> list[int]:
-    python = Path(sys.executable).resolve()
-    return [pid for pid in family(driver_jvm(spark))[1:] if Path(f"/proc/{pid}/exe").resolve() == python]
+    """Those that run tasks: Spark's planning has Python processes of its own, which come and go."""
+    return [pid for pid in family(driver_jvm(spark))[1:] if "pyspark.worker" in _command(pid)]
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def _peak_kilobytes(pid: int) -> int:

@@ -83,8 +83,7 @@ def run_linear(millions: Sequence[float], say: Say) -> tuple[dict[str, object], 
     """The same read of more and more rows: rows a second, and the peak memory of the Python workers."""
     lines = ["### More and more rows", "", "| rows | rows/s | largest Python worker, MB |", "| ---: | ---: | ---: |"]
     rows: list[dict[str, float]] = []
-    with filled_stream(1) as (server, _), session() as spark:
-        asyncio.run(fill(server.url, 100_000))
+    with filled_stream(100_000) as (server, _), session() as spark:
         read_whole(spark, server.url)
         for count in [int(one * 1_000_000) for one in sorted(millions)]:
             asyncio.run(fill(server.url, count))

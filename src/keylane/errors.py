@@ -270,6 +270,14 @@ class LogReplaced(CoordinationLogError):
     """The log is not the one that was read before: it was deleted, cut off or made anew. Claims are void: stop."""
 
 
+class TwoHashes(CoordinationLogError):
+    """The log has records where another hash puts them: a partition could have two owners. Stop all consumers."""
+
+
+class NoSuchTopic(KeylaneError):
+    """The source has no topic of this name, or this user may not see it."""
+
+
 # ---- exactly once -----------------------------------------------------------------------------------
 
 

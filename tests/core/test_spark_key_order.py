@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pa = pytest.importorskip("pyarrow")
@@ -49,11 +49,13 @@ def read(groups: Any) -> list[tuple[str | None, list[int]]]:
     return [(key, table["sequence"].to_pylist()) for key, table in groups]
 
 
+@settings(deadline=None)
 @given(ROWS, CUTS)
 def test_all_rows_of_a_task_are_grouped_in_order_of_appearance(rows: Rows, cuts: list[int]) -> None:
     assert read(grouped(iter(batches(rows, cuts)), "key", "sequence")) == list(dumb(rows).items())
 
 
+@settings(deadline=None)
 @given(ROWS, CUTS)
 def test_sorted_rows_are_cut_where_the_key_changes(rows: Rows, cuts: list[int]) -> None:
     in_order = sorted(rows, key=lambda row: (row[0] is not None, row[0] or "", row[1]))

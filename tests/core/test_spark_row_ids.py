@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -11,7 +12,9 @@ from keylane.spark.row_ids import IdScope, RowIds
 SCOPE = IdScope("copy", "5f1c:7", 3)
 
 
-def ids_of(rows: list[tuple[bytes, bytes, bytes, int | None]], scope: IdScope = SCOPE, by: int = 1000) -> list[bytes]:
+def ids_of(
+    rows: Sequence[tuple[bytes, bytes, bytes, int | None]], scope: IdScope = SCOPE, by: int = 1000
+) -> list[bytes]:
     """The ids of rows (subject, header lines, data, sequence), asked for in pieces."""
     made = RowIds(scope)
     found: list[bytes] = []

@@ -16,7 +16,7 @@ from keylane.spark.slices import Mask, Octets, Positions
 
 _CRLF = b"\r\n"
 _FEWEST_TO_GUESS = 16
-_KINDS = {77: 4, 72: 5}  # M of MSG and H of HMSG, and what stands before their subject
+_ENOUGH = 16  # the end of an inbox's name is random
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,13 @@ class Run:
 class Cutter:
     """Cuts runs of one subscription's messages.
 
-    `mark` stands in the line of each of them, and in no other's: its subscription number with what is next to it.
+    `mark` stands in the line of each of them, and in no other's: the subscription's number and what is next to it.
+    With an `opening` it begins the line: then `opening` is how headers of messages begin, and not those of statuses.
     """
 
     def __init__(self, mark: bytes, opening: bytes = b"") -> None:
         self._mark = mark
         self._opening = opening
-        """How the headers of a message begin where those of a status do not; empty: statuses have no mark."""
         self._sizes: dict[bytes, tuple[int, int]] = {}
 
     def cut(self, data: bytes, position: int) -> Run | None:
@@ -127,18 +127,27 @@ class Cutter:
             payloads = shaped[:, -2] + 2
             good &= _says(octets, before, payloads - bodies)[0]
             good &= shaped[:, -2] == shaped[:, -3] + 2
+        good &= self._are_mine(octets, lines, bodies)
         rows = rows if good.all() else int(np.argmin(good))
         if rows < _FEWEST_TO_GUESS:
             return None
-        if self._count(data, int(lines[0]), int(ends[rows - 1])) != rows:
-            return None  # another subscription's message is among them
         return Run(data, lines[:rows], bodies[:rows], payloads[:rows], ends[:rows])
 
-    def _count(self, data: bytes, begin: int, end: int) -> int:
-        marks = data.count(self._mark, begin, end)
-        if not self._opening:
-            return marks
-        return marks if data.count(_CRLF + self._opening, begin, end) == marks else -1
+    def _are_mine(self, octets: Octets, lines: Positions, bodies: Positions) -> Mask:
+        """Whether each line has the mark, and is not a status."""
+        if self._opening:
+            last = len(octets) - 1
+            mine: Mask = octets[np.minimum(bodies + (len(self._opening) - 2), last)] == 13
+            for at in range(max(0, len(self._mark) - _ENOUGH), len(self._mark)):
+                mine &= octets[np.minimum(lines + at, last)] == self._mark[at]
+            return mine
+        before = self._mark.index(b"$")
+        marks = np.flatnonzero(octets[lines[0] + before : bodies[-1] - len(self._mark)] == 36) + lines[0]
+        for at, octet in enumerate(self._mark):
+            marks = marks[octets[marks + at] == octet]
+        # Behind the last mark there is none any more: a place that lies in no line stands for it.
+        following = np.append(marks, len(octets))[np.searchsorted(marks, lines)]
+        return np.asarray(following < bodies, np.bool_)
 
 
 def _says(octets: Octets, at: Positions, numbers: Positions) -> tuple[Mask, Positions]:

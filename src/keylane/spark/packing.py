@@ -21,7 +21,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from keylane import __version__
 from keylane.errors import InvalidInput
 from keylane.spark.packages import choose
 
@@ -77,7 +76,7 @@ def pack(output: Path, *, extra: Sequence[str] = (), interpreter: bool = False) 
         raise InvalidInput(f"{str(output.parent)!r} is no directory: make it first, or write elsewhere")
     chosen = choose(extra)
     note = Note(
-        keylane=__version__,
+        keylane=chosen.versions["keylane"],
         source=source_fingerprint(),
         python=python_version(),
         machine=_machine(),

@@ -1,7 +1,7 @@
 """Arrow batches to rows as they are sent, and the rows that can never be sent.
 
-Owns what a row must look like. Works on whole columns: each distinct subject is checked once a batch, payloads are cut
-from Arrow's buffer.
+Owns what a row must look like. Works on whole columns: each distinct subject is checked once, payloads are cut from
+Arrow's buffer.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from keylane.spark.target import Target
 
 MAX_HEADER_BYTES = 65_535
 _MAX_ID_BYTES = 1024
+_SUBJECTS_KEPT = 50_000
 _BEGIN = len(b"NATS/1.0\r\n")
 
 
@@ -48,6 +49,15 @@ class Encoded:
     bad: list[BadRow]
 
 
+class _Look(NamedTuple):
+    """What is known about a subject."""
+
+    name: bytes
+    fault: str | None
+    is_fine: bool
+    """The stream takes it."""
+
+
 class RowEncoder:
     """Encodes one task's batches, in their order."""
 
@@ -57,6 +67,7 @@ class RowEncoder:
         self._ids = ids
         self._max_bytes = min(max_payload, target.max_message_bytes or max_payload)
         self._expected = b"Nats-Expected-Stream: %b\r\n" % target.stream.encode()
+        self._looks: dict[str, _Look] = {}
         self.rows = 0
         """How many were seen."""
 
@@ -95,20 +106,25 @@ class RowEncoder:
             assert self._subject is not None
             return [self._subject.encode()] * count
         coded = column.dictionary_encode()
-        texts: list[str] = coded.dictionary.to_pylist()
-        names = [text.encode() for text in texts]
-        wrong = {index: fault for index, text in enumerate(texts) if (fault := _subject_fault(text)) is not None}
-        strange = {index for index, text in enumerate(texts) if index not in wrong and not self._target.takes(text)}
+        looks = [self._looks.get(text) or self._look(text) for text in coded.dictionary.to_pylist()]
         indices: list[int | None] = coded.indices.to_pylist()
-        if wrong or strange or coded.null_count:
+        if coded.null_count or not all(look.is_fine for look in looks):
             for row, index in enumerate(indices):
                 if index is None:
                     faults[row] = "its subject is null; every row needs one"
-                elif index in wrong:
-                    faults[row] = wrong[index]
-                elif index in strange:
+                elif (fault := looks[index].fault) is not None:
+                    faults[row] = fault
+                elif not looks[index].is_fine:
                     foreign.add(row)
-        return [b"" if index is None else names[index] for index in indices]
+        return [b"" if index is None else looks[index].name for index in indices]
+
+    def _look(self, subject: str) -> _Look:
+        """Subjects repeat: each is looked at once."""
+        if len(self._looks) >= _SUBJECTS_KEPT:
+            self._looks.clear()
+        fault = _subject_fault(subject)
+        look = self._looks[subject] = _Look(subject.encode(), fault, fault is None and self._target.takes(subject))
+        return look
 
     def _measure(self, heads: Sequence[bytes], datas: Sequence[bytes], faults: dict[int, str]) -> None:
         """The server ends the connection on a message that is too large, so none is sent."""

@@ -9,20 +9,36 @@ import sys
 import pytest
 
 
-@pytest.mark.timeout(120)
-def test_the_demo_ends_with_a_clean_verdict() -> None:
+def play(*options: str, timeout_s: float) -> str:
     ended = subprocess.run(
-        [sys.executable, "-m", "keylane.cli.main", "demo", "--seconds", "8", "--rate", "200"],
+        [sys.executable, "-m", "keylane.cli.main", "demo", "--seconds", "8", "--rate", "200", *options],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=timeout_s,
         check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert re.search(r"Verdict: sent 1,600, lost 0, duplicated \d+, out of order 0", ended.stdout)
-    for event in ("was killed (SIGKILL)", "dave was added: 2 of 10", "carol was dropped"):
-        assert event in ended.stdout
     assert not ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.timeout(120)
+def test_the_demo_ends_with_a_clean_verdict() -> None:
+    said = play("--no-pipelines", timeout_s=100)
+    for event in ("was killed (SIGKILL)", "dave was added: 2 of 10", "carol was dropped"):
+        assert event in said
+    assert "Spark" not in said
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_the_demo_audits_itself_and_plans() -> None:
+    said = play(timeout_s=550)
+    assert re.search(r"lost +0\n", said)
+    assert re.search(r"out of order +0\n", said)
+    assert "two owners at once     0" in said
+    assert re.search(r"imbalance now +1\.\d\d", said)
 
 
 def test_impossible_options_are_refused() -> None:

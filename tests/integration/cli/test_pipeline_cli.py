@@ -6,6 +6,8 @@ import asyncio
 import dataclasses
 import importlib
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -217,3 +219,47 @@ async def test_a_run_from_a_file_with_its_own_spark(
         assert "WARN" not in line
         assert "log level" not in line
     assert "starting Spark" in stderr
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+async def test_ctrl_c_ends_a_streaming_run_and_says_how_to_go_on(
+    connection: Connection, nats_server: NatsServer, stream: str, tmp_path: Path
+) -> None:
+    for number in range(30):
+        await connection.jetstream.publish(f"{stream}.k{number % 3}", b"%d" % number)
+    state = tmp_path / "lake" / "_keylane" / "state.json"
+    process = await asyncio.create_subprocess_exec(
+        *(
+            sys.executable,
+            "-m",
+            "keylane.cli.main",
+            "pipeline",
+            "run",
+            "lake",
+            "--master",
+            "local[1]",
+            "--interval",
+            "1",
+        ),
+        *("--stream", stream, "--table", str(tmp_path / "lake"), "--server", nats_server.url, "--json"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(300):
+            while not state.is_file() or json.loads(state.read_text())["commits"] == 0:
+                assert process.returncode is None
+                await asyncio.sleep(0.1)
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to everything that the command started
+            stdout, stderr = (text.decode() for text in await process.communicate())
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            await process.communicate()
+    assert process.returncode == 0, stderr
+    told = json.loads(stdout)
+    assert (told["stopped"], told["rows"]) == (True, 30)
+    assert "stopping; what is being written is finished first" in stderr
+    assert stderr.endswith("stopped; run the same command to go on where it was\n")

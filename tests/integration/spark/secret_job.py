@@ -1,4 +1,7 @@
-"""A Spark job in a process of its own that logs in at several servers, and shows all that Spark shows of it."""
+"""A Spark job in a process of its own that logs in at several servers, and shows all that Spark shows of it.
+
+It does not call `keylane.spark.register`: where keylane is installed, Spark finds the source by itself.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ import json
 import sys
 from pathlib import Path
 
-import keylane.spark
 from tests.peers.spark import spark_session
 
 
@@ -19,7 +21,6 @@ def main(directory: Path, reads: list[dict[str, str]]) -> None:
     settings = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": str(events)}
     found = []
     with spark_session(directory / "spark", settings=settings) as spark:
-        keylane.spark.register(spark)
         for number, options in enumerate(reads):
             frame = spark.read.format("keylane").options(**options).load()
             shown = io.StringIO()

@@ -189,10 +189,12 @@ def test_merging_killed_at_every_step(table: Table) -> None:
 
     def check(ended: bool) -> None:
         assert contents(table) == whole  # at no moment more or less
+        was_merged = (table.path / DAY / "1-20.parquet").exists()
         table.state()
         assert contents(table) == whole
         names = [one.name for one in table.files() if one.directory == DAY]
         assert names in (["1-10.parquet", "11-20.parquet", "21-30.parquet"], ["1-20.parquet", "21-30.parquet"])
+        assert len(names) == 2 or not was_merged  # what is done is not undone
         if not ended and len(names) == 2:  # begin anew, to die at a later step
             (table.path / DAY / "1-10.parquet").write_text("1-10")
             (table.path / DAY / "11-20.parquet").write_text("11-20")
@@ -234,12 +236,13 @@ def test_places_that_are_no_table(tmp_path: Path) -> None:
         Table(tmp_path / "none").state()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=stat.S_IRUSR | stat.S_IXUSR)
-    with pytest.raises(InvalidInput, match="cannot be written: Permission denied"):
-        Table(closed / "table").open(IDENTITY)
+    # Root may write everywhere but into the kernel's own file system.
+    place = Path("/sys/keylane") if os.geteuid() == 0 else closed / "table"
+    with pytest.raises(InvalidInput, match=r"cannot be written: (Permission denied|Operation not permitted)"):
+        Table(place).open(IDENTITY)
 
 
 def test_a_state_that_cannot_be_read(table: Table) -> None:

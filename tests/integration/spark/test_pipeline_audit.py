@@ -109,8 +109,8 @@ async def test_nothing_is_found_in_a_clean_journal_of_50_000_records(
 # ---- faults ---------------------------------------------------------------------------------------------
 
 
-def faulty() -> tuple[Past, dict[str, list[int]]]:
-    """Every kind of fault, each on keys of its own, and the sequences that must be told."""
+def faulty() -> tuple[Past, dict[str, list[int]], tuple[int, int]]:
+    """Every kind of fault, each on its own keys; the sequences that must be told; messages of keys with two owners."""
     past = Past.clean(6_000, 60)
     alices, bobs = keys_of(past, ALICE), keys_of(past, BOB)
     lost = [past.of(alices[0])[40].sequence, past.of(bobs[0])[0].sequence, past.of(bobs[0])[-1].sequence]
@@ -127,18 +127,22 @@ def faulty() -> tuple[Past, dict[str, list[int]]]:
     past.freeze(frozen, 700 * MS, BOBS_STANDBY)
     overtaken = past.of(bobs[5])[10]
     past.change(overtaken, ground=BOBS_STANDBY, ended_ns=past.of(bobs[5])[14].ended_ns)
-    return past, {
-        "lost": sorted(lost),
-        "duplicated": sorted([again, copied, frozen]),
-        "out_of_order": sorted([swapped[0], overtaken.sequence]),
-        "late_effect": [frozen],
-    }
+    return (
+        past,
+        {
+            "lost": sorted(lost),
+            "duplicated": sorted([again, copied, frozen]),
+            "out_of_order": sorted([swapped[0], overtaken.sequence]),
+            "late_effect": [frozen],
+        },
+        (shared[0].sequence, overtaken.sequence),
+    )
 
 
 async def test_every_planted_fault_is_found_in_a_batch_and_in_a_stream_alike(
     connection: Connection, stream: str, audit: Audit, tmp_path: Path
 ) -> None:
-    past, planted = faulty()
+    past, planted, (shared, overtaken) = faulty()
     batches = past.batches(stream)
     await rig.make_stream(connection, stream)
     await rig.make_group(connection, stream)
@@ -148,7 +152,8 @@ async def test_every_planted_fault_is_found_in_a_batch_and_in_a_stream_alike(
     soon = await audit(available_now=True, work=work, tolerance_s=0.1)
     assert soon.facts["messages"] == 2_500
     assert soon.facts["pending"] == 2_500 - soon.facts["handled"] > 0
-    assert soon.verdict, soon.as_text()
+    assert not soon.violations["lost"], soon.as_text()
+    assert not any(soon.unproven.values()), soon.as_text()
 
     await rig.publish(connection, stream, past.keys[2_500:])
     await rig.empty_queue(connection, stream, len(past.keys))
@@ -156,11 +161,9 @@ async def test_every_planted_fault_is_found_in_a_batch_and_in_a_stream_alike(
     batch = await audit(tolerance_s=0.1, complete=True)
     for kind, expected in planted.items():
         assert sequences(batch, kind) == expected, (kind, batch.as_text())
-    alices = keys_of(Past.clean(60, 60), ALICE)
-    assert [
-        (one["key"], one["record"]["instance"], one["other"]["instance"]) for one in batch.evidence["two_owners"]
-    ] == [(alices[1], "a1", "a2")]
-    assert batch.violations == {kind: len(found) for kind, found in planted.items()} | {"two_owners": 1}
+    owners = {one["key"]: (one["record"]["instance"], one["other"]["instance"]) for one in batch.evidence["two_owners"]}
+    assert owners == {past.keys[shared - 1]: ("a1", "a2"), past.keys[overtaken - 1]: ("b1", "b2")}
+    assert batch.violations == {kind: len(found) for kind, found in planted.items()} | {"two_owners": 2}
     assert batch.causes["duplicated"]["the server copied it into the queue twice"] == 1
     assert (batch.verdict, batch.exit_code) == (False, 3)
 
@@ -190,7 +193,8 @@ async def test_what_cannot_be_proven_is_told_apart(connection: Connection, strea
     for sequence in (proven, at_the_end, pending, handed[50].sequence):
         past.lose(sequence)
     past.dropped[ALICE] = {3: 7}
-    dropped = sorted(act.sequence for act in past.acts if act.ground == ALICE and act.key == alices[1])[20]
+    in_order = sorted((act for act in past.acts if act.ground == ALICE), key=lambda act: act.ended_ns)
+    dropped = [act for act in in_order[:400] if act.key == alices[1]][-1].sequence  # two batches of 200 are before it
     past.lose(dropped)
     past.unsent.add(("b1", 2))
     unsent = sorted((act for act in past.acts if act.ground == BOB), key=lambda act: act.ended_ns)[200:400]

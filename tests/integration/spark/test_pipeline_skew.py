@@ -146,7 +146,7 @@ async def test_handler_time_from_the_journal(
             took = 100 * MS if key == "slow" else MS
             start = START_NS + sequence * MS
             past.acts.append(Act(Ground("alice", "a1", "p"), sequence, key, start, start + took))
-        await write(connection, stream, past)
+        await write(connection, stream, past.batches(stream))
         report = skew.run(spark, skew.Settings(stream=stream, group=name, address=address, by="time"))
         assert [(one.key, one.load.messages) for one in report.hot_keys] == [("slow", 10), ("quick", 90)]
         assert report.hot_keys[0].load.time_s == pytest.approx(1.0)

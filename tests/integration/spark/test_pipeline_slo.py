@@ -22,7 +22,7 @@ from keylane.spark.address import Address
 from keylane.spark.pipelines import slo
 from keylane.spark.pipelines.slo_report import Cell, Report, read_thresholds
 from tests.integration.cli.groups_rig import here
-from tests.integration.spark.journal_rig import ALICE, BOB, MS, Act, Past, make_group, partition_of, write
+from tests.integration.spark.journal_rig import ALICE, BOB, MS, Act, Past, make_group, make_stream, partition_of, write
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,6 +38,7 @@ BOBS = [f"k{number}" for number in range(200) if partition_of(f"k{number}") >= 2
 @asynccontextmanager
 async def stage(connection: Connection, stream: str, keys: list[str]) -> AsyncIterator[tuple[Past, list[int]]]:
     """A group of alice and bob, a message for each key, and when each was stored, in nanoseconds."""
+    await make_stream(connection, stream)
     await make_group(connection, stream)
     try:
         await publish_many(connection, [Outgoing(f"{stream}.{key}", b"x") for key in keys])
@@ -68,7 +69,7 @@ async def test_times_waits_and_redeliveries(
             start = stored[sequence - 1] + (10 if ground is ALICE else 500) * MS
             took = place if ground is ALICE else 7
             past.acts.append(Act(ground, sequence, key, start, start + took * MS, delivered=1 + (sequence % 40 == 1)))
-        await write(connection, stream, past)
+        await write(connection, stream, past.batches(stream))
         address = Address(url=nats_server.url)
         asked = slo.Settings(stream=stream, group="billing", address=address, window_s=3600)
         report = slo.run(spark, asked)
@@ -116,7 +117,7 @@ async def test_lag_and_windows(
         # A failed try and one that was given back finish nothing.
         past.acts.append(Act(BOB, 7, keys[-1], stored[-1] + SECOND, stored[-1] + SECOND + MS, outcome="failed"))
         past.acts.append(Act(BOB, 8, keys[-1], stored[-1] + SECOND, stored[-1] + SECOND + MS, outcome="returned"))
-        await write(connection, stream, past)
+        await write(connection, stream, past.batches(stream))
         report = slo.run(
             spark, slo.Settings(stream=stream, group="billing", address=Address(url=nats_server.url), window_s=1)
         )
@@ -145,7 +146,7 @@ async def test_a_sample_counts_only_its_keys(
             if key in chosen:
                 start = stored[sequence - 1]
                 past.acts.append(Act(ALICE, sequence, key, start, start + MS))
-        await write(connection, stream, past)
+        await write(connection, stream, past.batches(stream))
         report = slo.run(spark, slo.Settings(stream=stream, group="billing", address=Address(url=nats_server.url)))
     assert (report.messages, report.unhandled, report.sample) == (len(chosen), 0, 0.3)
     assert "a sample of 30.0% of the keys" in report.as_text()
@@ -161,13 +162,13 @@ async def test_nothing_to_look_at(
         with pytest.raises(NotFound, match="has no journal"):
             slo.run(spark, asked)
         past.acts.append(Act(ALICE, 1, "a", stored[0], stored[0] + MS))
-        await write(connection, stream, past)
+        await write(connection, stream, past.batches(stream))
         with pytest.raises(InvalidInput, match="has no messages from 3 to latest"):
             slo.run(spark, slo.Settings(stream=stream, group="billing", address=address, start="3"))
         with pytest.raises(InvalidInput, match="has no record of group 'billing' for messages from 2"):
             slo.run(spark, slo.Settings(stream=stream, group="billing", address=address, start="2"))
-        past.acts[:] = [Act(ALICE, 2, "b", stored[0], stored[0] + 7200 * SECOND)]
-        await write(connection, stream, past)
+        past.acts[:] = [Act(BOB, 2, "b", stored[0], stored[0] + 7200 * SECOND)]
+        await write(connection, stream, past.batches(stream))
         with pytest.raises(InvalidInput, match="makes 72,001 windows"):
             slo.run(spark, slo.Settings(stream=stream, group="billing", address=address, window_s=0.1))
 

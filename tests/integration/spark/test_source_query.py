@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -14,7 +16,7 @@ import pytest
 
 import keylane
 import keylane.errors
-from keylane import Connection
+from keylane import Connection, groups
 from keylane.errors import (
     AuthenticationFailed,
     DataLost,
@@ -38,6 +40,7 @@ from keylane.spark.query import Query
 from keylane.spark.split import Split
 from keylane.spark.standing import Source
 from keylane.spark.watching import read_watched
+from tests.peers.store import REPOSITORY
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(120)]
 
@@ -422,6 +425,48 @@ async def test_a_refused_login_is_told_at_once() -> None:
         options = read_options({"url": server.url, "stream": "S"}, "streaming")
         with pytest.raises(AuthenticationFailed):
             await asyncio.to_thread(Query(options).begin)
+
+
+async def test_what_a_user_must_be_allowed_is_in_the_guide(unique: Unique, monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = (REPOSITORY / "docs" / "spark.md").read_text().split("## What a user of the server must be allowed")[1]
+    allowed = sorted(set(re.findall(r"`(\$[^`]+)`", guide)))
+    users = f"""authorization {{ users: [
+        {{ user: admin, password: admin }}
+        {{ user: reader, password: reader, permissions: {{ publish: {json.dumps(allowed)}, subscribe: "_INBOX.>" }} }}
+    ] }}"""
+    with NatsServer.start(extra_config=users) as server:
+        async with await keylane.connect(server.url, user="admin", password="admin") as connection:  # noqa: S106 - made up
+            plain = Rig(connection, server.url, unique("S"))
+            queue = Rig(connection, server.url, unique("S"))
+            await plain.make(
+                subject_transform={
+                    "src": f"{plain.name}.*",
+                    "dest": f"{{{{Partition(2,1)}}}}.{plain.name}.{{{{Wildcard(1)}}}}",
+                }
+            )
+            await queue.make(retention="workqueue")
+            await plain.publish(10)
+            await queue.publish(10)
+            await groups.create_static(connection, plain.name, "g", max_members=2, members=["a"])
+            await groups.create_elastic(connection, plain.name, "e", max_members=2)
+            monkeypatch.setenv("NATS_USER", "reader")
+            monkeypatch.setenv("NATS_PASSWORD", "reader")
+            try:
+                assert len(await plain.sequences()) == 10
+                assert len(await plain.sequences(group="g")) == 10
+                assert len(await queue.sequences()) == 10
+                assert await plain.sequences(group="e") == []
+                for one in (
+                    plain.query(queryName=unique("q")),
+                    plain.query(queryName=unique("q"), startingOffsets="latest"),
+                ):
+                    end, _ = await asyncio.to_thread(step, one)
+                    await asyncio.to_thread(one.latest, end | {"sequence": 9}, limited=True)
+                    await asyncio.to_thread(one.end)
+                    cursor = await connection.api.request(f"CONSUMER.INFO.{plain.name}.spark-{one.options.query_name}")
+                    assert cursor["num_pending"] == 1
+            finally:
+                link_to(Address(url=server.url)).close()
 
 
 async def test_a_server_that_comes_back_is_waited_for(tmp_path: Path, unique: Unique) -> None:

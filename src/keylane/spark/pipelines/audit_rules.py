@@ -16,14 +16,13 @@ Words, exactly:
 - A final record is a **late effect** if its handler started before the first effect of a tenure that succeeds its own,
   and ended more than the tolerance after it.
 - A message is **lost** if it has no final record, was not pending, and its record cannot be missing by accident: see
-  `losses`. Otherwise it is **unproven**.
+  `audit_losses`. Otherwise it is **unproven**.
 
 All of it is windows and joins over keys or sequences: Spark sorts and spills, and no group is ever held in memory.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -58,7 +57,7 @@ def record() -> Column:
     return F.struct(*RECORD_FIELDS)
 
 
-def _no_record() -> Column:
+def no_record() -> Column:
     return F.lit(None).cast(RECORD_TYPE)
 
 
@@ -80,8 +79,7 @@ def batches(journal: DataFrame) -> DataFrame:
 
 
 def lines(journal: DataFrame) -> DataFrame:
-    """One row for each line, with its holes: before the batches `hole_first` and `hole_last` records are missing."""
-    hole = F.when((F.col("batch") - F.col("before") > 1) | (F.col("dropped") > 0), F.col("batch"))
+    """One row for each line, and how much of it is missing."""
     return (
         batches(journal)
         .groupBy(*_LINE)
@@ -92,11 +90,15 @@ def lines(journal: DataFrame) -> DataFrame:
             F.sum("copies").alias("copies"),
             F.sum("records").alias("records"),
             F.min("sample").alias("sample"),
-            F.min(hole).alias("hole_first"),
-            F.max(hole).alias("hole_last"),
         )
         .withColumn("line", F.xxhash64(*_LINE))
     )
+
+
+def holes(journal: DataFrame) -> DataFrame:
+    """`line` and `batch`: records of the line are missing before this batch."""
+    before = batches(journal).where("batch - before > 1 OR dropped > 0")
+    return before.select(F.xxhash64(*_LINE).alias("line"), "batch")
 
 
 def records(journal: DataFrame, *, copies: bool) -> DataFrame:
@@ -257,103 +259,6 @@ def late_findings(final: DataFrame, pairs: DataFrame, tolerance_ns: int) -> Data
             record().alias("record"),
             F.col("successor.record").alias("other"),
         )
-    )
-
-
-# ---- losses ---------------------------------------------------------------------------------------------
-
-
-def unhandled(messages: DataFrame, final: DataFrame) -> DataFrame:
-    done = final.select(F.col("source_sequence").alias("sequence"))
-    return messages.join(done, "sequence", "left_anti")
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """What can make a missing record a loss."""
-
-    complete: bool
-    """Whoever asked says so: every instance closed its journal; and the journal itself has no hole."""
-
-
-def losses(left: DataFrame, of: DataFrame, lined: DataFrame, proof: Proof) -> DataFrame:
-    """What became of messages without a final record that were not pending either.
-
-    The record of a message can be missing by accident: dropped, expired, or lost with a process that was killed before
-    it flushed. It cannot if one tenure had the partition before the message, handled the next message of its key, and
-    its line has no hole between: a key's messages are handled one after the other, so the record would lie there. Nor
-    can it if the whole journal is known to be complete.
-    """
-    final = finals(of)
-    after = _next_of_key(left, final)
-    begun = final.groupBy("partition", "line", "pin", "revision").agg(
-        F.min("source_sequence").alias("first_sequence"), F.min("batch").alias("first_batch")
-    )
-    held = (
-        after.alias("m")
-        .join(
-            begun.alias("t"),
-            (F.col("m.partition") == F.col("t.partition"))
-            & (F.col("m.next.line") == F.col("t.line"))
-            & (F.col("m.next.pin") == F.col("t.pin"))
-            & (F.col("m.next.revision") == F.col("t.revision")),
-            "left",
-        )
-        .select("m.*", "t.first_sequence", "t.first_batch")
-    )
-    holes = lined.select(F.col("line").alias("hole_line"), "hole_first", "hole_last")
-    given_back = (
-        of.where("outcome = 'returned'")
-        .groupBy(F.col("source_sequence").alias("sequence"))
-        .agg(F.lit(True).alias("given_back"))
-    )
-    known = held.join(F.broadcast(holes), F.col("next.line") == F.col("hole_line"), "left").join(
-        given_back, "sequence", "left"
-    )
-    whole = F.coalesce(
-        (F.col("hole_last") <= F.col("first_batch")) | (F.col("hole_first") > F.col("next.batch")), F.lit(True)
-    )
-    reason = (
-        F.when(F.lit(proof.complete), F.lit(None).cast("STRING"))
-        .when(F.col("given_back"), F.lit("it was given back, and what became of it then is not written"))
-        .when(F.col("next").isNull(), F.lit("nothing of its key was handled after it: the record may have been lost"))
-        .when(
-            F.coalesce(F.col("first_sequence") >= F.col("sequence"), F.lit(True)),
-            F.lit("the partition changed hands: whoever had it before may have ended without writing"),
-        )
-        .when(~whole, F.lit("records of the instance that had it are missing in the journal"))
-    )
-    return (
-        known.withColumn("reason", reason)
-        .withColumn("kind", F.when(F.col("reason").isNull(), F.lit(LOST)).otherwise(F.lit(UNPROVEN)))
-        .select(
-            "kind",
-            "key",
-            "partition",
-            "sequence",
-            F.coalesce("reason", F.lit("it left the queue, and nobody handled it")).alias("why"),
-            _no_record().alias("record"),
-            F.col("next").alias("other"),
-        )
-    )
-
-
-def _next_of_key(left: DataFrame, final: DataFrame) -> DataFrame:
-    """Each message with `next`: the first effect of the next message of its key that has one."""
-    keys = left.select("key").distinct()
-    handled = (
-        final.join(keys, "key", "left_semi")
-        .groupBy("key", F.col("source_sequence").alias("sequence"))
-        .agg(F.min(F.struct("ended_ns", record().alias("record")))["record"].alias("handled"))
-        .withColumn("partition", F.lit(None).cast("INT"))
-    )
-    wanted = left.select("key", "sequence", F.lit(None).cast(RECORD_TYPE).alias("handled"), "partition")
-    later = Window.partitionBy("key").orderBy(F.col("sequence").desc()).rowsBetween(Window.unboundedPreceding, -1)
-    return (
-        handled.unionByName(wanted)
-        .withColumn("next", F.last("handled", ignorenulls=True).over(later))
-        .where("handled IS NULL")
-        .drop("handled")
     )
 
 

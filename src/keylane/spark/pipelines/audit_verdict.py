@@ -14,6 +14,7 @@ from keylane.core.journal_record import sample_limit
 from keylane.errors import InvalidInput
 from keylane.groups import ElasticConfig
 from keylane.spark.pipelines import audit_rules as rules
+from keylane.spark.pipelines.audit_losses import Proof, losses, unhandled
 from keylane.spark.pipelines.audit_tables import JOURNAL_DDL, MESSAGES_DDL, PENDING_DDL, Pending, Where
 from keylane.spark.pipelines.running import Say
 
@@ -60,16 +61,14 @@ def judge(
     say: Say,
 ) -> Found:
     """Run the rules; all findings are in `building/findings` afterwards."""
-    ground = _ground(spark, where, settings, must_have=must_have)
+    ground = _ground(spark, where, settings, building, must_have=must_have)
     wanted = ground.messages.where(F.col("key_crc") < ground.limit)
     of = rules.records(ground.journal, copies=bool(ground.sums["copies"]))
     of = of.where(F.col("source_sequence") <= (ground.range["last"] or 0))
     final = rules.finals(of)
 
     say("looking for messages without a record")
-    left = _left(spark, rules.unhandled(wanted, final), final, where, pending)
-    left.write.parquet(str(building / "left"))
-    left = spark.read.parquet(str(building / "left"))
+    left = _kept(spark, _left(spark, unhandled(wanted, final), final, where, pending), building / "left")
     counted = left.agg(
         F.count(F.when(F.col("pending"), 1)).alias("pending"), F.count(F.when(~F.col("pending"), 1)).alias("gone")
     ).first()
@@ -81,26 +80,25 @@ def judge(
     effects = rules.effects(final).observe(
         seen, F.count(F.lit(1)).alias("finals"), F.count(F.when(F.col("turn") == 1, 1)).alias("handled")
     )
-    pairs = rules.successions(rules.tenures(final))
-    parts = [
-        rules.order_findings(rules.order(effects, tolerance_ns)),
-        rules.owner_findings(pairs, tolerance_ns),
-        rules.late_findings(final, pairs, tolerance_ns),
-    ]
+    parts = [rules.order_findings(rules.order(effects, tolerance_ns))]
+    tenures = _kept(spark, rules.tenures(final), building / "tenures")
+    if not tenures.isEmpty():
+        pairs = rules.successions(tenures)
+        parts += [rules.owner_findings(pairs, tolerance_ns), rules.late_findings(final, pairs, tolerance_ns)]
     if counted["gone"]:
         whole = not (ground.sums["missing"] or ground.sums["dropped"] or ground.sums["broken"])
-        proof = rules.Proof(complete=settings.complete and whole)
-        parts.append(rules.losses(left.where("NOT pending").drop("pending"), of, ground.lined, proof))
+        proof = Proof(complete=settings.complete and whole, holes=rules.holes(ground.journal))
+        parts.append(losses(left.where("NOT pending").drop("pending"), of, proof))
     path = str(building / "findings")
     rules.named(rules.together(parts), ground.lined).write.parquet(path)
     facts = _facts(ground, counted, seen.get)
     return _told(spark.read.parquet(path), settings.evidence, ground, facts)
 
 
-def _ground(spark: SparkSession, where: Where, settings: Settings, *, must_have: bool) -> Ground:
+def _ground(spark: SparkSession, where: Where, settings: Settings, building: Path, *, must_have: bool) -> Ground:
     messages = spark.read.schema(MESSAGES_DDL).parquet(where.path("messages"))
     journal = spark.read.schema(JOURNAL_DDL).parquet(where.path("journal"))
-    lined = rules.lines(journal)
+    lined = _kept(spark, rules.lines(journal), building / "lines")
     names = ("batches", "missing", "dropped", "copies", "records")
     sums = (
         lined.agg(
@@ -129,6 +127,12 @@ def _ground(spark: SparkSession, where: Where, settings: Settings, *, must_have:
             "one, with join(…, journal=…)"
         )
     return Ground(messages, journal, lined, found, sums, limit)
+
+
+def _kept(spark: SparkSession, frame: DataFrame, path: Path) -> DataFrame:
+    """A table that is used several times: computed once."""
+    frame.write.parquet(str(path))
+    return spark.read.parquet(str(path))
 
 
 def _left(spark: SparkSession, left: DataFrame, final: DataFrame, where: Where, pending: Pending) -> DataFrame:

@@ -61,6 +61,10 @@ def draw_slo(report: SloReport, path: Path) -> None:
     _draw_members_over_time(axes[1][1], report, "wait_p99_ms", title="Wait p99 by member", unit="ms")
     _draw_members_over_time(axes[2][0], report, "lag_messages", title="Lag at the end of the window", unit="messages")
     _draw_members_over_time(axes[2][1], report, "redelivered_ratio", title="Redelivered tries", unit="%", scale=100.0)
+    windows = [one.window for one in report.cells if one.window is not None]
+    axes[2][0].set_xlim(report.began(min(windows)), report.began(max(windows) + 1))
+    for one in axes[2]:
+        one.set_xlabel("time (UTC)", fontsize=8)
     handles, labels = axes[0][1].get_legend_handles_labels()
     figure.legend(
         handles, labels, loc="outside lower center", ncols=min(8, max(1, len(labels))), frameon=False, fontsize=8

@@ -39,6 +39,8 @@ _SELECTING = {
 }
 _DAY = "date_from_unix_date(cast(floor(unix_micros(timestamp) / 86400000000) AS INT))"
 """In UTC, whatever the session's time zone is."""
+NO_PARTITION = -1
+"""Of a message without a partition. Some readers cannot tell the type of a column whose every value is null."""
 _POLL_S = 0.2
 
 
@@ -375,7 +377,7 @@ def _write(rows: DataFrame, staging: Path) -> None:
 
     rows.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     (
-        rows.withColumn("day", F.expr(_DAY))
+        rows.withColumns({"day": F.expr(_DAY), "partition": F.coalesce("partition", F.lit(NO_PARTITION))})
         .sortWithinPartitions("partition", "day", "sequence")
         .write.partitionBy("partition", "day")
         .parquet(str(staging))

@@ -4,7 +4,7 @@ The one is what there is, the other what is to take its place. Of a message each
 record, as in `audit_rules`) or none.
 
 - **missing**: the one handled it, the other did not, it was not pending there, and its record cannot be missing by
-  accident (`audit_rules.losses`); else **missing, unproven**.
+  accident (`audit_losses`); else **missing, unproven**.
 - **extra**: the other handled it, the one did not; the same holds the other way round, so **extra, unproven** too.
 - **other outcome**: both handled it, with different outcomes (done, dead, terminated).
 - **other order**: both handled it, and a message of its key that came after it with the one came before it with the

@@ -15,6 +15,7 @@ from keylane.spark.address import Address
 from keylane.spark.pipelines import audit_rules as rules
 from keylane.spark.pipelines import audit_tables as tables
 from keylane.spark.pipelines import parity_rules as parity
+from keylane.spark.pipelines.audit_losses import Proof, losses
 from keylane.spark.pipelines.audit_text import record_in_words
 from keylane.spark.pipelines.audit_verdict import counted_findings
 from keylane.spark.pipelines.journal_frame import journal_stand
@@ -44,6 +45,7 @@ class Side:
     pending: tables.Pending
     records: DataFrame
     lined: DataFrame
+    holes: DataFrame
     whole: bool
     sample: float
 
@@ -95,8 +97,8 @@ def compare(spark: SparkSession, settings: Settings, part: Range, aside: Path, s
         waits = spark.read.parquet(str(aside / name))
         facts[name] = waits.count()
         gone = lacking.join(waits.select("sequence"), "sequence", "left_anti")
-        proof = rules.Proof(complete=settings.complete and side.whole)
-        found = rules.losses(gone, side.records, side.lined, proof)
+        proof = Proof(complete=settings.complete and side.whole, holes=side.holes)
+        found = losses(gone, side.records, proof)
         parts.append(parity.absent(found, *words, pairs.select("sequence", "record", "other")))
     path = str(aside / "findings")
     rules.named(rules.together(parts), one.lined.unionByName(other.lined)).write.parquet(path)
@@ -134,7 +136,8 @@ def _read(spark: SparkSession, where: tables.Where, pending: tables.Pending, par
     else:
         Path(where.path("journal")).mkdir()
     journal = spark.read.schema(tables.JOURNAL_DDL).parquet(where.path("journal"))
-    lined = rules.lines(journal)
+    rules.lines(journal).write.parquet(where.path("lines"))
+    lined = spark.read.parquet(where.path("lines"))
     sums = lined.agg(
         F.count(F.lit(1)).alias("lines"),
         F.sum("copies").alias("copies"),
@@ -149,7 +152,8 @@ def _read(spark: SparkSession, where: tables.Where, pending: tables.Pending, par
         )
     broken = journal.where("kind = 'broken'").limit(1).count()
     records = rules.records(journal, copies=bool(sums["copies"]))
-    return Side(where, pending, records, lined, whole=not (sums["holes"] or broken), sample=sums["sample"])
+    missing = rules.holes(journal)
+    return Side(where, pending, records, lined, missing, whole=not (sums["holes"] or broken), sample=sums["sample"])
 
 
 # ---- in words -------------------------------------------------------------------------------------------

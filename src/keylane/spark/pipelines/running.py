@@ -18,10 +18,13 @@ from typing import TYPE_CHECKING, Any
 from keylane import errors
 from keylane.core.partitions import Partitioning
 from keylane.core.subjects import shown
-from keylane.errors import ApiError, InvalidInput, KeylaneError, LakeBroken
+from keylane.errors import ApiError, InvalidInput, KeylaneError, LakeBroken, NotFound
 from keylane.groups import ElasticConfig, StaticConfig
+from keylane.jetstream.connection import Connection
+from keylane.jetstream.consumers import parse_time
 from keylane.spark.address import OPTIONS, Address
 from keylane.spark.options import ADDRESS_NAMES, ReadOptions, read_options
+from keylane.spark.patience import ask
 from keylane.spark.standing import Source
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ _AGO = re.compile(r"-(?:\d+(?:\.\d*)?[smhd])+")
 _AGO_PART = re.compile(r"(\d+(?:\.\d*)?)([smhd])")
 _UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _LOOK_S = 1.0
+_CLOCKS_DIFFER = timedelta(minutes=5)
 
 
 def say_nothing(line: str) -> None:
@@ -143,6 +147,25 @@ def load_group(
     frames = [load(spark, dict(options) | own, part) for own in _key_options(config)]
     rows = reduce(lambda one, other: one.unionAll(other), frames).where("partition IS NOT NULL")
     return rows.withColumn("key", F.coalesce("key", "subject"))
+
+
+def journal_bounds(address: Address, part: Range) -> dict[str, str]:
+    """Where to begin in the journal for the messages of a range: nobody wrote of them before they were there.
+
+    The two streams may be on servers whose clocks differ: a few minutes more are read.
+    """
+    if part.after == 0:
+        return {}
+    request = {"seq": part.after + 1, "next_by_subj": ">"}
+
+    async def look(connection: Connection) -> dict[str, Any]:
+        return await connection.api.request(f"STREAM.MSG.GET.{part.stream}", request)
+
+    try:
+        stored = ask(address, look, f"look at message {part.after + 1} of stream {part.stream!r}")["message"]["time"]
+    except NotFound:
+        return {}
+    return {"startingTimestamp": (parse_time(stored) - _CLOCKS_DIFFER).isoformat()}
 
 
 def _key_options(config: StaticConfig | ElasticConfig) -> list[dict[str, str]]:

@@ -26,6 +26,7 @@ from keylane.spark.pipelines.running import (
     address_options,
     bounds,
     find_range,
+    journal_bounds,
     load_group,
     plainly,
     progress,
@@ -153,7 +154,9 @@ def _handler_times(spark: SparkSession, settings: Settings, part: Range) -> Data
     from keylane.spark.pipelines.journal_frame import journal_frame  # noqa: PLC0415 - needs pyarrow
 
     try:
-        records = journal_frame(spark, settings.address, settings.stream, settings.group)
+        records = journal_frame(
+            spark, settings.address, settings.stream, settings.group, bounds=journal_bounds(settings.address, part)
+        )
     except NotFound:
         if settings.by == "time":
             raise

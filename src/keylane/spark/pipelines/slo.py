@@ -27,6 +27,7 @@ from keylane.spark.pipelines.running import (
     address_options,
     bounds,
     find_range,
+    journal_bounds,
     load_group,
     plainly,
     progress,
@@ -123,7 +124,9 @@ def _records(spark: SparkSession, settings: Settings, part: Range) -> DataFrame:
 
     from keylane.spark.pipelines.journal_frame import journal_frame  # noqa: PLC0415 - needs pyarrow
 
-    frame = journal_frame(spark, settings.address, settings.stream, settings.group)
+    frame = journal_frame(
+        spark, settings.address, settings.stream, settings.group, bounds=journal_bounds(settings.address, part)
+    )
     return frame.where(F.col("source_sequence").between(part.after + 1, part.upto)).select(
         "member", "partition", "source_sequence", "delivered", "started_ns", "ended_ns", "outcome", "sample"
     )

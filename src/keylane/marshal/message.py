@@ -1,0 +1,83 @@
+"""A message as the handler of a Marshal consumer sees it, and the handler as the consumer calls it."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from keylane.core.picking import TopicPartition
+from keylane.errors import InvalidInput
+from keylane.marshal.source import SourceRecord
+
+
+class MarshalMessage:
+    """One message of a claimed partition.
+
+    `token` grows with every new owner of the partition: write it where the effect goes, and refuse a lower one than
+    was seen, to be safe from an owner that was frozen and does not know yet that it lost the partition.
+    """
+
+    __slots__ = ("record", "token", "where")
+
+    def __init__(self, record: SourceRecord, where: TopicPartition, token: int) -> None:
+        self.record = record
+        self.where = where
+        self.token = token
+
+    def __repr__(self) -> str:
+        return f"<MarshalMessage {self.topic}/{self.partition} offset={self.offset} token={self.token}>"
+
+    @property
+    def topic(self) -> str:
+        return self.where.topic
+
+    @property
+    def partition(self) -> int:
+        return self.where.partition
+
+    @property
+    def offset(self) -> int:
+        return self.record.offset
+
+    @property
+    def key(self) -> bytes | None:
+        return self.record.key
+
+    @property
+    def data(self) -> bytes:
+        return self.record.data
+
+    @property
+    def timestamp_ms(self) -> int:
+        return self.record.timestamp_ms
+
+    @property
+    def headers(self) -> tuple[tuple[str, bytes], ...]:
+        return self.record.headers
+
+    @property
+    def subject(self) -> str | None:
+        """What it was published on, where the source has subjects."""
+        return self.record.subject
+
+
+Handler = Callable[[MarshalMessage], Awaitable[None]] | Callable[[MarshalMessage], None]
+Failure = Callable[[MarshalMessage, BaseException, int], None]
+GiveUp = Callable[[MarshalMessage, BaseException, int], Awaitable[None]]
+
+
+def as_coroutine(handler: Handler) -> Callable[[MarshalMessage], Awaitable[Any]]:
+    """A plain function runs in a thread, so that it never blocks the event loop."""
+    if not callable(handler):
+        raise InvalidInput(f"handler is {handler!r}: give a function of one message")
+    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__):
+        return handler  # type: ignore[return-value]  # just seen
+
+    async def in_thread(message: MarshalMessage) -> None:
+        result = await asyncio.to_thread(handler, message)
+        if inspect.isawaitable(result):
+            await result  # a plain function around a coroutine function
+
+    return in_thread

@@ -1,0 +1,78 @@
+"""How a Marshal consumer works, as its caller said it, and whom it tells what happens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import get_args
+
+from keylane.core.picking import Appetite, TopicPartition
+from keylane.errors import InvalidInput, KeylaneError
+from keylane.marshal.claiming import WORKS, Mode
+from keylane.marshal.crew import Order
+from keylane.marshal.message import Failure, GiveUp
+
+SHORTEST_INTERVAL_S = 0.1
+LONGEST_INTERVAL_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerHooks:
+    """Told what happens to a consumer. Plain functions; they must not wait."""
+
+    on_claimed: Callable[[TopicPartition, int], None] | None = None
+    """A partition is ours: which, and its token."""
+    on_let_go: Callable[[TopicPartition, str], None] | None = None
+    """A partition is ours no more: which, and why."""
+    on_failure: Failure | None = None
+    """A handler raised: message, error, and how often it failed by now."""
+    on_trouble: Callable[[KeylaneError], None] | None = None
+    """The log or the source does not answer; it is tried again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """The options of a consumer, checked."""
+
+    mode: Mode
+    appetite: Appetite
+    heartbeat_interval_s: float
+    batch_size: int
+    max_in_flight: int
+    concurrency: int
+    order: Order
+    release_when_behind: bool
+    max_tries: int | None
+    give_up: GiveUp | None
+    grace_s: float
+    patience_s: float
+
+    def __post_init__(self) -> None:
+        if self.mode not in WORKS:
+            raise InvalidInput(f"mode is {self.mode!r}: use one of {', '.join(WORKS)}")
+        if self.order not in get_args(Order):
+            raise InvalidInput(f"order is {self.order!r}: use one of {', '.join(get_args(Order))}")
+        if not isinstance(self.appetite, Appetite):
+            raise InvalidInput(f"pick is {self.appetite!r}: give an Appetite, or one of random, round_robin")
+        for name in ("batch_size", "max_in_flight", "concurrency", "max_tries"):
+            value = getattr(self, name)
+            if name == "max_tries" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InvalidInput(f"{name} is {value!r}: give a whole number, at least 1")
+        _check_range(self.heartbeat_interval_s, "heartbeat_interval_s", SHORTEST_INTERVAL_S, LONGEST_INTERVAL_S)
+        _check_range(self.grace_s, "grace_s", 0.0, math.inf)
+        _check_range(self.patience_s, "patience_s", 0.0, math.inf)
+        if self.mode == "at_most_once" and (self.max_tries is not None or self.give_up is not None):
+            raise InvalidInput("max_tries and give_up are for at_least_once: at most once tries nothing again")
+        if self.give_up is not None and self.max_tries is None:
+            raise InvalidInput("give_up needs max_tries: without it a message is tried for ever")
+
+
+def _check_range(value: float, name: str, least: float, most: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise InvalidInput(
+            f"{name} is {value!r}: give seconds, at least {least:g}"
+            + (f", at most {most:g}" if most < math.inf else "")
+        )
