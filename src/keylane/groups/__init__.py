@@ -24,6 +24,7 @@ from keylane.groups.member import Member, MemberHooks, join
 from keylane.groups.message import GroupMessage
 from keylane.groups.origin import Origin
 from keylane.groups.shape import queue_stream
+from keylane.groups.unpublished import Unpublished, put_unpublished
 
 __all__ = [
     "ElasticConfig",
@@ -33,6 +34,7 @@ __all__ = [
     "MemberHooks",
     "Origin",
     "StaticConfig",
+    "Unpublished",
     "active_members",
     "add_members",
     "create_elastic",
@@ -44,6 +46,7 @@ __all__ = [
     "join",
     "list_groups",
     "member_info",
+    "put_unpublished",
     "queue_stream",
     "set_mapping",
     "step_down",

@@ -1,42 +1,112 @@
-"""Consumers coordinated by nothing but a log: its port, and the logs that keylane brings."""
+"""Consumers coordinated by nothing but a log: the consumer, its logs and sources, and the admin's view.
 
-from keylane.core.claim_facts import (
-    Claim,
-    Freshness,
-    Key,
-    LogRecord,
-    MessageClaim,
-    Misplaced,
-    Owner,
-    Pause,
-    Snapshot,
-    Tenure,
-    Verdict,
-)
-from keylane.core.claims import World, replay
-from keylane.marshal.jetstream_log import JetStreamLog, open_jetstream_log
-from keylane.marshal.log import Bounds, CoordinationLog, MemoryLog, Newest, Position, catch_up
+Names are loaded when they are first used: a program with a log in Kafka does not need the NATS client.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from keylane.core.claim_facts import (
+        Claim,
+        Freshness,
+        Key,
+        LogRecord,
+        MessageClaim,
+        Misplaced,
+        Owner,
+        Pause,
+        Snapshot,
+        Tenure,
+        Verdict,
+    )
+    from keylane.core.claims import World, replay
+    from keylane.core.picking import Appetite, TopicPartition
+    from keylane.marshal.admin import Admin, Load, PartitionLoad
+    from keylane.marshal.consumer import Consumer
+    from keylane.marshal.jetstream_log import JetStreamLog, open_jetstream_log
+    from keylane.marshal.log import Bounds, CoordinationLog, MemoryLog, Newest, Position, catch_up
+    from keylane.marshal.message import MarshalMessage
+    from keylane.marshal.source import Extent, MemorySource, Reader, Source, SourceRecord
+    from keylane.marshal.stream_source import StreamSource
+    from keylane.marshal.terms import ConsumerHooks
+
+_HOMES = {
+    "keylane.core.claim_facts": (
+        "Claim",
+        "Freshness",
+        "Key",
+        "LogRecord",
+        "MessageClaim",
+        "Misplaced",
+        "Owner",
+        "Pause",
+        "Snapshot",
+        "Tenure",
+        "Verdict",
+    ),
+    "keylane.core.claims": ("World", "replay"),
+    "keylane.core.picking": ("Appetite", "TopicPartition"),
+    "keylane.marshal.admin": ("Admin", "Load", "PartitionLoad"),
+    "keylane.marshal.consumer": ("Consumer",),
+    "keylane.marshal.jetstream_log": ("JetStreamLog", "open_jetstream_log"),
+    "keylane.marshal.log": ("Bounds", "CoordinationLog", "MemoryLog", "Newest", "Position", "catch_up"),
+    "keylane.marshal.message": ("MarshalMessage",),
+    "keylane.marshal.source": ("Extent", "MemorySource", "Reader", "Source", "SourceRecord"),
+    "keylane.marshal.stream_source": ("StreamSource",),
+    "keylane.marshal.terms": ("ConsumerHooks",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "Admin",
+    "Appetite",
     "Bounds",
     "Claim",
+    "Consumer",
+    "ConsumerHooks",
     "CoordinationLog",
+    "Extent",
     "Freshness",
     "JetStreamLog",
     "Key",
+    "Load",
     "LogRecord",
+    "MarshalMessage",
     "MemoryLog",
+    "MemorySource",
     "MessageClaim",
     "Misplaced",
     "Newest",
     "Owner",
+    "PartitionLoad",
     "Pause",
     "Position",
+    "Reader",
     "Snapshot",
+    "Source",
+    "SourceRecord",
+    "StreamSource",
     "Tenure",
+    "TopicPartition",
     "Verdict",
     "World",
     "catch_up",
     "open_jetstream_log",
     "replay",
 ]
+
+if not TYPE_CHECKING:  # a type checker that saw this would take every misspelt name for good
+
+    def __getattr__(name: str) -> object:
+        home = _HOME_OF.get(name)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(home), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -37,6 +37,7 @@ class Claimer:
         self._source = source
         self._mode = mode
         self._patience = patience
+        self._writing = book.new_patience()
         self.trying: set[TopicPartition] = set()
         """What a claim or a release of ours is under way for."""
 
@@ -52,10 +53,11 @@ class Claimer:
             position = None
             try:
                 position = await self._book.append(self._author.claiming(where), key)
+                self._writing.worked()
             except RevisionConflict:
                 pass  # somebody was quicker; the log says who
             except KeylaneError as error:
-                await self._book.patience.after(error)
+                await self._writing.after(error)
             await self._book.read([self._book.where(key)])
             claim = self._book.claim_of(key)
             if claim is None or not self._is_mine(claim):
@@ -77,7 +79,7 @@ class Claimer:
             except RevisionConflict:
                 pass  # somebody wrote about it meanwhile
             except KeylaneError as error:
-                await self._book.patience.after(error)
+                await self._writing.after(error)
             await self._book.read([claim.log_partition])
             now = self._book.claim_of(claim.key)
             if now is None or not self._is_mine(now):
@@ -152,4 +154,4 @@ class Claimer:
             try:
                 return (await self._book.log.bounds(log_partition)).first > self._book.log.first_offset
             except KeylaneError as error:
-                await self._book.patience.after(error)
+                await self._writing.after(error)

@@ -25,7 +25,7 @@ from keylane.marshal.crew import Crew, Order
 from keylane.marshal.log import CoordinationLog
 from keylane.marshal.logbook import LogBook, own_clock
 from keylane.marshal.message import GiveUp, Handler
-from keylane.marshal.serving import LOST, serve
+from keylane.marshal.serving import serve
 from keylane.marshal.source import Source
 from keylane.marshal.tenure import Tenure
 from keylane.marshal.terms import ConsumerHooks, Terms
@@ -38,6 +38,7 @@ _LOOK_EVERY = 0.3
 _BETWEEN_CLAIMS = 0.02
 _COUNT_TOPICS_EVERY = 10
 _COOL_DOWN = 2
+"""Intervals in which a consumer leaves to others what it could not keep up with."""
 _LAST_WRITES_S = 10.0
 
 
@@ -59,7 +60,7 @@ class Consumer:
     ...     await consumer.wait()
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - what a consumer is made of; the rest is named
         self,
         log: CoordinationLog,
         source: Source,
@@ -106,7 +107,11 @@ class Consumer:
         self._source = source
         self._hooks = hooks or ConsumerHooks()
         self._book = LogBook(
-            log, heartbeat_interval_s, self._patience("the coordination log"), placing=placing, wall_s=wall_clock
+            log,
+            heartbeat_interval_s,
+            lambda: self._patience("the coordination log"),
+            placing=placing,
+            wall_s=wall_clock,
         )
         self._claimer = Claimer(self._book, self._author, source, mode, self._patience("the source"))
         self._counts: dict[str, int] = {}
@@ -319,11 +324,11 @@ class Consumer:
         patience = self._patience(f"{tenure.where.topic}/{tenure.where.partition}")
         why = "the consumer failed"
         try:
-            why = await serve(tenure, work, self._source, crew, patience, self._terms)
+            why = await serve(tenure, work, self._source, crew, patience=patience, terms=self._terms)
         finally:
             del self._tenures[tenure.where]
             self._let_one_go.set()
-            if why != LOST:  # let others have it first
+            if tenure.asked is not None and tenure.asked.cool_down:
                 self._cooling[tenure.where] = own_clock() + _COOL_DOWN * self._terms.heartbeat_interval_s
             if self._hooks.on_let_go is not None:
                 self._hooks.on_let_go(tenure.where, why)

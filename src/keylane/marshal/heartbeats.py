@@ -77,5 +77,6 @@ class Heartbeats:
         if self._pace.is_behind:
             self._tenure.ask_to_end(
                 f"behind: {waiting} messages wait, {self._pace.inflow:g} come in and {self._pace.velocity:g} are done "
-                "in each heartbeat"
+                "in each heartbeat",
+                cool_down=True,
             )

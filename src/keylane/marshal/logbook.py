@@ -32,14 +32,16 @@ class LogBook:
         self,
         log: CoordinationLog,
         interval_s: float,
-        patience: Patience,
+        new_patience: Callable[[], Patience],
         *,
         placing: Placing = "topic_partition",
         wall_s: Callable[[], float] = time.time,
     ) -> None:
         self.log = log
         self.interval_s = interval_s
-        self.patience = patience
+        self.new_patience = new_patience
+        """For somebody who writes: that reading goes well says nothing of it."""
+        self._patience = new_patience()
         self.world = World(interval_s, log.partitions, placing=placing, first_offset=log.first_offset)
         self._wall_s = wall_s
         self._locks = [asyncio.Lock() for _ in range(log.partitions)]
@@ -73,12 +75,12 @@ class LogBook:
                     await self._read(number)
                 except NotFound as error:
                     # The log is there, or its bounds would have said so: nobody answers for the moment.
-                    await self.patience.after(ReadIncomplete(str(error)))
+                    await self._patience.after(ReadIncomplete(str(error)))
                 except KeylaneError as error:
-                    await self.patience.after(error)
+                    await self._patience.after(error)
                 else:
                     self._read_by[number] = self._begun[number]
-                    self.patience.worked()
+                    self._patience.worked()
 
     async def _read(self, number: int) -> None:
         before, is_first = self.world.next_offset(number), self._read_by[number] == 0

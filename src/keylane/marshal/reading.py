@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from keylane.core.picking import TopicPartition
 from keylane.errors import KeylaneError
@@ -14,7 +14,7 @@ _WAIT_S = 1.0
 
 async def batches(
     source: Source, where: TopicPartition, offset: int, room: Callable[[], Awaitable[int]], patience: Patience
-) -> AsyncIterator[list[SourceRecord]]:
+) -> AsyncGenerator[list[SourceRecord], None]:
     """The messages from an offset on, in order, for ever. `room` says how many may come next, when some may.
 
     After trouble the partition is read anew from the place that was reached.

@@ -1,7 +1,7 @@
 """Serves one partition from the win to the end: heartbeats and work side by side, then the release.
 
-Owns: the order of things at the end. Asked to let go: read nothing more, let handlers at work finish while heartbeats go
-on, then release at what is done. Lost: start nothing more, and end the handlers.
+Owns: the order of things at the end. Asked to let go: read nothing more, let handlers at work finish while heartbeats
+go on, then release at what is done. Lost: start nothing more, and end the handlers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from keylane.marshal.trouble import Patience
 LOST = "somebody else owns it now"
 
 
-async def serve(tenure: Tenure, work: Work, source: Source, crew: Crew, patience: Patience, terms: Terms) -> str:
+async def serve(tenure: Tenure, work: Work, source: Source, crew: Crew, *, patience: Patience, terms: Terms) -> str:
     """Returns why it ended. Raises what cannot pass; then nothing is written any more."""
     beats = Heartbeats(
         tenure,

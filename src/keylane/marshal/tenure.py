@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 from keylane.core.claim_facts import Claim, Key
 from keylane.core.claim_records import Message
 from keylane.core.picking import TopicPartition
-from keylane.errors import CoordinationLogError, KeylaneError, RevisionConflict
+from keylane.errors import CoordinationLogError, KeylaneError, ReadIncomplete, RevisionConflict
 from keylane.marshal.author import Author
 from keylane.marshal.log import Position
 from keylane.marshal.logbook import LogBook, own_clock
@@ -52,12 +52,14 @@ class _Written(NamedTuple):
     """None: it is in the log, and where was not told."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class End:
     """Why a tenure is to end, and what is left in the log."""
 
     why: str
     release: bool = True
+    cool_down: bool = False
+    """Whether this consumer should leave it to others for a while."""
 
 
 class Tenure:
@@ -103,10 +105,10 @@ class Tenure:
         self.is_over = True
         self._some_done.set()
 
-    def ask_to_end(self, why: str, *, release: bool = True) -> None:
+    def ask_to_end(self, why: str, *, release: bool = True, cool_down: bool = False) -> None:
         """Whoever serves it lets it go. The first reason counts."""
         if self.asked is None:
-            self.asked = End(why, release)
+            self.asked = End(why, release, cool_down)
             self._asked.set()
 
     async def asked_to_end(self) -> None:
@@ -179,19 +181,21 @@ class Tenure:
 
     async def _write(self, make: Callable[[], Message], has_landed: Callable[[Claim, int], bool]) -> _Written | None:
         """Until it is in the log and the log was read beyond it. None: the partition is not ours any more."""
-        sent_at = own_clock()
+        sent_at, patience = own_clock(), self._book.new_patience()
         while self.is_ours:
             newest = self._book.world.newest_of(*self.key)
             before = -1 if newest is None else newest
-            position = None
+            position, conflict = None, None
             try:
                 position = await self._book.append(make(), self.key)
-            except RevisionConflict:
-                pass  # somebody wrote about this partition: read what it was
+            except RevisionConflict as error:
+                conflict = error  # somebody wrote about this partition: read what it was
             except KeylaneError as error:
-                await self._book.patience.after(error)
+                await patience.after(error)
             reading_at = own_clock()
             await self._book.read([self._book.where(self.key)])
+            if conflict is not None and self._book.world.newest_of(*self.key) == newest:
+                await patience.after(ReadIncomplete(f"what is in conflict cannot be read: {conflict}"))
             if position is not None or (self._is_or_was_ours and has_landed(self._claim, before)):
                 return _Written(sent_at, position)
             sent_at = reading_at  # what the log did not have then cannot be older

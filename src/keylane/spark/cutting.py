@@ -15,7 +15,7 @@ import numpy as np
 from keylane.spark.slices import Mask, Octets, Positions
 
 _CRLF = b"\r\n"
-_FEWEST_TO_GUESS = 16
+_FEWEST_TO_GUESS = 64  # fewer are walked sooner than numpy is called
 _ENOUGH = 16  # the end of an inbox's name is random
 
 

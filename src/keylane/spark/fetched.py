@@ -76,6 +76,7 @@ class FetchedRange:
         payload = json.dumps(request, separators=(",", ":")).encode()
         target = self._connection.api.subject(f"DIRECT.GET.{self._split.reading.stream}").encode()
         self._client.post(b"PUB %b %b %d\r\n%b\r\n" % (target, self._inbox.encode(), len(payload), payload))
+        self.arrivals.heard = time.monotonic()  # until now there was nothing to hear
         self._asked = True
         self._in_batch = 0
 

@@ -116,6 +116,8 @@ class PulledRange:
             if not asked:
                 self.arrivals.hand_over()
             return
+        if not asked:
+            self.arrivals.heard = time.monotonic()  # until now there was nothing to hear
         pull = self._window.ask_for(room)
         request = {
             "batch": pull.batch,

@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import repeat
-
-from keylane.groups.letter_headers import escaped
+from urllib.parse import quote
 
 _DIGEST_BYTES = 9  # 72 bits are twelve characters
 _NAMES_KEPT = 1000
@@ -34,6 +33,11 @@ class IdScope:
     run: str
     """Of rows without: the query and the batch, or the one write."""
     partition: int
+
+
+def short(name: str) -> str:
+    """Twelve characters for a long name: the server keeps every id in memory for as long as its window lasts."""
+    return b2a_base64(blake2b(name.encode(), digest_size=_DIGEST_BYTES).digest(), newline=False).decode()
 
 
 class RowIds:
@@ -100,5 +104,5 @@ class RowIds:
         """A stream's name as it stands in an id. Names repeat: each is made fit once."""
         if len(self._names) >= _NAMES_KEPT:
             self._names.clear()
-        name = self._names[source] = b":%b" % escaped(source).encode()
+        name = self._names[source] = b":%b" % quote(source).encode()
         return name

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from keylane.errors import InvalidInput, WriteFailed
 from keylane.spark.batch_marks import Batch, is_written, mark_written
-from keylane.spark.row_ids import IdScope
+from keylane.spark.row_ids import IdScope, short
 from keylane.spark.target import Target, look_at_target
 from keylane.spark.write_options import WriteOptions, check_columns, write_options
 from keylane.spark.writing import write_batches
@@ -88,8 +88,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if name is not None and is_written(self.options.address, name, self.target.stream, batch):
             return TaskDone(0, 0, batch)
         scope = IdScope(
-            scope=self.options.id_prefix or name or query_id,
-            run=f"{query_id}:{batch.number}",
+            scope=self.options.id_prefix or name or short(query_id),
+            run=f"{short(query_id)}:{batch.number}",
             partition=task.partitionId(),
         )
         written = write_batches(self.options, self.target, scope, iterator, group=name or "spark")

@@ -32,7 +32,7 @@ def main(directory: Path, reads: list[dict[str, str]]) -> None:
             writer = following.writeStream.format("parquet").option("path", str(directory / f"rows{number}"))
             writer = writer.option("checkpointLocation", str(directory / f"checkpoint{number}"))
             query = writer.trigger(availableNow=True).start()
-            assert query.awaitTermination(90)
+            assert query.awaitTermination(150)
             found.append([counted, spark.read.parquet(str(directory / f"rows{number}")).count()])
     sys.stdout.write(json.dumps(found) + "\n")
 

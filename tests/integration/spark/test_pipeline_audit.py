@@ -288,7 +288,7 @@ def small_disk(place: Path) -> Iterator[Path]:
     try:
         yield place
     finally:
-        command(["umount", str(place)], check=True)
+        command(["umount", "--lazy", str(place)], check=True)  # Spark may hold a file that it could not close
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -9,12 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keylane.jetstream.protocol import Scanner, Unrouted
+from keylane.spark import cutting
 from keylane.spark.cutting import Cutter, Run
 from keylane.spark.delivered import delivered_messages
 from keylane.spark.messages import together
 from keylane.spark.stored import stored_messages
 
 pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(autouse=True, scope="module")
+def guess_early() -> Iterator[None]:
+    """Short runs are walked one by one; here they are to be guessed too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cutting, "_FEWEST_TO_GUESS", 8)
+        yield
+
 
 Taken = tuple[bytes, bytes, bytes]
 """Subject, headers, payload."""

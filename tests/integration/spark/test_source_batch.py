@@ -18,7 +18,7 @@ from tests.integration.spark.source_rig import Ground, ground, numbers
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(500)]
 
 Unique = Callable[..., str]
 

@@ -14,7 +14,7 @@ from tests.integration.spark.source_rig import Ground, ground
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(500)]
 
 Unique = Callable[..., str]
 
@@ -50,7 +50,7 @@ def test_start_and_collect_refuse_what_belongs_to_the_other(here: Ground, unique
         here.read(name, maxOffsetsPerTrigger=5).collect()
     query = here.start(here.stream(name, endingOffsets=5), tmp_path)
     with pytest.raises(PySparkException, match=r"option 'endingOffsets' \(value '5'\) is for batch reads"):
-        query.awaitTermination(60)
+        query.awaitTermination(150)
 
 
 def test_a_schema_of_ones_own_is_refused(here: Ground, unique: Unique, tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_schema_of_ones_own_is_refused(here: Ground, unique: Unique, tmp_path:
     )
     query = here.start(frame, tmp_path)
     with pytest.raises(PySparkException, match=r"leave \.schema\(\) out"):
-        query.awaitTermination(60)
+        query.awaitTermination(150)
     same = reader.schema(here.read(name).schema).load()
     assert same.collect() == []
 
@@ -81,7 +81,7 @@ def test_no_stream_no_group_no_server(here: Ground, unique: Unique, tmp_path: Pa
     frame = here.spark.readStream.format("keylane").option("url", "nats://127.0.0.1:1").option("stream", name).load()
     query = here.start(frame, tmp_path)
     with pytest.raises(PySparkException, match=r"ServerUnreachable: could not look at stream .* for \d+ s"):
-        query.awaitTermination(90)
+        query.awaitTermination(150)
 
 
 def test_a_loss_is_told_in_the_querys_exception(here: Ground, unique: Unique, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from keylane.jetstream.publish import Outgoing, publish_many
 from keylane.server import NatsServer
 from tests.peers.store import REPOSITORY
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(500)]
 
 PASSWORD = "correct-horse-battery-staple"  # noqa: S105 - made up
 
@@ -57,7 +57,7 @@ def test_a_password_from_the_environment_and_a_seed_from_a_file(unique: Callable
             env=os.environ | {"NATS_USER": "reader", "NATS_PASSWORD": PASSWORD},
             capture_output=True,
             text=True,
-            timeout=270,
+            timeout=450,
             check=False,
         )
     assert job.returncode == 0, job.stderr

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(500)]
 
 Unique = Callable[..., str]
 
@@ -35,7 +35,7 @@ def here(nats_server: NatsServer, spark: SparkSession) -> Iterator[Ground]:
         yield made
 
 
-def wait_for(what: Callable[[], object], query: StreamingQuery | None = None, seconds: float = 60) -> None:
+def wait_for(what: Callable[[], object], query: StreamingQuery | None = None, seconds: float = 150) -> None:
     deadline = time.monotonic() + seconds
     while not what():
         if query is not None and query.exception() is not None:
@@ -121,7 +121,7 @@ def test_trigger_once_takes_everything_at_once(here: Ground, unique: Unique, tmp
     frame = here.stream(name, maxOffsetsPerTrigger=10)
     writer = frame.writeStream.format("parquet").option("path", str(tmp_path / "rows"))
     query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(once=True).start()
-    assert query.awaitTermination(60)
+    assert query.awaitTermination(150)
     assert numbers(here.written(tmp_path)) == list(range(100))
 
 
@@ -238,7 +238,7 @@ def test_a_standby_starts_from_the_checkpoint_as_it_is_when_it_takes_over(
 
     query = here.call(hold)
     try:
-        assert query.awaitTermination(60)
+        assert query.awaitTermination(150)
         assert query.exception() is None
         assert place(query.recentProgress[0]["sources"][0]["startOffset"]) == 20
     finally:

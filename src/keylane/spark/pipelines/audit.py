@@ -11,7 +11,7 @@ import json
 import math
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -175,10 +175,12 @@ class _Run:
             return self._once()
         part = self._part_to_follow()
         while True:
-            report = self._cycle(part, stopped=stop.is_set())
+            report = self._cycle(part)
             self.say(report.as_text().splitlines()[0])
-            if self.settings.available_now or stop.wait(self.settings.interval_s):
+            if self.settings.available_now:
                 return report
+            if stop.wait(self.settings.interval_s):
+                return replace(report, stopped=True)
 
     # ---- once -------------------------------------------------------------------------------------------
 
@@ -220,6 +222,8 @@ class _Run:
                     )
             return Range(settings.stream, known["created"], known["after"], known["upto"])
         found = find_range(settings.options)
+        if settings.end is not None:
+            self._check_not_empty(found)
         upto = found.upto if settings.end is not None else 0
         new = about.with_name(f".new-{_ABOUT}")
         told = {"asked": asked, "created": found.created, "after": found.after, "upto": upto}
@@ -227,7 +231,7 @@ class _Run:
         new.rename(about)
         return Range(settings.stream, found.created, found.after, upto)
 
-    def _cycle(self, part: Range, *, stopped: bool) -> Report:
+    def _cycle(self, part: Range) -> Report:
         self.began_s = time.monotonic()
         where = self._where(self.directory)
         first, last = part.after + 1, part.upto or None
@@ -235,7 +239,7 @@ class _Run:
         pending = self._look_at_pending(where)
         time.sleep(self.settings.settle_s)
         self.tables.append_journal(self.spark, where, first, last)
-        return self._judge(where, pending, must_have=False, stopped=stopped)
+        return self._judge(where, pending, must_have=False)
 
     # ---- both -------------------------------------------------------------------------------------------
 
@@ -260,7 +264,7 @@ class _Run:
             raise InvalidInput(f"the journal of stream {self.settings.stream!r} is empty: there is nothing to audit")
         return last
 
-    def _judge(self, where: Where, pending: Pending, *, must_have: bool, stopped: bool = False) -> Report:
+    def _judge(self, where: Where, pending: Pending, *, must_have: bool) -> Report:
         from keylane.spark.pipelines.audit_verdict import judge  # noqa: PLC0415 - needs pyspark
 
         settings = self.settings
@@ -282,5 +286,4 @@ class _Run:
             evidence=found.evidence,
             seconds=time.monotonic() - self.began_s,
             findings=str(kept) if kept is not None else None,
-            stopped=stopped,
         )

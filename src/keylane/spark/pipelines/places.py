@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import tempfile
 import uuid
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from keylane.errors import InvalidInput
+from keylane.spark.pipelines.running import plain_error
 
 _BUILDING = ".building-"
 
@@ -24,16 +26,24 @@ def check_work(work: str | None) -> None:
 @contextmanager
 def working(work: str | None, name: str) -> Iterator[Path]:
     """The directory that was asked for, or one for this run only."""
-    if work is not None:
-        directory = Path(work.removeprefix("file://")).expanduser().absolute()
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InvalidInput(f"work is {work!r}: {error.strerror}; give a directory to write to") from error
-        yield directory
-    else:
-        with tempfile.TemporaryDirectory(prefix=f"keylane-{name}-") as temporary:
-            yield Path(temporary)
+    try:
+        if work is not None:
+            yield _made(Path(work.removeprefix("file://")).expanduser().absolute(), work)
+        else:
+            with tempfile.TemporaryDirectory(prefix=f"keylane-{name}-") as temporary:
+                yield Path(temporary)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise plain_error("No space left on device") from error
+
+
+def _made(directory: Path, work: str) -> Path:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(f"work is {work!r}: {error.strerror}; give a directory to write to") from error
+    return directory
 
 
 @contextmanager

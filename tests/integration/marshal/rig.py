@@ -1,0 +1,163 @@
+"""What the tests of Marshal consumers share: a log whose time goes on, handlers that keep what they saw, waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any
+
+from keylane.core.claim_facts import LogRecord, overlaps
+from keylane.core.claim_records import Message
+from keylane.core.claims import World
+from keylane.errors import Disconnected
+from keylane.marshal import Consumer, CoordinationLog, MarshalMessage, MemoryLog, MemorySource, catch_up
+from keylane.marshal.log import Bounds, Newest, Position
+
+INTERVAL_S = 0.5
+GROUP, TOPIC = "billing", "orders"
+
+
+class LiveLog(MemoryLog):
+    """In memory, with a time that goes on by itself; `ahead_ms` is added to it."""
+
+    def __init__(self, partitions: int = 1) -> None:
+        self.ahead_ms = 1_700_000_000_000
+        super().__init__(partitions)
+
+    @property
+    def now_ms(self) -> int:
+        return int(time.monotonic() * 1000) + self.ahead_ms
+
+    @now_ms.setter
+    def now_ms(self, _: int) -> None:
+        """The clock decides."""
+
+
+class View:
+    """A log as one consumer reaches it. `down`: nothing gets through. `before_append` may raise instead of writing.
+
+    Every call gives the others a turn, as a network does. Without `compares` it is like Kafka.
+    """
+
+    def __init__(self, log: MemoryLog, *, compares: bool = True) -> None:
+        self.log = log
+        self.compares = compares
+        self.first_offset = log.first_offset
+        self.down = False
+        self.before_append: Callable[[Message], None] | None = None
+
+    @property
+    def partitions(self) -> int:
+        return self.log.partitions
+
+    async def append(self, message: Message, partition: int, *, expect: Newest | None = None) -> Position:
+        await self._through()
+        if self.before_append is not None:
+            self.before_append(message)
+        return await self.log.append(message, partition, expect=expect if self.compares else None)
+
+    async def bounds(self, partition: int) -> Bounds:
+        await self._through()
+        return await self.log.bounds(partition)
+
+    async def read(self, partition: int, offset: int) -> AsyncIterator[LogRecord]:
+        await self._through()
+        async for record in self.log.read(partition, offset):
+            yield record
+
+    async def _through(self) -> None:
+        await asyncio.sleep(0)
+        if self.down:
+            raise Disconnected("the link to the log is down")
+
+
+class Seen:
+    """A handler that keeps what it was given and when. `hold` makes it wait."""
+
+    def __init__(self) -> None:
+        self.began_at: list[float] = []
+        self.messages: list[MarshalMessage] = []
+        self.hold: asyncio.Event | None = None
+        self.began: list[MarshalMessage] = []
+        self._changed = asyncio.Event()
+
+    async def __call__(self, message: MarshalMessage) -> None:
+        self.began.append(message)
+        self.began_at.append(time.monotonic())
+        self._tell()
+        if self.hold is not None:
+            await self.hold.wait()
+        self.messages.append(message)
+        self._tell()
+
+    @property
+    def offsets(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for message in self.messages:
+            found.setdefault(message.partition, []).append(message.offset)
+        return found
+
+    @property
+    def times(self) -> Counter[tuple[int, int]]:
+        return Counter((message.partition, message.offset) for message in self.messages)
+
+    async def until(self, done: Callable[[Seen], bool], within_s: float = 30.0) -> None:
+        async with asyncio.timeout(within_s):
+            while not done(self):
+                await self._changed.wait()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+async def until(done: Callable[[], bool], within_s: float = 30.0) -> None:
+    """For what nobody tells: the log of other consumers."""
+    async with asyncio.timeout(within_s):
+        while not done():  # noqa: ASYNC110 - see above
+            await asyncio.sleep(0.01)
+
+
+def fill(source: MemorySource, partitions: int, each: int, *, keys: int = 5, first: int = 0) -> None:
+    for partition in range(partitions):
+        for number in range(first, first + each):
+            source.put(TOPIC, partition, b"%d" % number, key=b"k%d" % (number % keys))
+
+
+def consumer(log: CoordinationLog, source: Any, client: str, handler: Any, **options: Any) -> Consumer:
+    options.setdefault("heartbeat_interval_s", INTERVAL_S)
+    return Consumer(log, source, GROUP, client, [TOPIC], handler, **options)
+
+
+async def world_of(log: CoordinationLog, *, history: bool = False) -> World:
+    world = World(INTERVAL_S, log.partitions, first_offset=log.first_offset, keep_history=history)
+    await catch_up(log, world)
+    return world
+
+
+async def check_log(log: CoordinationLog) -> World:
+    """At no place of the log two owners."""
+    world = await world_of(log, history=True)
+    assert list(overlaps(world.tenures())) == []
+    return world
+
+
+def in_order_per_key(messages: Iterable[MarshalMessage]) -> bool:
+    newest: dict[tuple[int, bytes | None], int] = {}
+    for message in messages:
+        key = (message.partition, message.key)
+        if message.offset <= newest.get(key, -1):
+            return False
+        newest[key] = message.offset
+    return True
+
+
+async def kill(member: Consumer) -> None:
+    """As if its process ended: nothing more is written or handled."""
+    running = member._running
+    assert running is not None
+    running.cancel()
+    await asyncio.wait({running}, timeout=10)
+    assert running.cancelled()

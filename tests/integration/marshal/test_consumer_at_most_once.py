@@ -1,0 +1,170 @@
+"""A consumer that works at most once: a batch is taken in the log before it is worked on."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from keylane.core.claim_records import ClaimingMessages, Heartbeat, Message, decode, encode
+from keylane.core.picking import TopicPartition
+from keylane.errors import OutcomeUnknown
+from keylane.marshal import ConsumerHooks, MarshalMessage, MemorySource
+from tests.integration.marshal.rig import (
+    GROUP,
+    TOPIC,
+    LiveLog,
+    Seen,
+    View,
+    check_log,
+    consumer,
+    fill,
+    in_order_per_key,
+    kill,
+    until,
+    world_of,
+)
+
+ONLY = TopicPartition(TOPIC, 0)
+MODE = "at_most_once"
+
+
+async def test_all_messages_once_in_batches() -> None:
+    log, source, seen = LiveLog(), MemorySource({TOPIC: 2}), Seen()
+    fill(source, 2, 25)
+    async with consumer(View(log), source, "anna", seen, mode=MODE, batch_size=10):
+        await seen.until(lambda one: len(one.messages) == 50)
+    assert set(seen.times.values()) == {1}
+    assert in_order_per_key(seen.messages)
+    said = [decode(record.value) for record in log._records[0]]
+    assert [one.proposed for one in said if isinstance(one, ClaimingMessages) and one.partition == 0] == [10, 20, 25]
+    await check_log(log)
+
+
+async def test_nothing_is_handled_before_the_log_has_the_claim_and_the_heartbeat() -> None:
+    log, source, seen = LiveLog(), MemorySource({TOPIC: 1}), Seen()
+    fill(source, 1, 7)
+    async with consumer(View(log), source, "anna", seen, mode=MODE, batch_size=3):
+        places: list[tuple[int, int]] = []
+        for batch in (3, 6, 7):
+            await seen.until(lambda one, batch=batch: len(one.began) >= batch)  # type: ignore[misc]
+            said = [decode(record.value) for record in log._records[0]]
+            taken = next(
+                at for at, one in enumerate(said) if isinstance(one, ClaimingMessages) and one.proposed == batch
+            )
+            beaten = next(at for at, one in enumerate(said) if isinstance(one, Heartbeat) and one.offset == batch)
+            places.append((taken, beaten))
+        assert all(taken < beaten for taken, beaten in places)
+
+
+async def test_a_failed_message_is_not_tried_again() -> None:
+    log, source, seen = LiveLog(), MemorySource({TOPIC: 1}), Seen()
+    fill(source, 1, 9)
+    failed: list[int] = []
+
+    async def handler(message: MarshalMessage) -> None:
+        await seen(message)
+        if message.offset == 4:
+            raise ValueError("no")
+
+    hooks = ConsumerHooks(on_failure=lambda message, _, tries: failed.append(message.offset * 10 + tries))
+    async with consumer(View(log), source, "anna", handler, mode=MODE, batch_size=3, hooks=hooks):
+        await seen.until(lambda one: len(one.messages) == 9)
+    assert failed == [41]
+    assert set(seen.times.values()) == {1}
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_kills_at_any_moment_never_repeat_and_lose_one_batch_at_most(seed: int) -> None:
+    chance = random.Random(seed)  # noqa: S311 - repeatable, guards nothing
+    log, source, seen = LiveLog(), MemorySource({TOPIC: 2}), Seen()
+    fill(source, 2, 60)
+    kills, batch = 6, 5
+
+    async def handler(message: MarshalMessage) -> None:
+        await asyncio.sleep(0.001)
+        await seen(message)
+
+    for number in range(kills):
+        # Another client each time would wait two intervals: the same one goes on at once.
+        member = await consumer(View(log), source, "anna", handler, mode=MODE, batch_size=batch).start()
+        wanted = len(seen.began) + chance.randrange(8)
+        await seen.until(lambda one, wanted=wanted: len(one.began) >= wanted or len(one.began) > 90)  # type: ignore[misc]
+        await asyncio.sleep(chance.random() * 0.01)
+        await kill(member)
+        assert number >= 0
+    async with consumer(View(log), source, "anna", handler, mode=MODE, batch_size=batch) as last:
+        await until(lambda: len(last.owned) == 2)
+        await seen.until(lambda one: {(0, 59), (1, 59)} <= set(one.times) or len(one.began) >= 120)
+    assert set(seen.times.values()) == {1}
+    lost = 120 - len(seen.times)
+    assert lost <= kills * 2 * batch, "one batch of each of the two partitions"
+    await check_log(log)
+
+
+async def test_a_taken_batch_is_finished_before_a_release() -> None:
+    log, source, seen = LiveLog(), MemorySource({TOPIC: 1}), Seen()
+    fill(source, 1, 10)
+    seen.hold = asyncio.Event()
+    anna = await consumer(View(log), source, "anna", seen, mode=MODE, batch_size=10, concurrency=2).start()
+    await seen.until(lambda one: len(one.began) == 2)
+    ending = asyncio.create_task(anna.terminate())
+    await asyncio.sleep(0.05)
+    seen.hold.set()
+    await ending
+    assert len(seen.messages) == 10, "they were taken, so nobody else would have had them"
+
+
+async def test_unknown_outcomes_of_the_claim_of_messages() -> None:
+    """Written or not, the answer got lost: the batch is handled once, in the end."""
+    log, source, seen = LiveLog(), MemorySource({TOPIC: 1}), Seen()
+    fill(source, 1, 12)
+    view, count = View(log), 0
+
+    def unknown(message: Message) -> None:
+        nonlocal count
+        if isinstance(message, ClaimingMessages):
+            count += 1
+            if count % 3 == 1:
+                raise OutcomeUnknown("it was not written")
+            if count % 3 == 2:
+                log.write(encode(message), 0)
+                log._newest[0][GROUP, TOPIC, 0] = log._ends[0] - 1
+                raise OutcomeUnknown("it was written")
+
+    view.before_append = unknown
+    async with consumer(view, source, "anna", seen, mode=MODE, batch_size=4):
+        await seen.until(lambda one: len(one.messages) == 12)
+    assert set(seen.times.values()) == {1}
+
+
+async def test_a_lapsed_owner_takes_messages_again_only_after_a_heartbeat() -> None:
+    log, source, seen = LiveLog(), MemorySource({TOPIC: 1}), Seen()
+    view = View(log)
+    async with consumer(view, source, "anna", seen, mode=MODE) as anna:
+        await until(lambda: anna.owned == [ONLY])
+        view.down = True
+        await until(lambda: not anna._tenures[ONLY].may_start())
+        log.ahead_ms += 60_000
+        fill(source, 1, 5)
+        view.down = False
+        await seen.until(lambda one: len(one.messages) == 5)
+    assert set(seen.times.values()) == {1}
+
+
+async def test_where_the_log_forgot_how_far_it_was_the_end_is_the_place() -> None:
+    log, source, seen = LiveLog(), MemorySource({TOPIC: 1}), Seen()
+    fill(source, 1, 5)
+    async with consumer(View(log), source, "anna", seen, mode=MODE):
+        await seen.until(lambda one: len(one.messages) == 5)
+    log.trim(log._ends[0])
+    source.commits.clear()
+    async with consumer(View(log), source, "bert", seen, mode=MODE) as bert:
+        await until(lambda: bert.owned == [ONLY])
+        fill(source, 1, 3, first=5)
+        await seen.until(lambda one: len(one.messages) == 8)
+    assert set(seen.times.values()) == {1}
+    claim = (await world_of(log)).claim_of(GROUP, TOPIC, 0)
+    assert claim is not None
+    assert claim.offset == 8

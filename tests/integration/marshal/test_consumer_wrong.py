@@ -1,0 +1,122 @@
+"""What stops a consumer, and how it says so."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from keylane.core.claim_records import Heartbeat, coordinating_partition
+from keylane.errors import InvalidInput, LogReplaced, NoSuchTopic, NotStored, TwoHashes
+from keylane.marshal import Appetite, Consumer, MemoryLog, MemorySource
+from tests.integration.marshal.rig import GROUP, INTERVAL_S, TOPIC, LiveLog, Seen, View, consumer, fill, until
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"group": "a/b"}, r"group id 'a/b' holds '/' at position 2: a slash separates the fields"),
+        ({"client_id": "c/1"}, r"client id 'c/1' holds '/' at position 2"),
+        ({"topics": ["or/ders"]}, r"topic 'or/ders' holds '/' at position 3"),
+        ({"instance_id": "i/1"}, r"instance id 'i/1' holds"),
+        ({"topics": []}, r"give a list of topics"),
+        ({"topics": "orders"}, r"give a list of topics"),
+        ({"mode": "exactly_once"}, r"mode is 'exactly_once': use one of at_least_once, at_most_once"),
+        ({"pick": "cleverest"}, r"order is 'cleverest': use one of random, round_robin"),
+        ({"max_claims": 0}, r"max_claims is 0"),
+        ({"pick": Appetite(), "max_claims": 3}, r"max_claims is given beside an Appetite"),
+        ({"heartbeat_interval_s": 0}, r"heartbeat_interval_s is 0: give seconds, at least 0.1, at most 3600"),
+        ({"batch_size": 0}, r"batch_size is 0"),
+        ({"order": "none"}, r"order is 'none'"),
+        ({"mode": "at_most_once", "max_tries": 2}, r"at most once tries nothing again"),
+        ({"placing": "nowhere"}, r"placing is 'nowhere'"),
+    ],
+)
+async def test_wrong_arguments_are_refused_before_anything_is_asked(arguments: dict[str, Any], said: str) -> None:
+    named: dict[str, Any] = {"group": GROUP, "client_id": "anna", "topics": [TOPIC], "handler": Seen()} | arguments
+    with pytest.raises(InvalidInput, match=said):
+        Consumer(MemoryLog(), MemorySource({TOPIC: 1}), **named)
+
+
+async def test_a_handler_that_is_none() -> None:
+    with pytest.raises(InvalidInput, match="handler is 'x': give a function"):
+        await consumer(LiveLog(), MemorySource({TOPIC: 1}), "anna", "x").start()
+
+
+async def test_an_unknown_topic() -> None:
+    one = Consumer(LiveLog(), MemorySource({TOPIC: 1}), GROUP, "anna", ["sales"], Seen())
+    with pytest.raises(NoSuchTopic, match=r"no topic 'sales'.*orders"):
+        await one.start()
+
+
+async def test_records_of_another_hash_stop_it() -> None:
+    log, source = LiveLog(partitions=4), MemorySource({TOPIC: 4})
+    right = coordinating_partition(TOPIC, 0, 4)
+    async with consumer(View(log), source, "anna", Seen()) as anna:
+        await until(lambda: len(anna.owned) == 4)
+        await log.append(Heartbeat("i", "go", GROUP, TOPIC, 0, 5, 1), (right + 1) % 4)
+        with pytest.raises(TwoHashes, match=rf"orders/0 of group 'billing', which belongs in partition {right}"):
+            await anna.wait()
+        assert anna.owned == []
+        with pytest.raises(TwoHashes):
+            await anna.terminate()
+        anna._running = None  # the block ends without a second complaint
+
+
+async def test_a_changed_number_of_coordination_partitions_stops_it() -> None:
+    log, source = LiveLog(partitions=4), MemorySource({TOPIC: 4})
+    view, seen = View(log), Seen()
+    anna = await consumer(view, source, "anna", seen).start()
+    await until(lambda: len(anna.owned) == 4)
+    log._records.append([])
+    log._ends.append(0)
+    log._newest.append({})
+    with pytest.raises(InvalidInput, match="a world of 4 partitions and a coordination log of 5"):
+        await asyncio.wait_for(anna.wait(), 30)
+    fill(source, 4, 5)
+    assert seen.began == []
+
+
+async def test_a_log_that_was_cut_off_stops_it() -> None:
+    log, source = LiveLog(), MemorySource({TOPIC: 2})
+    anna = await consumer(View(log), source, "anna", Seen()).start()
+    await until(lambda: len(anna.owned) == 2)
+    log._records[0].clear()
+    log._ends[0] = 0
+    log._newest[0].clear()
+    with pytest.raises(LogReplaced, match="cut off or made anew"):
+        await asyncio.wait_for(anna.wait(), 30)
+
+
+async def test_trouble_that_lasts_too_long_stops_it() -> None:
+    log, source = LiveLog(), MemorySource({TOPIC: 1})
+    view = View(log)
+
+    def away(_: object) -> None:
+        raise NotStored("nobody answers")
+
+    anna = await consumer(view, source, "anna", Seen(), patience_s=0.5).start()
+    await until(lambda: len(anna.owned) == 1)
+    view.before_append = away
+    with pytest.raises(NotStored, match="nobody answers"):
+        await asyncio.wait_for(anna.wait(), 30)
+
+
+async def test_a_topic_that_shrinks_stops_it() -> None:
+    log, source = LiveLog(), MemorySource({TOPIC: 3})
+    anna = await consumer(View(log), source, "anna", Seen(), heartbeat_interval_s=0.1).start()
+    await until(lambda: len(anna.owned) == 3)
+    del source._rows[TOPIC][2]
+    with pytest.raises(InvalidInput, match=r"had 3 partitions and has 2 now|it has 0 to 1"):
+        await asyncio.wait_for(anna.wait(), 30)
+
+
+async def test_started_twice_and_not_at_all() -> None:
+    one = consumer(LiveLog(), MemorySource({TOPIC: 1}), "anna", Seen(), heartbeat_interval_s=INTERVAL_S)
+    with pytest.raises(InvalidInput, match="was not started"):
+        await one.wait()
+    await one.terminate()
+    async with one:
+        with pytest.raises(InvalidInput, match="was started before"):
+            await one.start()
