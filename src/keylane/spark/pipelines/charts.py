@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keylane.errors import ExtraMissing, InvalidInput
-from keylane.spark.pipelines.skew_report import By, Load
+from keylane.spark.pipelines.skew_report import By, Load, moves_told
 from keylane.spark.pipelines.skew_report import Report as SkewReport
 from keylane.spark.pipelines.slo_report import Cell
 from keylane.spark.pipelines.slo_report import Report as SloReport
@@ -44,7 +44,7 @@ def draw_skew(report: SkewReport, path: Path) -> None:
     _draw_partitions(right, report)
     figure.suptitle(
         f"{report.stream} / {report.group}: imbalance {report.proposal.imbalance_before:.2f} now, "
-        f"{report.proposal.imbalance_after:.2f} with {len(report.proposal.moves)} moves",
+        f"{report.proposal.imbalance_after:.2f} with {moves_told(len(report.proposal.moves))}",
         x=0.01, ha="left", fontsize=12, fontweight="bold",
     )  # fmt: skip
     _save(figure, path)
@@ -191,6 +191,7 @@ def _limit(axes: Axes, report: SloReport, measure: str, scale: float, colour: st
         ha="right",
         fontsize=7,
         color=colour,
+        bbox={"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 0.6},
     )
 
 

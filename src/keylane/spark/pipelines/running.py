@@ -221,7 +221,8 @@ def _watch(spark: SparkSession, say: Say, what: str, ended: threading.Event) -> 
         rows, seconds = sum(read.values()), time.monotonic() - began_s
         done, total = (sum(getattr(stage, name)() for stage in active) for name in ("numCompleteTasks", "numTasks"))
         if rows or total:
-            say(f"{what}: {rows:,} rows so far, {rows / seconds:,.0f}/s; {done} of {total} tasks done")
+            tasks = f"; {done} of {total} tasks done" if total else ""
+            say(f"{what}: {rows:,} rows so far, {rows / seconds:,.0f}/s{tasks}")
 
 
 def _rows_read(spark: SparkSession) -> Iterator[tuple[int, int]]:

@@ -176,7 +176,7 @@ class Report:
             lines = ["plan            none is needed" if self.verdict else "plan            none would be better"]
         else:
             lines = [
-                f"with the plan   {proposal.imbalance_after:.2f}, for {_moves(len(proposal.moves))}: "
+                f"with the plan   {proposal.imbalance_after:.2f}, for {moves_told(len(proposal.moves))}: "
                 + _moves_line(proposal.moves)
             ]
         if self.bound:
@@ -215,5 +215,5 @@ def _moves_line(moves: tuple[Move, ...]) -> str:
     return ", ".join(told) + more
 
 
-def _moves(count: int) -> str:
+def moves_told(count: int) -> str:
     return "1 move" if count == 1 else f"{count} moves"
