@@ -6,16 +6,18 @@ import argparse
 import json
 import sys
 
-from bench import audit, failover, feed, rebalance, spark_read, spark_write, strict
+from bench import audit, claims, failover, feed, rebalance, spark_read, spark_write, strict, world
 
 ROWS = {
     "audit": audit.run,
+    "claims": claims.run,
     "failover": failover.run,
     "feed": feed.run,
     "rebalance": rebalance.run,
     "spark-read": spark_read.run,
     "spark-write": spark_write.run,
     "strict": strict.run,
+    "world": world.run,
 }
 
 

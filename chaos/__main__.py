@@ -1,4 +1,4 @@
-"""`python -m chaos rebalance|groups|memory|spark [options] [--json]`: docs/chaos.md says what each run does.
+"""`python -m chaos rebalance|groups|memory|spark|marshal [options] [--json]`: docs/chaos.md says what each run does.
 
 Exit code 0: the verdict is clean. 1: it is not. 2: the run itself broke, or the arguments are wrong.
 """
@@ -10,7 +10,7 @@ import asyncio
 import json
 import sys
 
-from chaos import groups, memory, rebalance, spark
+from chaos import groups, marshal, memory, rebalance, spark
 from chaos.faults import KINDS
 from chaos.members import RunBroken
 from tests.peers.presence import PeerBroken, PeerMissing
@@ -23,8 +23,15 @@ def main(arguments: list[str] | None = None) -> int:
     _add_groups(scenarios.add_parser("groups", help="kills, freezes, stops, restarts and changes under load"))
     _add_memory(scenarios.add_parser("memory", help="does a member's memory stay flat?"))
     _add_spark(scenarios.add_parser("spark", help="a Spark query whose driver is killed again and again"))
+    _add_marshal(scenarios.add_parser("marshal", help="Marshal consumers that are killed or frozen"))
     options = parser.parse_args(arguments)
-    chosen = {"rebalance": _rebalance, "groups": _groups, "memory": _memory, "spark": _spark}[options.scenario]
+    chosen = {
+        "rebalance": _rebalance,
+        "groups": _groups,
+        "memory": _memory,
+        "spark": _spark,
+        "marshal": _marshal,
+    }[options.scenario]
     try:
         code, told = chosen(options, parser)
     except (RunBroken, PeerMissing, PeerBroken) as broken:
@@ -154,6 +161,46 @@ def _spark(options: argparse.Namespace, parser: argparse.ArgumentParser) -> tupl
     settings = spark.Settings(messages=options.messages, kills=options.kills, seed=options.seed, into=options.into)
     outcome = asyncio.run(spark.run(settings, _say))
     return 0 if outcome.clean else 1, json.dumps(outcome.as_json()) if options.json else spark.as_text(outcome)
+
+
+# ---- marshal --------------------------------------------------------------------------------------------
+
+
+def _add_marshal(one: argparse.ArgumentParser) -> None:
+    default = marshal.Settings()
+    _common(one, seconds=default.seconds, every_s=default.every_s)
+    one.add_argument("--consumers", type=int, default=default.consumers, help="how many processes")
+    one.add_argument("--partitions", type=int, default=default.partitions)
+    one.add_argument("--interval", type=float, default=default.interval_s, help="heartbeat interval in seconds")
+    one.add_argument("--rate", type=float, default=default.rate, help="messages a second")
+    one.add_argument("--mode", choices=("at_least_once", "at_most_once"), default=default.mode)
+    one.add_argument("--batch", type=int, default=default.batch, help="messages that are read, or taken, at once")
+    one.add_argument("--work", type=float, default=default.work_s, help="seconds that each message takes to handle")
+    one.add_argument("--faults", default="kill", help=f"which of {','.join(marshal.KINDS)}, or none")
+
+
+def _marshal(options: argparse.Namespace, parser: argparse.ArgumentParser) -> tuple[int, str]:
+    _check(options, options.rate, parser)
+    chosen = [one for one in options.faults.split(",") if one and one != "none"]
+    if unknown := sorted(set(chosen) - set(marshal.KINDS)):
+        parser.error(f"--faults has {', '.join(unknown)}: choose from {', '.join(marshal.KINDS)}, or none")
+    if min(options.consumers, options.partitions, options.batch) < 1 or options.interval < 0.5:
+        parser.error("--consumers, --partitions and --batch must be at least 1, --interval at least 0.5")
+    settings = marshal.Settings(
+        seconds=options.seconds,
+        seed=options.seed,
+        consumers=options.consumers,
+        partitions=options.partitions,
+        interval_s=options.interval,
+        every_s=options.every,
+        rate=options.rate,
+        mode=options.mode,
+        batch=options.batch,
+        work_s=options.work,
+        faults=tuple(chosen),
+    )
+    outcome = asyncio.run(marshal.run(settings, _say))
+    return 0 if outcome.clean else 1, json.dumps(outcome.as_json()) if options.json else marshal.as_text(outcome)
 
 
 def _say(line: str) -> None:

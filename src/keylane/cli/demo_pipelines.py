@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rich.console import Console
 
 from keylane.errors import KeylaneError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 STREAM = "ORDERS"
 GROUP = "billing"
@@ -21,18 +26,27 @@ def look_back(console: Console, url: str) -> bool:
     console.print("Two pipelines look at what the members wrote down. Starting Spark ...")
     try:
         with spark_session("keylane demo") as spark:
-            from keylane.spark.address import Address
-            from keylane.spark.pipelines import audit, skew
-
-            address = Address(url=url)
-            audited = audit.run(spark, audit.Settings(stream=STREAM, group=GROUP, address=address))
-            summary = audited.as_text() if not audited.verdict else "\n\n".join(audited.as_text().split("\n\n")[:2])
-            _show(console, f"keylane pipeline run audit --stream {STREAM} --group {GROUP}", summary)
-            load = skew.run(spark, skew.Settings(stream=STREAM, group=GROUP, address=address, top=3))
-            _show(console, f"keylane pipeline run skew --stream {STREAM} --group {GROUP}", load.as_text())
+            return _run_both(console, spark, url)
     except KeylaneError as error:
         console.print(f"The pipelines did not run: {error}", markup=False)
         return True
+
+
+def _run_both(console: Console, spark: SparkSession, url: str) -> bool:
+    from keylane.spark.address import Address
+    from keylane.spark.link import link_to
+    from keylane.spark.pipelines import audit, skew
+
+    address = Address(url=url)
+    link = link_to(address)
+    try:
+        audited = audit.run(spark, audit.Settings(stream=STREAM, group=GROUP, address=address))
+        summary = audited.as_text() if not audited.verdict else "\n\n".join(audited.as_text().split("\n\n")[:2])
+        _show(console, f"keylane pipeline run audit --stream {STREAM} --group {GROUP}", summary)
+        load = skew.run(spark, skew.Settings(stream=STREAM, group=GROUP, address=address, top=3))
+        _show(console, f"keylane pipeline run skew --stream {STREAM} --group {GROUP}", load.as_text())
+    finally:
+        link.close()  # the demo's server ends before this process does
     return audited.verdict
 
 

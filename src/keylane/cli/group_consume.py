@@ -68,7 +68,7 @@ class Lines:
         again = f"  delivery {message.delivered_count}" if message.delivered_count > 1 else ""
         self.tell(
             "message",
-            f"{printable(message.subject)}  {where}{again}  {_excerpt(message.data)}",
+            f"{printable(message.subject)}  {where}{again}  {excerpt(message.data)}",
             subject=message.subject,
             partition=message.partition,
             key=message.key,
@@ -109,7 +109,7 @@ async def consume(trial: Trial, link: ConnectionOptions, *, as_json: bool) -> No
                 hooks=_hooks(lines, trial, listed=config.has_member(trial.member)),
                 kind=trial.kind,
             )
-            with _signals(lines.stop):
+            with signals(lines.stop):
                 await _until_the_end(member, lines)
     if lines.failure is not None:
         raise lines.failure
@@ -171,7 +171,7 @@ def _warnings_as(lines: Lines) -> Iterator[None]:
 
 
 @contextmanager
-def _signals(stop: asyncio.Event) -> Iterator[None]:
+def signals(stop: asyncio.Event) -> Iterator[None]:
     """The first signal asks for the end, the second cancels whatever still runs."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
@@ -198,7 +198,7 @@ def payload_fields(data: bytes) -> dict[str, str]:
         return {"data_base64": base64.b64encode(data).decode()}
 
 
-def _excerpt(data: bytes) -> str:
+def excerpt(data: bytes) -> str:
     text = printable(data[: 2 * _SHOWN_CHARS].decode("utf-8", "backslashreplace"))
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}… ({len(data):,} bytes)"
 

@@ -17,7 +17,7 @@ import typer
 from keylane import __version__
 from keylane.errors import KeylaneError
 
-_GROUPS = ("server", "consumer", "static", "elastic", "dlq", "spark", "pipeline")
+_GROUPS = ("server", "consumer", "static", "elastic", "dlq", "spark", "pipeline", "marshal")
 """Each is a module here with an `app`."""
 
 

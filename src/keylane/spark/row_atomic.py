@@ -104,6 +104,9 @@ class RowAtomic:
 
     # ---- the server's side --------------------------------------------------------------------------
 
+    def confirmed(self, tokens: Sequence[bytes]) -> None:
+        """No answer is a plain one here."""
+
     def answered(self, token: bytes, headers: bytes, data: bytes) -> None:
         if not self._sent or not token.startswith(self._batch):
             return  # of a batch that was given up

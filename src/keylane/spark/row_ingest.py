@@ -4,7 +4,8 @@ The server numbers the messages of a batch, stores them as they come, confirms t
 be on their way. With the gap mode `fail` it ends the batch at the first message that is missing or refused and takes
 nothing behind it, so order survives every failure. A message whose id is stored already counts as confirmed.
 
-The protocol is in the reply subject: `<inbox>.<batch>.<flow>.fail.<number>.<operation>.$FI`.
+The protocol is in the reply subject: `<inbox>.<batch>.<flow>.fail.<number>.<operation>.$FI`. The operation is 0 for the
+first message, 1 for the others, and 3 for the end, whose command is not stored.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import asyncio
 import json
 import secrets
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from keylane.errors import PermissionDenied
@@ -25,7 +26,6 @@ from keylane.spark.row_outlet import Outlet, Row, publish
 ANSWER_S = 5.0
 _FLOW = 500
 """How many messages may at most pass between two confirmations; the server's own limit too."""
-_START, _APPEND, _END = 0, 1, 3
 
 
 class RowIngest:
@@ -47,8 +47,12 @@ class RowIngest:
         self._flow = min(_FLOW, max(1, self._max_rows // 2))
         self._reply = b"%b%b.%d.fail." % (self._outlet.prefix, self._batch, self._flow)
         self._sent = 0
-        self._unconfirmed: deque[Row] = deque()
+        self._confirmed = 0
+        self._unconfirmed: list[Row] = []
+        self._pieces: deque[tuple[int, int]] = deque()
+        """The last number and the bytes of each piece on its way."""
         self._bytes = 0
+        self._subject = b""
         self._is_done = False
         self._broken: str | None = None
 
@@ -63,43 +67,48 @@ class RowIngest:
         at = 0
         while at < len(rows):
             limit = min(self._max_rows, 4 * self._flow)
-            piece = self._piece(rows, at, max(1, limit // 4))
-            size = _size(piece)
+            piece, size = self._piece(rows, at, max(1, limit // 4))
             if self._unconfirmed and self._bytes + size > self._max_bytes:
                 await self._end(rows[at:])
                 continue
             while self._unconfirmed and len(self._unconfirmed) + len(piece) > limit:
                 await self._change(rows[at:])
                 limit = max(limit, min(self._max_rows, 4 * self._flow))
-            self._unconfirmed.extend(piece)
-            self._bytes += size
             at += len(piece)
+            self._unconfirmed += piece
             if not self._outlet.is_up:
                 raise self._interrupted(rows[at:], "the connection to the server is down")
-            self._outlet.send(b"".join(self._commands(piece)))
+            self._outlet.send(self._commands(piece))
+            self._pieces.append((self._sent, size))
+            self._bytes += size
         if self._broken is not None:
             raise self._interrupted((), self._broken)
 
     async def finish(self) -> None:
         await self._end(())
 
-    def _piece(self, rows: Sequence[Row], at: int, most: int) -> Sequence[Row]:
+    def _piece(self, rows: Sequence[Row], at: int, most: int) -> tuple[Sequence[Row], int]:
+        """The next rows, as many as fit, and their bytes."""
         piece = rows[at : at + most]
-        if _size(piece) <= self._max_bytes:
-            return piece
-        size = 0
-        for index, (_, head, data) in enumerate(piece):
-            size += len(head) + len(data)
-            if size > self._max_bytes and index:
-                return piece[:index]
-        return piece
+        sizes = [len(head) + len(data) for _, head, data in piece]
+        while len(piece) > 1 and sum(sizes) > self._max_bytes:
+            half = len(piece) // 2
+            piece, sizes = piece[:half], sizes[:half]
+        return piece, sum(sizes)
 
-    def _commands(self, rows: Sequence[Row]) -> Iterator[bytes]:
-        reply = self._reply
-        for subject, head, data in rows:
-            self._sent += 1
-            operation = _APPEND if self._sent > 1 else _START
-            yield publish(subject, b"%b%d.%d.$FI" % (reply, self._sent, operation), head, data)
+    def _commands(self, rows: Sequence[Row]) -> bytes:
+        first, reply = self._sent + 1, self._reply
+        self._sent += len(rows)
+        self._subject = rows[-1][0]
+        commands = [
+            b"HPUB %b %b%d.1.$FI %d %d\r\n%b%b\r\n"
+            % (subject, reply, number, len(head), len(head) + len(data), head, data)
+            for number, (subject, head, data) in enumerate(rows, first)
+        ]
+        if first == 1:
+            subject, head, data = rows[0]
+            commands[0] = publish(subject, reply + b"1.0.$FI", head, data)
+        return b"".join(commands)
 
     async def _end(self, not_sent: Sequence[Row]) -> None:
         """End the batch, by a command that stores nothing, and wait for its last confirmation."""
@@ -107,11 +116,9 @@ class RowIngest:
             raise self._interrupted(not_sent, self._broken)
         if not self._sent:
             return
-        if self._unconfirmed:
-            subject = self._unconfirmed[-1][0]
-            self._outlet.send(b"PUB %b %b%d.%d.$FI 0\r\n\r\n" % (subject, self._reply, self._sent + 1, _END))
-            while not self._is_done:
-                await self._change(not_sent)
+        self._outlet.send(b"PUB %b %b%d.3.$FI 0\r\n\r\n" % (self._subject, self._reply, self._sent + 1))
+        while not self._is_done:
+            await self._change(not_sent)
         self._begin()
 
     async def _change(self, not_sent: Sequence[Row]) -> None:
@@ -131,6 +138,9 @@ class RowIngest:
         return Interrupted(rows, reason)
 
     # ---- the server's side --------------------------------------------------------------------------
+
+    def confirmed(self, tokens: Sequence[bytes]) -> None:
+        """No answer is a plain one here."""
 
     def answered(self, token: bytes, headers: bytes, data: bytes) -> None:
         if not token.startswith(self._batch) or self._broken is not None:
@@ -154,11 +164,13 @@ class RowIngest:
         self._changed.set()
 
     def _confirm(self, upto: int) -> None:
-        confirmed = self._sent - len(self._unconfirmed)
-        for _ in range(upto - confirmed):
-            _, head, data = self._unconfirmed.popleft()
-            self._bytes -= len(head) + len(data)
-            self.stored += 1
+        if upto <= self._confirmed:
+            return
+        del self._unconfirmed[: upto - self._confirmed]
+        self.stored += upto - self._confirmed
+        self._confirmed = upto
+        while self._pieces and self._pieces[0][0] <= upto:
+            self._bytes -= self._pieces.popleft()[1]
 
     def link_changed(self, up: bool) -> None:
         if not up and self._sent:
@@ -170,10 +182,6 @@ class RowIngest:
         if self._sent:
             self._broken = str(error)
             self._changed.set()
-
-
-def _size(rows: Sequence[Row]) -> int:
-    return sum(len(head) + len(data) for _, head, data in rows)
 
 
 def _read(data: bytes) -> dict[str, Any]:

@@ -66,24 +66,25 @@ class RowLanes:
         self._timeout_s = timeout_s
         self._answer_s = min(ANSWER_S, timeout_s / 3)
         self._loop = asyncio.get_running_loop()
-        self._outlet = Outlet(connection, self)
-        self._good = re.compile(rb'\{"stream":"%b", ?"seq":[1-9]' % re.escape(target.stream.encode()))
+        stored = rb'\{"stream":"%b", ?"seq":[1-9]\d*(?:,"duplicate": true)?\}' % re.escape(target.stream.encode())
+        self._outlet = Outlet(connection, self, plain=stored)
         self._count = 0
         self._rows: dict[int, Row] = {}
         """Not confirmed yet: on their way, waiting for the one before, or to be sent again."""
         self._bytes = 0
         self._last: dict[bytes, int] = {}
         self._behind: dict[int, int] = {}
-        self._since: dict[int, float] = {}
-        """When each row was sent for the first time, oldest first."""
         self._due: dict[int, float] = {}
         """When the answer to what is on its way is overdue, soonest first."""
+        self._since: dict[int, float] = {}
+        """When those that had to be sent again were sent for the first time."""
         self._again: set[int] = set()
         self._again_at = 0.0
         self._pause_s = _SWEEP_S
         self._homeless: set[int] = set()
         """No stream answered for them, and ours did not take their subjects when it was looked at."""
-        self._next: list[bytes] = []
+        self._next: list[int] = []
+        """Their turn has come with the answers that are being read."""
         self._changed = asyncio.Event()
         self._trouble = "no answer came"
         self._failure: KeylaneError | None = None
@@ -172,34 +173,43 @@ class RowLanes:
         now = self._loop.time()
         if not self._outlet.is_up:
             for number in numbers:
-                self._since.setdefault(number, now)
-            self._again.update(numbers)
+                self._send_again(number, now)
             return
-        commands = [self._command(number, now) for number in numbers]
+        rows, due, prefix = self._rows, self._due, self._outlet.prefix
+        overdue = now + self._answer_s
+        commands = []
+        for number in numbers:
+            due[number] = overdue
+            subject, head, data = rows[number]
+            commands.append(publish(subject, b"%b%d" % (prefix, number), head, data))
         if commands:
             self._outlet.send(b"".join(commands))
 
-    def _command(self, number: int, now: float) -> bytes:
-        self._since.setdefault(number, now)
-        self._due[number] = now + self._answer_s
-        subject, head, data = self._rows[number]
-        return publish(subject, b"%b%d" % (self._outlet.prefix, number), head, data)
+    def _send_again(self, number: int, first_sent: float) -> None:
+        self._since.setdefault(number, first_sent)
+        self._again.add(number)
 
     # ---- the server's side --------------------------------------------------------------------------
+
+    def confirmed(self, tokens: Sequence[bytes]) -> None:
+        rows = self._rows
+        for number in map(int, tokens):
+            if number in rows:  # else an answer to an earlier try
+                self.stored += 1
+                self._done(number)
 
     def answered(self, token: bytes, headers: bytes, data: bytes) -> None:
         number = int(token)
         if number not in self._rows:
             return  # an answer to an earlier try
-        if not headers and self._good.match(data) is not None:
-            self.stored += 1
-            self._done(number)
-            return
         subject = self._rows[number][0].decode()
         try:
             ack = read_answer(subject, headers, data)
         except PublishFailed as failure:
             self._not_stored(number, failure)
+            return
+        if ack.stream == self._target.stream:
+            self.confirmed([token])
             return
         self._fail(
             WriteFailed(
@@ -211,29 +221,29 @@ class RowLanes:
 
     def all_answered(self) -> None:
         if self._next:
-            self._outlet.send(b"".join(self._next))
-            self._next.clear()
+            following, self._next = self._next, []
+            self._send_now(following)
         self._changed.set()
 
     def _done(self, number: int) -> None:
         subject, head, data = self._rows.pop(number)
         self._bytes -= len(head) + len(data)
-        self._since.pop(number, None)
         self._due.pop(number, None)
-        self._again.discard(number)
+        if self._since:
+            self._since.pop(number, None)
+            self._again.discard(number)
         self._pause_s = _SWEEP_S
         following = self._behind.pop(number, None)
         if following is None:
             del self._last[subject]
-        elif self._outlet.is_up:
-            self._next.append(self._command(following, self._loop.time()))
         else:
-            self._since[following] = self._loop.time()
-            self._again.add(following)
+            self._next.append(following)
 
     def _not_stored(self, number: int, failure: PublishFailed) -> None:
         row = self._rows[number]
-        self._due.pop(number, None)
+        now = self._loop.time()
+        first_sent = self._due.pop(number, now + self._answer_s) - self._answer_s
+        self._since.setdefault(number, first_sent)
         self._trouble = str(failure)
         if isinstance(failure, PublishRejected) and failure.err_code in _CONTENT:
             self._refuse(number, f"{_CONTENT[failure.err_code]} ({failure.description}, {failure.err_code})")
@@ -241,7 +251,7 @@ class RowLanes:
             self._homeless.add(number)
         else:
             self._again.add(number)
-            self._again_at = max(self._again_at, self._loop.time() + self._pause_s)
+            self._again_at = max(self._again_at, now + self._pause_s)
 
     def _refuse(self, number: int, reason: str) -> None:
         self.refused_rows.append(Refused(self._rows[number], reason))
@@ -250,8 +260,8 @@ class RowLanes:
     def link_changed(self, up: bool) -> None:
         if not up:
             self._trouble = "the connection to the server was lost"
-            self._next.clear()
-            self._again.update(self._due)
+            for number, overdue in self._due.items():
+                self._send_again(number, overdue - self._answer_s)
             self._due.clear()
         self._again_at = 0.0
 
@@ -278,7 +288,7 @@ class RowLanes:
         if self._connection.is_closed:
             self._fail(Disconnected(f"the connection was closed: {self._connection.closed_reason}"))
             return
-        oldest = next(iter(self._since), None)
+        oldest = min(self._since, key=self._since.__getitem__, default=None)
         if oldest is not None and now - self._since[oldest] > self._timeout_s:
             self._fail(
                 WriteFailed(
@@ -289,8 +299,7 @@ class RowLanes:
             )
             return
         while self._due and (first := next(iter(self._due))) and self._due[first] < now:
-            del self._due[first]
-            self._again.add(first)
+            self._send_again(first, self._due.pop(first) - self._answer_s)
             self._trouble = f"no answer within {self._answer_s:g} s"
         if self._again and self._outlet.is_up and now >= self._again_at:
             again = sorted(self._again)

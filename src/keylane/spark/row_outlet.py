@@ -6,7 +6,8 @@ stored ahead of what is sent again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from nats.aio.subscription import Subscription
@@ -22,8 +23,11 @@ Row = tuple[bytes, bytes, bytes]
 class Publisher(Protocol):
     """Who publishes through an outlet."""
 
+    def confirmed(self, tokens: Sequence[bytes]) -> None:
+        """The server gave the plain answer to the commands whose replies were the outlet's prefix and these tokens."""
+
     def answered(self, token: bytes, headers: bytes, data: bytes) -> None:
-        """The server answered the command whose reply was the outlet's prefix and this token."""
+        """The server gave another answer to a command."""
 
     def all_answered(self) -> None:
         """The buffer is used up: act on what was answered."""
@@ -38,12 +42,19 @@ class Publisher(Protocol):
 class Outlet:
     """The way out and back of one publisher, for as long as it is open."""
 
-    def __init__(self, connection: Connection, publisher: Publisher) -> None:
+    def __init__(self, connection: Connection, publisher: Publisher, plain: bytes | None = None) -> None:
+        """`plain` is what most answers look like, as a regular expression: these come many at a time, and only their
+        tokens, which are numbers."""
         self._client = connection.nats
         self._connection = connection
         self._publisher = publisher
         self._inbox = self._client.new_inbox()
         self.prefix = f"{self._inbox}.".encode()
+        if plain is not None:
+            start = b"MSG " + re.escape(self.prefix)
+            self._one = re.compile(start + rb"(\d+) \d+ \d+\r\n" + plain + b"\r\n")
+            self._many = re.compile(b"(?:" + start + rb"\d+ \d+ \d+\r\n" + plain + b"\r\n)+")
+        self._is_bulk = plain is not None
         self._subscription: Subscription | None = None
         self._forget: Callable[[], None] | None = None
 
@@ -55,7 +66,8 @@ class Outlet:
         return self._client.is_connected
 
     async def open(self) -> None:
-        self._subscription = await self._client.route(f"{self._inbox}.>", self)
+        listen = self._client.route_bulk if self._is_bulk else self._client.route
+        self._subscription = await listen(f"{self._inbox}.>", self)
         self._client.listen(self._link_changed)
         self._forget = self._connection.observe(Hooks(on_error=self._error))
 
@@ -73,6 +85,13 @@ class Outlet:
         self._client.push()
 
     # ---- the server's side --------------------------------------------------------------------------
+
+    def take(self, data: bytes, position: int) -> int:
+        found = self._many.match(data, position)
+        if found is None:
+            return position
+        self._publisher.confirmed(self._one.findall(data, position, found.end()))
+        return found.end()
 
     def receive(self, subject: bytes, reply: bytes, headers: bytes, data: bytes) -> None:
         self._publisher.answered(subject[len(self.prefix) :], headers, data)

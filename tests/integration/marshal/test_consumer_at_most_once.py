@@ -79,26 +79,26 @@ async def test_a_failed_message_is_not_tried_again() -> None:
 async def test_kills_at_any_moment_never_repeat_and_lose_one_batch_at_most(seed: int) -> None:
     chance = random.Random(seed)  # noqa: S311 - repeatable, guards nothing
     log, source, seen = LiveLog(), MemorySource({TOPIC: 2}), Seen()
-    fill(source, 2, 60)
+    fill(source, 2, 300)
     kills, batch = 6, 5
 
     async def handler(message: MarshalMessage) -> None:
         await asyncio.sleep(0.001)
         await seen(message)
 
-    for number in range(kills):
+    for _ in range(kills):
         # Another client each time would wait two intervals: the same one goes on at once.
         member = await consumer(View(log), source, "anna", handler, mode=MODE, batch_size=batch).start()
         wanted = len(seen.began) + chance.randrange(8)
-        await seen.until(lambda one, wanted=wanted: len(one.began) >= wanted or len(one.began) > 90)  # type: ignore[misc]
+        await seen.until(lambda one, wanted=wanted: len(one.began) >= wanted)  # type: ignore[misc]
         await asyncio.sleep(chance.random() * 0.01)
         await kill(member)
-        assert number >= 0
     async with consumer(View(log), source, "anna", handler, mode=MODE, batch_size=batch) as last:
         await until(lambda: len(last.owned) == 2)
-        await seen.until(lambda one: {(0, 59), (1, 59)} <= set(one.times) or len(one.began) >= 120)
+        # The very last messages may be among the lost: the log tells when all are taken.
+        await until(lambda: all(tenure.progress.offset == 300 for tenure in last._tenures.values()))
     assert set(seen.times.values()) == {1}
-    lost = 120 - len(seen.times)
+    lost = 600 - len(seen.times)
     assert lost <= kills * 2 * batch, "one batch of each of the two partitions"
     await check_log(log)
 

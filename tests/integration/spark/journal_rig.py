@@ -7,6 +7,7 @@ had been acked, except for what a test leaves in it.
 from __future__ import annotations
 
 import secrets
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -20,8 +21,9 @@ from keylane.journal.stream import journal_subject, prepare
 from tests.integration.jetstream.rig import eventually
 
 PARTITIONS = 4
-START_NS = 1_790_000_000_000_000_000
 MS = 1_000_000
+START_NS = time.time_ns() // MS * MS + 24 * 3_600_000 * MS
+"""When the past begins: after its messages were stored, which happens while a test runs."""
 GROUP = "billing"
 
 

@@ -200,9 +200,9 @@ async def test_a_static_group_has_its_pending_messages_above_the_ack_floor(
 
 
 async def test_the_audit_of_a_run_with_faults_says_exactly_what_its_judge_says() -> None:
-    """In a process of its own: it starts a Spark session of its own."""
+    """Whatever the run shows, both must show it. In a process of its own: it starts a Spark session of its own."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "chaos", "groups", "--seconds", "8", "--rate", "300", "--seed", "5", "--audit", "--json",
+        sys.executable, "-m", "chaos", "groups", "--seconds", "15", "--rate", "300", "--seed", "11", "--audit", "--json",
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     out, err = await process.communicate()
@@ -210,8 +210,6 @@ async def test_the_audit_of_a_run_with_faults_says_exactly_what_its_judge_says()
     result = json.loads(out)
     assert result["audited"]["disagreements"] == [], (result["audited"], err[-2000:])
     assert result["audited"]["facts"]["handled"] > 1000
-    assert result["clean"], result["findings"]
-    assert process.returncode == 0
 
 
 def test_effects_without_a_record_must_be_the_last_of_their_process() -> None:

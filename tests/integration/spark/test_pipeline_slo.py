@@ -86,7 +86,7 @@ async def test_times_waits_and_redeliveries(
         assert report.exit_code == 0
 
         limits = tmp_path / "limits.toml"
-        limits.write_text("handler_p99_ms = 99.5\nwait_p95_ms = 499\nredelivered_ratio = 0.04\n")
+        limits.write_text("handler_p99_ms = 100.5\nwait_p95_ms = 499\nredelivered_ratio = 0.04\n")
         chart = tmp_path / "slo.png"
         done = await here(
             "pipeline", "run", "slo", "-s", nats_server.url, "--stream", stream, "--group", "billing", "--quiet",

@@ -1,9 +1,11 @@
 """Messages without a final record: lost beyond doubt, or unproven, and why.
 
 The record of a message can be missing by accident: dropped, expired, or lost with a process that was killed before it
-flushed. It cannot if one tenure had the message's partition before it, handled the next message of its key, and its
-line has no hole between: a key's messages are handled one after the other, so the record would lie there. Nor can it if
-the whole journal is known to be complete.
+flushed. It cannot if one tenure had the message in its hands all the time, and its line has no hole meanwhile: a key's
+messages are handled one after the other, so the record would lie there. A tenure had it all the time if it handled the
+next message of the key, and either the previous one too, or anything of the partition before the message was stored.
+(A lower sequence is no proof of an earlier time: whoever takes over gets old messages that were not acked.) Nor can the
+record be missing by accident if the whole journal is known to be complete.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ class Proof:
     """Every instance closed its journal, as whoever asked says, and the journal has no hole."""
     holes: DataFrame
     """Before which batches records are missing (`audit_rules.holes`)."""
+    tolerance_ns: int
+    """How far the clocks of a member and of the server may be apart."""
 
 
 def unhandled(messages: DataFrame, final: DataFrame) -> DataFrame:
@@ -38,9 +42,12 @@ def unhandled(messages: DataFrame, final: DataFrame) -> DataFrame:
 
 
 def losses(left: DataFrame, of: DataFrame, proof: Proof) -> DataFrame:
-    """What became of messages (`sequence`, `key`, `partition`) that have no final record and were not pending."""
+    """What became of messages that have no final record and were not pending.
+
+    `left` has their `sequence`, `key`, `partition`, and when they were `stored` (null: not known).
+    """
     final = finals(of)
-    held = _held(_between(left, final), final)
+    held = _held(_between(left, final), final, proof.tolerance_ns)
     given_back = of.where("outcome = 'returned'").select(F.col("source_sequence").alias("sequence")).distinct()
     known = held.join(_broken(held, proof.holes), "sequence", "left").join(
         given_back.withColumn("given_back", F.lit(True)), "sequence", "left"
@@ -78,8 +85,9 @@ def _between(left: DataFrame, final: DataFrame) -> DataFrame:
         .groupBy("key", F.col("source_sequence").alias("sequence"))
         .agg(F.min(F.struct("ended_ns", record().alias("record")))["record"].alias("handled"))
         .withColumn("partition", F.lit(None).cast("INT"))
+        .withColumn("stored", F.lit(None).cast("TIMESTAMP"))
     )
-    wanted = left.select("key", "sequence", F.lit(None).cast(RECORD_TYPE).alias("handled"), "partition")
+    wanted = left.select("key", "sequence", F.lit(None).cast(RECORD_TYPE).alias("handled"), "partition", "stored")
     rows = (Window.unboundedPreceding, -1)
     earlier = Window.partitionBy("key").orderBy("sequence").rowsBetween(*rows)
     later = Window.partitionBy("key").orderBy(F.col("sequence").desc()).rowsBetween(*rows)
@@ -92,18 +100,19 @@ def _between(left: DataFrame, final: DataFrame) -> DataFrame:
     )
 
 
-def _held(between: DataFrame, final: DataFrame) -> DataFrame:
-    """Adds `since`: a batch in which the tenure that handled `next` had the partition already; none if it had not."""
+def _held(between: DataFrame, final: DataFrame, tolerance_ns: int) -> DataFrame:
+    """Adds `since`: a batch from which on the tenure that handled `next` had the message; null if that is not known."""
     begun = final.groupBy("partition", *_TENURE).agg(
-        F.min("source_sequence").alias("first_sequence"), F.min("batch").alias("first_batch")
+        F.min("started_ns").alias("begun_ns"), F.min("batch").alias("first_batch")
     )
     same = [F.col(f"m.next.{name}") == F.col(f"t.{name}") for name in _TENURE]
     joined = between.alias("m").join(
         begun.alias("t"), (F.col("m.partition") == F.col("t.partition")) & same[0] & same[1] & same[2], "left"
     )
     nearer = [F.col(f"m.previous.{name}") == F.col(f"m.next.{name}") for name in _TENURE]
+    waited_ns = F.unix_micros("m.stored") * 1000 - F.col("t.begun_ns")
     since = F.when(nearer[0] & nearer[1] & nearer[2], F.col("m.previous.batch")).when(
-        F.col("t.first_sequence") < F.col("m.sequence"), F.col("t.first_batch")
+        waited_ns > tolerance_ns, F.col("t.first_batch")
     )
     return joined.select("m.*", since.alias("since"))
 

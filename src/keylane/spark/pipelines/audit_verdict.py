@@ -87,7 +87,7 @@ def judge(
         parts += [rules.owner_findings(pairs, tolerance_ns), rules.late_findings(final, pairs, tolerance_ns)]
     if counted["gone"]:
         whole = not (ground.sums["missing"] or ground.sums["dropped"] or ground.sums["broken"])
-        proof = Proof(complete=settings.complete and whole, holes=rules.holes(ground.journal))
+        proof = Proof(settings.complete and whole, rules.holes(ground.journal), tolerance_ns)
         parts.append(losses(left.where("NOT pending").drop("pending"), of, proof))
     path = str(building / "findings")
     rules.named(rules.together(parts), ground.lined).write.parquet(path)

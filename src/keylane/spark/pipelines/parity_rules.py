@@ -52,7 +52,8 @@ def paired(one: DataFrame, other: DataFrame) -> DataFrame:
 
 def without(pairs: DataFrame, side: str) -> DataFrame:
     """Messages that this side (`record` or `other`) has no effect of, as `losses` wants them."""
-    return pairs.where(F.col(side).isNull()).select("sequence", "key", "partition")
+    stored = F.lit(None).cast("TIMESTAMP").alias("stored")
+    return pairs.where(F.col(side).isNull()).select("sequence", "key", "partition", stored)
 
 
 def outcome_findings(pairs: DataFrame) -> DataFrame:

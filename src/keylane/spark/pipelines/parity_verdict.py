@@ -97,7 +97,7 @@ def compare(spark: SparkSession, settings: Settings, part: Range, aside: Path, s
         waits = spark.read.parquet(str(aside / name))
         facts[name] = waits.count()
         gone = lacking.join(waits.select("sequence"), "sequence", "left_anti")
-        proof = Proof(complete=settings.complete and side.whole, holes=side.holes)
+        proof = Proof(settings.complete and side.whole, side.holes, tolerance_ns)
         found = losses(gone, side.records, proof)
         parts.append(parity.absent(found, *words, pairs.select("sequence", "record", "other")))
     path = str(aside / "findings")

@@ -1,0 +1,204 @@
+"""Consumers on a real server: the log in a stream, the messages in a partitioned stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+import keylane
+from keylane import Connection
+from keylane.core.picking import TopicPartition
+from keylane.errors import InvalidInput, NoSuchTopic, NotFound, PublishFailed
+from keylane.jetstream import consumers, streams
+from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.marshal import Appetite, Consumer, ConsumerHooks, JetStreamLog, StreamSource, open_jetstream_log
+from keylane.server import NatsServer
+from tests.integration.marshal.rig import Seen, in_order_per_key, until, world_of
+
+INTERVAL_S = 1.0
+PARTITIONS = 6
+
+
+@dataclass(frozen=True)
+class Ground:
+    """A partitioned stream and a log, for one test."""
+
+    server: NatsServer
+    stream: str
+    log_name: str
+
+    @asynccontextmanager
+    async def consumer(self, client: str, handler: Any, **options: Any) -> AsyncIterator[Consumer]:
+        """With a connection of its own, as another process would have."""
+        async with AsyncExitStack() as stack:
+            connection = await stack.enter_async_context(await keylane.connect(self.server.url))
+            log = await stack.enter_async_context(
+                open_jetstream_log(connection, self.log_name, interval_s=INTERVAL_S, max_age_s=3600)
+            )
+            options.setdefault("heartbeat_interval_s", INTERVAL_S)
+            commits = options.pop("commits", None)
+            source = StreamSource(connection, commits=commits)
+            yield await stack.enter_async_context(
+                Consumer(log, source, "billing", client, [self.stream], handler, **options)
+            )
+
+
+async def make(connection: Connection, server: NatsServer, stream: str, log_name: str) -> Ground:
+    transform = {"src": f"{stream}.*", "dest": f"{{{{Partition({PARTITIONS},1)}}}}.{stream}.{{{{Wildcard(1)}}}}"}
+    await connection.api.request(
+        f"STREAM.CREATE.{stream}",
+        {"name": stream, "subjects": [f"{stream}.*"], "subject_transform": transform, "allow_direct": True},
+    )
+    return Ground(server, stream, log_name)
+
+
+@pytest.fixture
+async def ground(nats_server: NatsServer, connection: Connection, unique: Callable[..., str]) -> AsyncIterator[Ground]:
+    stream, log_name = unique("orders"), unique("claims")
+    try:
+        yield await make(connection, nats_server, stream, log_name)
+    finally:
+        for name in (stream, log_name, f"KV_{log_name}"):
+            with suppress(NotFound):
+                await streams.delete(connection, name)
+
+
+async def publish(connection: Connection, ground: Ground, count: int, *, first: int = 0) -> None:
+    """Each is stored, or it is said. What a server that is away refuses is sent again."""
+    left = [Outgoing(f"{ground.stream}.k{number % 30}", b"%d" % number) for number in range(first, first + count)]
+    async with asyncio.timeout(30):
+        while left:
+            results = await publish_many(connection, left)
+            left = [one for one, result in zip(left, results, strict=True) if isinstance(result, PublishFailed)]
+            if left:
+                await asyncio.sleep(0.1)
+
+
+@asynccontextmanager
+async def reopened(connection: Connection, ground: Ground) -> AsyncIterator[JetStreamLog]:
+    async with open_jetstream_log(connection, ground.log_name, interval_s=INTERVAL_S) as log:
+        yield log
+
+
+@pytest.mark.parametrize("mode", ["at_least_once", "at_most_once"])
+async def test_three_consumers_share_a_stream(ground: Ground, connection: Connection, mode: str) -> None:
+    await publish(connection, ground, 600)
+    seen = [Seen() for _ in range(3)]
+    async with AsyncExitStack() as stack:
+        members = [
+            await stack.enter_async_context(ground.consumer(f"c{number}", one, mode=mode, max_claims=2, batch_size=50))
+            for number, one in enumerate(seen)
+        ]
+        await until(lambda: sum(len(one.messages) for one in seen) >= 600)
+        assert [len(one.owned) for one in members] == [2, 2, 2]
+    every = sum((one.times for one in seen), start=Counter[tuple[int, int]]())
+    assert len(every) == 600
+    assert set(every.values()) == {1}
+    assert all(in_order_per_key(one.messages) for one in seen)
+    message = seen[0].messages[0]
+    assert message.subject is not None
+    assert message.key == message.subject.split(".")[1].encode()
+    assert not await consumers.names(connection, ground.stream), "readers leave nothing behind"
+
+
+async def test_thirty_racers_on_the_server(ground: Ground) -> None:
+    wins: list[str] = []
+    async with AsyncExitStack() as stack:
+        members = []
+        for number in range(30):
+
+            def won(where: TopicPartition, _: int, number: int = number) -> None:
+                wins.append(f"{where.partition} {number}")
+
+            hooks = ConsumerHooks(on_claimed=won)
+            members.append(ground.consumer(f"c{number}", Seen(), hooks=hooks, pick=Appetite(greedy=True)))
+        started = await asyncio.gather(*(stack.enter_async_context(one) for one in members))
+        await until(lambda: sum(len(one.owned) for one in started) == PARTITIONS)
+        await asyncio.sleep(INTERVAL_S)
+        owned = Counter(where for one in started for where in one.owned)
+        assert set(owned.values()) == {1}
+        assert sorted(wins) == sorted(set(wins))
+        assert len(wins) == PARTITIONS
+
+
+async def test_the_next_consumer_goes_on_and_offsets_are_committed(ground: Ground, connection: Connection) -> None:
+    seen = Seen()
+    await publish(connection, ground, 100)
+    async with ground.consumer("anna", seen, commits=ground.log_name) as anna:
+        await seen.until(lambda one: len(one.messages) == 100)
+        await until(lambda: len(anna.owned) == PARTITIONS)
+        source = StreamSource(connection, commits=ground.log_name)
+
+        async def committed() -> bool:
+            found = [await source.committed("billing", ground.stream, number) for number in range(PARTITIONS)]
+            return max(one or 0 for one in found) == 101
+
+        async with asyncio.timeout(30):
+            while not await committed():  # noqa: ASYNC110 - nobody tells of a commit
+                await asyncio.sleep(0.05)
+    await publish(connection, ground, 50, first=100)
+    async with ground.consumer("bert", seen, commits=ground.log_name):
+        await seen.until(lambda one: len(one.messages) == 150)
+    assert set(seen.times.values()) == {1}
+    async with reopened(connection, ground) as log:
+        claims = list((await world_of(log)).claims())
+    assert max(one.offset or 0 for one in claims) == 151
+
+
+async def test_the_backlog_is_counted_in_messages_of_the_partition(ground: Ground, connection: Connection) -> None:
+    await publish(connection, ground, 90)
+    source = StreamSource(connection)
+    assert await source.partitions(ground.stream) == PARTITIONS
+    counts = [await source.backlog(ground.stream, number, 1) for number in range(PARTITIONS)]
+    assert sum(counts) == 90
+    assert await source.extent(ground.stream, 0) == (1, 91)
+    assert await source.backlog(ground.stream, 0, 91) == 0
+    assert await source.committed("billing", ground.stream, 0) is None
+
+
+async def test_a_reader_goes_on_when_its_consumer_is_deleted(ground: Ground, connection: Connection) -> None:
+    seen = Seen()
+    await publish(connection, ground, 60)
+    async with ground.consumer("anna", seen):
+        await seen.until(lambda one: len(one.messages) == 60)
+        for name in await consumers.names(connection, ground.stream):
+            await consumers.delete(connection, ground.stream, name)
+        await publish(connection, ground, 60, first=60)
+        await seen.until(lambda one: len(one.messages) == 120)
+    assert set(seen.times.values()) == {1}
+
+
+async def test_streams_that_are_no_source(ground: Ground, connection: Connection, unique: Callable[..., str]) -> None:
+    source = StreamSource(connection)
+    with pytest.raises(NoSuchTopic, match="there is no stream 'nowhere'"):
+        await source.partitions("nowhere")
+    plain = unique("plain")
+    await streams.create(connection, streams.StreamConfig(name=plain, subjects=[f"{plain}.*"]))
+    try:
+        with pytest.raises(InvalidInput, match="is not partitioned: it needs a subject transform"):
+            await source.partitions(plain)
+    finally:
+        await streams.delete(connection, plain)
+
+
+async def test_a_server_that_restarts(unique: Callable[..., str]) -> None:
+    """Claims and positions outlive it; nothing is lost, and the owner goes on."""
+    seen = Seen()
+    with NatsServer.start() as server:
+        async with await keylane.connect(server.url) as connection:
+            ground = await make(connection, server, unique("orders"), unique("claims"))
+            await publish(connection, ground, 100)
+            async with ground.consumer("anna", seen) as anna:
+                await seen.until(lambda one: len(one.messages) == 100)
+                await until(lambda: len(anna.owned) == PARTITIONS)
+                await asyncio.to_thread(server.kill)
+                await asyncio.to_thread(server.restart)
+                await publish(connection, ground, 100, first=100)
+                await seen.until(lambda one: {int(message.data) for message in one.messages} == set(range(200)))
+                assert anna.owned == [TopicPartition(ground.stream, number) for number in range(PARTITIONS)]

@@ -1,0 +1,164 @@
+"""`keylane marshal …` as a program, on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+
+from keylane import Connection
+from keylane.errors import NotFound
+from keylane.jetstream import streams
+from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.server import NatsServer
+
+PARTITIONS = 4
+
+
+class Command:
+    """Runs `keylane marshal` on one stream and one log."""
+
+    def __init__(self, server: NatsServer, connection: Connection, stream: str, log: str) -> None:
+        self.connection = connection
+        self.stream = stream
+        self.log = log
+        self._rest = ["--log", log, "--interval", "1", "--server", server.url]
+
+    async def __call__(self, *words: str) -> tuple[int, str, str]:
+        async with self.running(*words) as process:
+            async with asyncio.timeout(40):
+                out, err = await process.communicate()
+            assert process.returncode is not None
+            return process.returncode, out.decode(), err.decode()
+
+    async def told(self, *words: str) -> Any:
+        code, out, err = await self(*words, "--json")
+        assert code == 0, err
+        return json.loads(out)
+
+    @asynccontextmanager
+    async def running(self, *words: str) -> AsyncIterator[asyncio.subprocess.Process]:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "keylane.cli.main", "marshal", *words, *self._rest),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            yield process
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.communicate()
+
+    async def publish(self, count: int) -> None:
+        await publish_many(
+            self.connection, [Outgoing(f"{self.stream}.k{number % 20}", b"x") for number in range(count)]
+        )
+
+
+@pytest.fixture
+async def marshal(
+    nats_server: NatsServer, connection: Connection, unique: Callable[..., str]
+) -> AsyncIterator[Command]:
+    stream, log = unique("orders"), unique("claims")
+    transform = {"src": f"{stream}.*", "dest": f"{{{{Partition({PARTITIONS},1)}}}}.{stream}.{{{{Wildcard(1)}}}}"}
+    await connection.api.request(
+        f"STREAM.CREATE.{stream}",
+        {"name": stream, "subjects": [f"{stream}.*"], "subject_transform": transform, "allow_direct": True},
+    )
+    try:
+        yield Command(nats_server, connection, stream, log)
+    finally:
+        for name in (stream, log):
+            with suppress(NotFound):
+                await streams.delete(connection, name)
+
+
+async def events(
+    process: asyncio.subprocess.Process, until: Callable[[list[dict[str, Any]]], bool]
+) -> list[dict[str, Any]]:
+    """What a command prints as JSON lines, until there is enough."""
+    assert process.stdout is not None
+    found: list[dict[str, Any]] = []
+    async with asyncio.timeout(40):
+        while not until(found):
+            line = await process.stdout.readline()
+            assert line, f"it ended: {found}"
+            found.append(json.loads(line))
+    return found
+
+
+def count(found: list[dict[str, Any]], event: str) -> int:
+    return sum(one["event"] == event for one in found)
+
+
+async def test_consume_watch_world_pause_and_resume(marshal: Command) -> None:
+    await marshal.publish(100)
+    consuming = marshal.running("consume", "billing", "anna", marshal.stream, "--greedy", "--json")
+    async with consuming as consumer:
+        got = await events(consumer, lambda found: count(found, "message") == 100)
+        assert count(got, "claimed") == PARTITIONS
+        message = next(one for one in got if one["event"] == "message")
+        assert {"topic", "partition", "offset", "key", "token", "data"} <= message.keys()
+        async with marshal.running("watch", "--json") as watching:
+            seen = await events(watching, lambda found: count(found, "owned") == PARTITIONS)
+            assert {one["owner"] for one in seen} == {"anna"}
+
+            told = await marshal.told("world", "--lag", "--group", "billing")
+            assert [one["partition"] for one in told["claims"]] == list(range(PARTITIONS))
+            assert {one["owner"] for one in told["claims"]} == {"anna"}
+            assert told["misplaced"] == 0
+            assert all(isinstance(one["lag"], int) for one in told["claims"])
+
+            assert (await marshal.told("release-group", "billing", "1h"))["group"] == "billing"
+            await events(watching, lambda found: count(found, "free") == PARTITIONS)
+            assert (await marshal.told("world"))["pauses"][0]["group"] == "billing"
+            await marshal.told("resume", "billing")
+            back = await events(watching, lambda found: count(found, "owned") == PARTITIONS)
+            assert {one["owner"] for one in back if one["event"] == "owned"} == {"anna"}
+            watching.send_signal(signal.SIGINT)
+            async with asyncio.timeout(20):
+                assert await watching.wait() == 0
+        consumer.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(20):
+            await consumer.communicate()
+        assert consumer.returncode == 0
+    told = await marshal.told("world")
+    assert {one["owner"] for one in told["claims"]} == {None}, "released at the end"
+    assert (await marshal.told("world", "--at", "1d"))["claims"] == []
+
+
+async def test_the_world_in_words(marshal: Command) -> None:
+    await marshal.publish(5)
+    async with marshal.running("consume", "billing", "anna", marshal.stream, "--json") as consumer:
+        await events(consumer, lambda found: count(found, "message") == 5)
+        code, out, _ = await marshal("world")
+        assert code == 0
+        assert "anna" in out
+        assert "fresh" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["world"], "there is no coordination log"),
+        (["consume", "a/b", "anna", "orders"], "group id 'a/b' holds '/' at position 2"),
+        (["consume", "billing", "anna", "nowhere"], "there is no stream 'nowhere'"),
+        (["world", "--at", "yesterday"], "'yesterday' is no time: give an ISO time with a zone"),
+        (["release-group", "billing", "2001-01-01T00:00:00Z"], "there is no coordination log"),
+        (["resume", "billing", "--kafka", "127.0.0.1:1"], "kafka"),
+    ],
+)
+async def test_one_line_says_what_is_wrong(marshal: Command, words: list[str], said: str) -> None:
+    code, out, err = await marshal(*words)
+    assert code == 1
+    assert out == ""
+    assert said in err
+    assert len(err.splitlines()) == 1
