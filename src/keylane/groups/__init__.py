@@ -21,8 +21,9 @@ from keylane.groups.admin import (
 from keylane.groups.config import ElasticConfig, StaticConfig
 from keylane.groups.creating import create_elastic, create_static, delete
 from keylane.groups.member import Member, MemberHooks, join
-from keylane.groups.message import GroupMessage
+from keylane.groups.message import GroupMessage, Placing
 from keylane.groups.origin import Origin
+from keylane.groups.placing import placing
 from keylane.groups.shape import queue_stream
 from keylane.groups.unpublished import Unpublished, put_unpublished
 
@@ -33,6 +34,7 @@ __all__ = [
     "Member",
     "MemberHooks",
     "Origin",
+    "Placing",
     "StaticConfig",
     "Unpublished",
     "active_members",
@@ -46,6 +48,7 @@ __all__ = [
     "join",
     "list_groups",
     "member_info",
+    "placing",
     "put_unpublished",
     "queue_stream",
     "set_mapping",

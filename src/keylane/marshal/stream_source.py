@@ -25,7 +25,7 @@ from keylane.errors import (
     ReadIncomplete,
     RevisionConflict,
 )
-from keylane.groups.placing import placing
+from keylane.groups import Placing, placing
 from keylane.jetstream import consumers, streams
 from keylane.jetstream.consumers import ConsumerConfig
 from keylane.jetstream.direct import read_batch
@@ -36,7 +36,6 @@ from keylane.marshal.logbook import own_clock
 from keylane.marshal.source import Extent, Reader, SourceRecord
 
 if TYPE_CHECKING:
-    from keylane.groups.message import Placing
     from keylane.jetstream.connection import Connection
     from keylane.jetstream.message import Message
 

@@ -202,7 +202,8 @@ async def test_a_static_group_has_its_pending_messages_above_the_ack_floor(
 async def test_the_audit_of_a_run_with_faults_says_exactly_what_its_judge_says() -> None:
     """Whatever the run shows, both must show it. In a process of its own: it starts a Spark session of its own."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "chaos", "groups", "--seconds", "15", "--rate", "300", "--seed", "11", "--audit", "--json",
+        sys.executable, "-m", "chaos", "groups", "--seconds", "15", "--rate", "300", "--seed", "11",
+        "--audit", "--json",
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     out, err = await process.communicate()
