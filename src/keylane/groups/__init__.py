@@ -23,7 +23,7 @@ from keylane.groups.creating import create_elastic, create_static, delete
 from keylane.groups.member import Member, MemberHooks, join
 from keylane.groups.message import GroupMessage, Placing
 from keylane.groups.origin import Origin
-from keylane.groups.placing import placing
+from keylane.groups.placing import placing_by
 from keylane.groups.shape import queue_stream
 from keylane.groups.unpublished import Unpublished, put_unpublished
 
@@ -48,7 +48,7 @@ __all__ = [
     "join",
     "list_groups",
     "member_info",
-    "placing",
+    "placing_by",
     "put_unpublished",
     "queue_stream",
     "set_mapping",

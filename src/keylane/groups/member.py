@@ -34,7 +34,7 @@ from keylane.groups.dead_letters import DeadLetters
 from keylane.groups.handling import Handling
 from keylane.groups.message import GroupMessage
 from keylane.groups.origin import Origin
-from keylane.groups.placing import KeyOf, placing
+from keylane.groups.placing import KeyOf, placing_by
 from keylane.groups.seat import Seat, SeatHooks
 from keylane.groups.store import (
     Kind,
@@ -235,7 +235,7 @@ class Member:
 
     async def start(self, handler: Handler, terms: Terms, key_of: KeyOf | None) -> None:
         config = self._stored.config
-        place = placing(
+        place = placing_by(
             await self._partitioning(config),
             whole_subject=isinstance(config, ElasticConfig) and not config.partitioning,
             key_of=key_of,

@@ -15,7 +15,7 @@ KeyOf = Callable[[str], str]
 """The key of a subject, in the words of whoever knows better."""
 
 
-def placing(partitioning: Sequence[Partitioning], *, whole_subject: bool, key_of: KeyOf | None = None) -> Placing:
+def placing_by(partitioning: Sequence[Partitioning], *, whole_subject: bool, key_of: KeyOf | None = None) -> Placing:
     """A function for one group. Subjects repeat, so their places are remembered.
 
     Where the key is not known (no partitioning given, and subjects are not hashed whole), the partition is the key.

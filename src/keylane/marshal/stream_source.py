@@ -25,7 +25,7 @@ from keylane.errors import (
     ReadIncomplete,
     RevisionConflict,
 )
-from keylane.groups import Placing, placing
+from keylane.groups import Placing, placing_by
 from keylane.jetstream import consumers, streams
 from keylane.jetstream.consumers import ConsumerConfig
 from keylane.jetstream.direct import read_batch
@@ -81,7 +81,7 @@ class StreamSource:
                 f"stream {topic!r} is not partitioned: it needs a subject transform that puts a partition number in "
                 "front, such as {{Partition(10,1)}}.orders.{{Wildcard(1)}}"
             )
-        self._placings[topic] = placing([found], whole_subject=not found.wildcards)
+        self._placings[topic] = placing_by([found], whole_subject=not found.wildcards)
         return found.partitions
 
     async def extent(self, topic: str, partition: int) -> Extent:
