@@ -249,6 +249,7 @@ def _rows_read(spark: SparkSession) -> Iterator[tuple[int, int]]:
 # ---- what went wrong ----------------------------------------------------------------------------------
 
 _OURS = re.compile(r"keylane\.errors\.(\w+): (.+)")
+_IN_PYTHON = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception): .+)", re.MULTILINE)
 
 
 @contextmanager
@@ -277,4 +278,6 @@ def plain_error(text: str) -> KeylaneError:
         )
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     told = next((line for line in lines if not line.startswith(("at ", "Traceback", "File "))), "Spark gave no reason")
+    if "Traceback (most recent call last)" in text and (raised := _IN_PYTHON.findall(text)):
+        told = raised[-1]
     return KeylaneError(f"Spark ended the run: {told[:500]}")

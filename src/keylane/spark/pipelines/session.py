@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 DEFAULT_MASTER = "local[*]"
 _SETTING = re.compile(r"(spark\.[^=\s]+)=(.*)")
+_QUIET = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
 _QUIET_LOG = """\
 rootLogger.level = error
 rootLogger.appenderRef.console.ref = console
@@ -91,9 +92,10 @@ def spark_session(
     if is_submitted() or SparkContext._active_spark_context is not None:
         if master is not None or settings:
             raise InvalidInput("master and conf are given, but Spark runs already: give them to `keylane spark submit`")
-        session = SparkSession.builder.getOrCreate()
-        session.sparkContext.setLogLevel("ERROR")
-        yield session
+        builder = SparkSession.builder
+        for setting, value in _QUIET.items():
+            builder = builder.config(setting, value)
+        yield builder.getOrCreate()
         return
     chosen = master or DEFAULT_MASTER
     with tempfile.TemporaryDirectory(prefix="keylane-pipeline-") as directory:
@@ -140,10 +142,8 @@ def _environment(master: str) -> dict[str, str]:
 def _settings(directory: Path, master: str) -> dict[str, str]:
     log = directory / "log4j2.properties"
     log.write_text(_QUIET_LOG)
-    settings = {
+    settings = _QUIET | {
         "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "ERROR",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         "spark.driver.extraJavaOptions": f'"-Dlog4j2.configurationFile={log}" "-Dderby.system.home={directory}"',
