@@ -9,10 +9,12 @@ import argparse
 import asyncio
 import json
 import sys
+from typing import get_args
 
 from chaos import groups, marshal, memory, rebalance, spark
 from chaos.faults import KINDS
 from chaos.members import RunBroken
+from chaos.spark_driver import Into
 from tests.peers.presence import PeerBroken, PeerMissing
 
 
@@ -151,11 +153,15 @@ def _add_spark(one: argparse.ArgumentParser) -> None:
     one.add_argument("--messages", type=int, default=default.messages, help="how many messages are read")
     one.add_argument("--kills", type=int, default=default.kills, help="how many drivers are killed")
     one.add_argument("--seed", type=int, default=default.seed, help="decides the batch sizes and the moments")
-    one.add_argument("--into", choices=("parquet", "lake", "stream"), default=default.into, help="where the rows go")
+    one.add_argument("--into", choices=get_args(Into), default=default.into, help="where the rows go")
     one.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
 def _spark(options: argparse.Namespace, parser: argparse.ArgumentParser) -> tuple[int, str]:
+    if options.into == "batch" and options.kills:
+        parser.error(
+            "--into batch is one read without streaming, and it has no second try: give --kills 0"
+        )
     if options.kills < 0 or options.messages < 10 * (options.kills + 1):
         parser.error("--kills must not be negative, and each driver needs at least 10 messages")
     settings = spark.Settings(messages=options.messages, kills=options.kills, seed=options.seed, into=options.into)

@@ -28,17 +28,18 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]  # it has no types
 
 import keylane
 from chaos.members import RunBroken
-from chaos.spark_driver import SECONDS_TO_FINISH, Query
+from chaos.spark_driver import OUT, SECONDS_TO_FINISH, Into, Query
 from keylane.jetstream import streams
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.direct import read_all
 from keylane.jetstream.publish import open_publisher
 from keylane.server import NatsServer
 from keylane.testing import Effect, judge
+from tests.peers import tether
 
 Say = Callable[[str], None]
 
-STREAM, OUT = "ORDERS", "SEEN"
+STREAM = "ORDERS"
 PARTITIONS, KEYS = 10, 500
 _START_S = 180.0
 _LONGEST_LIFE_S = 3.0
@@ -51,7 +52,7 @@ class Settings:
     messages: int = 1_000_000
     kills: int = 10
     seed: int = 1
-    into: str = "parquet"
+    into: Into = "parquet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +102,7 @@ async def run(settings: Settings, say: Say) -> Outcome:
 
 
 def _query(settings: Settings, url: str, directory: str, rows: int, *, available_now: bool = False) -> Query:
-    into = OUT if settings.into == "stream" else ""
-    return Query(url, STREAM, directory, max(rows, 1), available_now, into, settings.into == "lake")
+    return Query(url, STREAM, directory, max(rows, 1), available_now, settings.into)
 
 
 async def _create(connection: Connection) -> None:
@@ -159,7 +159,7 @@ def _driver(query: Query) -> Iterator[subprocess.Popen[bytes]]:
     """A driver in a session of its own; whatever is left of it is killed at the end."""
     with _log(query).open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "chaos.spark_driver", query.as_argument()],
+            [sys.executable, tether.__file__, sys.executable, "-m", "chaos.spark_driver", query.as_argument()],
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -203,17 +203,25 @@ class Row:
 
 
 def _files(query: Query) -> list[Row]:
-    """The rows of the files that Spark's own log of committed files names, task by task in order.
+    """The rows of the files, task by task in order.
 
-    Of a lake: of every file that a plain reader sees, by partition and sequence.
+    Of a stream's files: those that Spark's own log of committed files names. Of a lake: every file that a plain reader
+    sees, by partition and sequence.
     """
     rows: list[Row] = []
-    paths = _lake_files(query.files) if query.into_lake else _committed_files(query.files / "_spark_metadata")
-    for path in paths:
+    for path in _paths(query):
         table = pq.read_table(path, columns=["sequence", "key", "data"])
         columns = (table.column(name).to_pylist() for name in ("sequence", "key", "data"))
         rows += [Row(sequence, key, int(data)) for sequence, key, data in zip(*columns, strict=True)]
     return rows
+
+
+def _paths(query: Query) -> list[Path]:
+    if query.into == "lake":
+        return _lake_files(query.files)
+    if query.into == "batch":
+        return sorted(query.files.glob("part-*.parquet"))
+    return _committed_files(query.files / "_spark_metadata")
 
 
 def _lake_files(table: Path) -> list[Path]:

@@ -9,7 +9,7 @@ import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tests.peers.spark import spark_session
 
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 SECONDS_TO_FINISH = 600
+OUT = "SEEN"
+
+Into = Literal["parquet", "lake", "stream", "batch"]
+"""Files of Spark's own sink, a table of the lake pipeline, another stream, or files of one read without streaming."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +33,11 @@ class Query:
     directory: str
     max_rows: int
     available_now: bool
-    into_stream: str = ""
-    """Empty: into Parquet files below `directory`."""
-    into_lake: bool = False
-    """The files are a table of the lake pipeline, whose small files are merged all the while."""
+    into: Into
 
     @property
     def checkpoint(self) -> Path:
-        return self.files / "_keylane" / "checkpoint" if self.into_lake else Path(self.directory) / "checkpoint"
+        return self.files / "_keylane" / "checkpoint" if self.into == "lake" else Path(self.directory) / "checkpoint"
 
     @property
     def files(self) -> Path:
@@ -49,8 +50,11 @@ class Query:
 def main(argument: str) -> None:
     query = Query(**json.loads(argument))
     with spark_session(Path(query.directory) / "spark") as spark:
-        if query.into_lake:
+        if query.into == "lake":
             _fill_lake(query, spark)
+            return
+        if query.into == "batch":
+            _read_at_once(query, spark)
             return
         writer = _into(query, _rows(query, spark)).option("checkpointLocation", str(query.checkpoint))
         if query.available_now:
@@ -75,6 +79,14 @@ def _fill_lake(query: Query, spark: SparkSession) -> None:
     print(lake.run(spark, settings, print).as_text(), flush=True)
 
 
+def _read_at_once(query: Query, spark: SparkSession) -> None:
+    from keylane.spark import register  # noqa: PLC0415 - the session's Java must be set first
+
+    register(spark)
+    rows = spark.read.format("keylane").option("url", query.url).option("stream", query.stream).load()
+    rows.write.parquet(str(query.files))
+
+
 def _rows(query: Query, spark: SparkSession) -> DataFrame:
     from keylane.spark import register  # noqa: PLC0415 - the session's Java must be set first
 
@@ -89,7 +101,7 @@ def _rows(query: Query, spark: SparkSession) -> DataFrame:
 
 
 def _into(query: Query, rows: DataFrame) -> DataStreamWriter:
-    if not query.into_stream:
+    if query.into == "parquet":
         return rows.writeStream.format("parquet").option("path", str(query.files))
     changed = rows.selectExpr(
         "concat('out.', key) AS subject", "concat('seen ', cast(data AS STRING)) AS data", "sequence"
@@ -97,7 +109,7 @@ def _into(query: Query, rows: DataFrame) -> DataStreamWriter:
     return (
         changed.writeStream.format("keylane")
         .option("url", query.url)
-        .option("stream", query.into_stream)
+        .option("stream", OUT)
         .option("queryName", "chaos-copy")
     )
 
