@@ -159,9 +159,7 @@ def _add_spark(one: argparse.ArgumentParser) -> None:
 
 def _spark(options: argparse.Namespace, parser: argparse.ArgumentParser) -> tuple[int, str]:
     if options.into == "batch" and options.kills:
-        parser.error(
-            "--into batch is one read without streaming, and it has no second try: give --kills 0"
-        )
+        parser.error("--into batch is one read without streaming, and it has no second try: give --kills 0")
     if options.kills < 0 or options.messages < 10 * (options.kills + 1):
         parser.error("--kills must not be negative, and each driver needs at least 10 messages")
     settings = spark.Settings(messages=options.messages, kills=options.kills, seed=options.seed, into=options.into)

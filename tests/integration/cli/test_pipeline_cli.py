@@ -71,7 +71,7 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("tabel = 'x'", "has 'tabel', which is no option of lake: give available-now, compact,"),
+        ("tabel = 'x'", "has 'tabel', which is no option of lake: give allow-loss, available-now,"),
         ("start = 'x'", "has 'start', which is no option of lake"),
         ("stream = true", "has stream = True: give a text"),
         ("max_rows = 'x'", "has max_rows = 'x': give a whole number"),
