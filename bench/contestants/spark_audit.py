@@ -24,6 +24,7 @@ def main() -> None:
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
             "spark.sql.shuffle.partitions": "16",
             "spark.local.dir": f"{temporary}/local",
             "spark.sql.warehouse.dir": f"{temporary}/warehouse",
