@@ -5,7 +5,6 @@ Owns the words of the commands. The log is opened by `marshal_ground`, shown by 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -185,6 +184,8 @@ def consume(
     link: ConnectionOptions,
 ) -> None:
     """Take part in a group and print every message, until Ctrl-C."""
+    import asyncio
+
     from keylane.cli.marshal_consume import Trial
     from keylane.cli.marshal_consume import consume as take_part
     from keylane.core.picking import Appetite
@@ -230,6 +231,7 @@ def _on(where: Where, work: Any) -> None:
 
 
 def _until_signal(work: Coroutine[Any, Any, None]) -> None:
+    import asyncio
     import signal
 
     async def run() -> None:
