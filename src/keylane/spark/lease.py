@@ -47,6 +47,8 @@ LONGEST_LEASE_S = 3600.0
 _LOOK_S = 0.5
 """How often a waiting or holding process looks whether its JVM is still there. Costs no call to the server."""
 _RETRY_S = 0.25
+_EARLY_S = (0.05, 0.1, 0.2, 0.4)
+"""A hint runs ahead of the stream, which may not have stored yet what it tells of: look again after these pauses."""
 _LONGEST_TROUBLE_S = 60.0
 _PASSING = (ApiError, ApiUnavailable, Disconnected, PublishFailed, RequestTimeout, nats.errors.Error)
 
@@ -81,7 +83,7 @@ class Patience:
     """How long a record has not changed, on this process's clock, and whether that is long enough to call it dead."""
 
     def __init__(self) -> None:
-        self._revision: int | None = None
+        self.revision: int | None = None
         self._since = 0.0
         self._lease_s = 0.0
         self.holder = "nobody"
@@ -94,11 +96,11 @@ class Patience:
     def saw(self, entry: KvEntry | None) -> bool:
         """Take note of the newest entry; returns whether nobody holds it: free, released, or dead."""
         record = LeaseRecord.of(entry)
-        if record is None and (entry is not None or self._revision is None):
+        if record is None and (entry is not None or self.revision is None):
             return True
         revision = entry.revision if entry is not None else 0  # the whole bucket is gone: its holder may not know
-        if revision != self._revision:
-            self._revision, self._since = revision, time.monotonic()
+        if revision != self.revision:
+            self.revision, self._since = revision, time.monotonic()
             if record is not None:
                 self._lease_s, self.holder = record.lease_s, record.holder
         return self.left_s == 0.0
@@ -167,13 +169,15 @@ class Lease:
         changed = asyncio.Event()
         patience = Patience()
         trouble = _Trouble(self.name, _LONGEST_TROUBLE_S)
-        waiting = False
+        waiting = hinted = False
+        early = iter(_EARLY_S)
         async with self._bucket.hints(self._key, changed.set):
             while self._revision is None:
                 if self._caller.is_gone():
                     self._lost = "its JVM went away, or the query was stopped, while it waited for the lease"
                     self.check()
                 changed.clear()
+                before = patience.revision
                 try:
                     if await self._take_if_free(patience):
                         break
@@ -189,7 +193,12 @@ class Lease:
                 if not waiting:
                     waiting = True
                     self._tell_waiting(patience.holder, on_waiting)
+                if hinted and patience.revision == before and (pause_s := next(early, None)) is not None:
+                    await asyncio.sleep(pause_s)
+                    continue
+                early = iter(_EARLY_S)
                 await self._wait_for_change(changed, patience)
+                hinted = changed.is_set()
         self._renewing = asyncio.get_running_loop().create_task(self._renew_until_lost())
         if waiting:
             _log.warning("query %r: this driver has the lease now", self.name)
