@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 from keylane.cli.connecting import ConnectionOptions
 from keylane.core.claim_records import Placing
-from keylane.errors import CoordinationLogError, ExtraMissing, NotFound
+from keylane.errors import CoordinationLogError, NotFound
 from keylane.jetstream import streams
 from keylane.marshal.admin import Admin
 from keylane.marshal.jetstream_log import open_jetstream_log
@@ -28,7 +27,6 @@ class Where:
 
     link: ConnectionOptions
     log: str | None
-    kafka: str | None
     interval_s: float
     placing: Placing = "topic_partition"
     may_make: bool = False
@@ -48,11 +46,6 @@ class Ground:
 @asynccontextmanager
 async def open_ground(where: Where, **hooks: Any) -> AsyncIterator[Ground]:
     """For as long as the block lasts."""
-    if where.kafka is not None:
-        async with _kafka().open_ground(where.kafka, where.log or "__marshal", interval_s=where.interval_s) as opened:
-            log, source = opened
-            yield Ground(log, source, where)
-        return
     name = where.log or "marshal"
     async with await where.link.connect(**hooks) as connection:
         if not where.may_make:
@@ -64,10 +57,3 @@ async def open_ground(where: Where, **hooks: Any) -> AsyncIterator[Ground]:
                 ) from error
         async with open_jetstream_log(connection, name, interval_s=where.interval_s) as log:
             yield Ground(log, StreamSource(connection), where)
-
-
-def _kafka() -> Any:
-    try:
-        return import_module("keylane.kafka")
-    except ImportError as error:
-        raise ExtraMissing(f"--kafka needs the extra `kafka`: install keylane[kafka] ({error})") from error

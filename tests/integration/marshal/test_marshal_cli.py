@@ -153,7 +153,6 @@ async def test_the_world_in_words(marshal: Command) -> None:
         (["consume", "billing", "anna", "nowhere"], "there is no stream 'nowhere'"),
         (["world", "--at", "yesterday"], "'yesterday' is no time: give an ISO time with a zone"),
         (["release-group", "billing", "2001-01-01T00:00:00Z"], "there is no coordination log"),
-        (["resume", "billing", "--kafka", "127.0.0.1:1"], "kafka"),
     ],
 )
 async def test_one_line_says_what_is_wrong(marshal: Command, words: list[str], said: str) -> None:
