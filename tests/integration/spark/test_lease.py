@@ -21,7 +21,7 @@ import keylane
 from keylane import Connection
 from keylane.errors import InvalidInput, KeylaneError, OutcomeUnknown, QueryFenced, RevisionConflict
 from keylane.jetstream import streams
-from keylane.jetstream.kv import Bucket
+from keylane.jetstream.kv import Bucket, KvEntry
 from keylane.server import NatsCluster, NatsServer
 from keylane.spark.caller import Caller, end_properly
 from keylane.spark.lease import Lease, LeaseRecord, holder_name
@@ -143,6 +143,31 @@ async def test_of_many_that_want_it_one_has_it_at_a_time(connection: Connection,
     async with asyncio.timeout(40):
         await asyncio.gather(*(run(number) for number in range(8)))
     assert sorted(order) == list(range(8))
+
+
+async def test_a_hint_that_runs_ahead_of_the_stream_is_not_wasted(
+    connection: Connection, other: Connection, unique: Unique, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A subscriber hears of a write before the stream has stored it: the first look then shows the old record."""
+    name = unique("query")
+    first, second = Lease(connection, name, "the first", 60), Lease(other, name, "the second", 60)
+    await first.take()
+    waits = asyncio.Event()
+    taking = asyncio.create_task(second.take(on_waiting=lambda _: waits.set()))
+    async with asyncio.timeout(20):
+        await waits.wait()
+    look, old, looks = second._bucket.get, await second._bucket.get(lease_key(name)), 0
+
+    async def late(key: str) -> KvEntry | None:
+        nonlocal looks
+        looks += 1
+        return old if looks == 1 else await look(key)
+
+    monkeypatch.setattr(second._bucket, "get", late)
+    await first.release()
+    async with asyncio.timeout(20):
+        await taking
+    await second.release()
 
 
 async def test_a_standby_asks_the_server_once_for_each_renewal(
