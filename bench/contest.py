@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 Say = Callable[[str], None]
-Job = Callable[[], dict[str, float]]
-"""Does its work and tells {"count", "seconds", "cpu_seconds"}."""
+Job = Callable[[int], dict[str, float]]
+"""Does its work in the round of this number and tells {"count", "seconds", "cpu_seconds"}."""
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _RUN_TIMEOUT_S = 120.0
@@ -59,39 +59,31 @@ class Figures:
 
 
 def run_contest(contestants: Sequence[Contestant], server_pid: int, rounds: int, say: Say) -> dict[str, Figures]:
-    """All contestants once per round; the order is turned by one each round."""
-    figures = {one.name: Figures() for one in contestants}
-    for number in range(rounds):
-        shift = number % len(contestants)
-        for one in [*contestants[shift:], *contestants[:shift]]:
-            before = cpu_seconds(server_pid)
-            result = run_command(one.command(number))
-            used = cpu_seconds(server_pid) - before
-            count = int(result["count"])
-            mine = figures[one.name]
-            mine.rates.append(count / result["seconds"])
-            mine.client_cpu_us.append(result["cpu_seconds"] / count * 1e6)
-            mine.server_cpu_us.append(used / count * 1e6)
-            say(f"  round {number + 1}/{rounds}  {one.name:<24} {mine.rates[-1]:>10,.0f} msg/s")
-    return figures
+    """As `run_jobs`, for commands."""
+
+    def job(one: Contestant) -> Job:
+        return lambda number: run_command(one.command(number))
+
+    return run_jobs({one.name: job(one) for one in contestants}, server_pid, rounds, say)
 
 
 def run_jobs(jobs: Mapping[str, Job], server_pid: int, rounds: int, say: Say) -> dict[str, Figures]:
-    """As `run_contest`, for jobs that run in this process; each tells how much it did."""
+    """All jobs once per round; the order is turned by one each round."""
     figures = {name: Figures() for name in jobs}
     names = list(jobs)
+    width = max(map(len, names))
     for number in range(rounds):
         shift = number % len(names)
         for name in [*names[shift:], *names[:shift]]:
             before = cpu_seconds(server_pid)
-            result = jobs[name]()
+            result = jobs[name](number)
             used = cpu_seconds(server_pid) - before
             count = int(result["count"])
             mine = figures[name]
             mine.rates.append(count / result["seconds"])
             mine.client_cpu_us.append(result["cpu_seconds"] / count * 1e6)
             mine.server_cpu_us.append(used / count * 1e6)
-            say(f"  round {number + 1}/{rounds}  {name:<44} {mine.rates[-1]:>10,.0f} msg/s")
+            say(f"  round {number + 1}/{rounds}  {name:<{width}} {mine.rates[-1]:>10,.0f} msg/s")
     return figures
 
 

@@ -8,13 +8,12 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import keylane
 from bench import spark_micro
-from bench.contest import Figures, Say, cpu_seconds, ratios, run_command, table
+from bench.contest import Job, Say, ratios, run_command, run_jobs, table
 from bench.peers.jnats import connector_reader
 from bench.spark_ground import (
     PAYLOAD,
@@ -44,16 +43,6 @@ JAVA = "Java, as the JVM connector reads, 2 threads"
 AIM = 0.85
 """Of the plain reader outside Spark."""
 
-Job = Callable[[int], dict[str, float]]
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A contestant: what it reads is counted, so it may read less than the others."""
-
-    name: str
-    run: Job
-
 
 def run(rounds: int, scale: float, say: Say) -> tuple[dict[str, object], str]:
     """The figures as JSON and as Markdown."""
@@ -63,7 +52,7 @@ def run(rounds: int, scale: float, say: Say) -> tuple[dict[str, object], str]:
             f"{count:,} messages of {len(PAYLOAD)} B, {len(parts)} partitions, file storage, local[{SLOTS}], noop sink"
         )
         say(title)
-        figures = _contest(_entries(spark, server, parts, count, say), server, rounds, say)
+        figures = run_jobs(_jobs(spark, server, parts, count, say), server.pid, rounds, say)
         micro = spark_micro.measure(spark, server, rounds, say)
     compared = ratios(figures, OURS)
     answer: dict[str, object] = {
@@ -101,25 +90,8 @@ def run_linear(millions: Sequence[float], say: Say) -> tuple[dict[str, object], 
 # ---- the contest ----------------------------------------------------------------------------------------
 
 
-def _contest(entries: Sequence[Entry], server: NatsServer, rounds: int, say: Say) -> dict[str, Figures]:
-    """All once per round; the order is turned by one each round."""
-    figures = {one.name: Figures() for one in entries}
-    for number in range(rounds):
-        shift = number % len(entries)
-        for one in [*entries[shift:], *entries[:shift]]:
-            before = cpu_seconds(server.pid)
-            result = one.run(number)
-            used = cpu_seconds(server.pid) - before
-            count = int(result["count"])
-            mine = figures[one.name]
-            mine.rates.append(count / result["seconds"])
-            mine.client_cpu_us.append(result["cpu_seconds"] / count * 1e6)
-            mine.server_cpu_us.append(used / count * 1e6)
-            say(f"  round {number + 1}/{rounds}  {one.name:<44} {mine.rates[-1]:>10,.0f} msg/s")
-    return figures
-
-
-def _entries(spark: SparkSession, server: NatsServer, parts: list[Part], count: int, say: Say) -> list[Entry]:
+def _jobs(spark: SparkSession, server: NatsServer, parts: list[Part], count: int, say: Say) -> dict[str, Job]:
+    """What each reads is counted, so a contestant may read less than the others."""
     url = server.url
 
     def in_spark(_: int) -> dict[str, float]:
@@ -138,19 +110,14 @@ def _entries(spark: SparkSession, server: NatsServer, parts: list[Part], count: 
         return run_command([sys.executable, "-m", "bench.contestants.natspy_ordered", *arguments])
 
     _check(in_spark, "the first read in a session starts the workers and is not counted", say)
-    entries = [
-        Entry(OURS, in_spark),
-        Entry(PLAIN, outside("feed")),
-        Entry(SAME, outside("split")),
-        Entry(NATS_PY, nats_py),
-    ]
+    jobs: dict[str, Job] = {OURS: in_spark, PLAIN: outside("feed"), SAME: outside("split"), NATS_PY: nats_py}
     try:
         program = connector_reader(say)
     except PeerMissing as missing:
         say(f"left out: {JAVA} ({missing})")
     else:
-        entries.append(Entry(JAVA, _java(url, program, max(1000, count // 5))))
-    return entries
+        jobs[JAVA] = _java(url, program, max(1000, count // 5))
+    return jobs
 
 
 def _java(url: str, program: Sequence[str], count: int) -> Job:

@@ -12,8 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ import typer
 
 from keylane.cli.connecting import ConnectionOptions, takes_connection
 from keylane.cli.pipeline_options import OPTIONS, Given, gather, signature
+from keylane.cli.refusing import refusals
 
 if TYPE_CHECKING:
     from keylane.spark.address import Address
@@ -39,7 +39,7 @@ run_app = typer.Typer(
 )
 app.add_typer(run_app, name="run")
 
-_WRONG, _INTERRUPTED = 2, 130
+_INTERRUPTED = 130
 _SAY_EVERY_S = 5.0
 
 _WORDS = {
@@ -69,7 +69,7 @@ _WORDS = {
 
 def _add(name: str) -> None:
     def command(*, config: Path | None, conf: list[str] | None, link: ConnectionOptions, **values: Any) -> None:
-        with _refusals():
+        with refusals():
             given = gather(name, values, conf, config, link)
             code = _run(name, given)
         raise typer.Exit(code)
@@ -93,18 +93,6 @@ def program() -> None:
     from keylane.spark.pipelines import program
 
     typer.echo(program.__file__)
-
-
-@contextmanager
-def _refusals() -> Iterator[None]:
-    """One line and exit code 2 for wrong input and for what is not installed."""
-    from keylane.errors import ExtraMissing, InvalidInput, JavaMissing
-
-    try:
-        yield
-    except (InvalidInput, JavaMissing, ExtraMissing) as refused:
-        typer.echo(f"keylane: {' '.join(str(refused).split())}", err=True)
-        raise typer.Exit(_WRONG) from None
 
 
 def _run(name: str, given: Given) -> int:

@@ -7,7 +7,6 @@ which source wins: the command line, then the file. What a value must be is chec
 from __future__ import annotations
 
 import inspect
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -194,6 +193,8 @@ def gather(
 
 
 def _read(path: Path, pipeline: str, options: Mapping[str, Option]) -> dict[str, Any]:
+    import tomllib
+
     where = f"config {str(path)!r}"
     try:
         wire = tomllib.loads(path.read_text(encoding="utf-8"))

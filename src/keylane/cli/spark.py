@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from keylane.cli.refusing import refusals
+
 if TYPE_CHECKING:
     from keylane.spark.submit import Command, Machine, Submission
 
@@ -49,7 +51,7 @@ def pack(
     """
     from keylane.spark.packing import pack as write
 
-    with _refusals():
+    with refusals():
         note = write(output, extra=with_ or (), interpreter=interpreter)
     size_mb = output.stat().st_size / 1e6
     if json:
@@ -106,7 +108,7 @@ def submit(
         conf=tuple(conf or ()),
         files=tuple(files or ()),
     )
-    with _refusals():
+    with refusals():
         if json and not dry_run:
             _refuse("--json is for --dry-run: what the program prints goes through as it is")
         _look_at_files(asked)
@@ -116,18 +118,6 @@ def submit(
             return
         command = build(asked, machine, environment=f".keylane-env-{os.urandom(4).hex()}")
     raise typer.Exit(_run(command))
-
-
-@contextmanager
-def _refusals() -> Iterator[None]:
-    """One line and exit code 2 for what cannot be started."""
-    from keylane.errors import ExtraMissing, InvalidInput, JavaMissing
-
-    try:
-        yield
-    except (InvalidInput, JavaMissing, ExtraMissing) as refused:
-        typer.echo(f"keylane: {' '.join(str(refused).split())}", err=True)
-        raise typer.Exit(2) from None
 
 
 def _refuse(why: str) -> None:

@@ -352,6 +352,14 @@ class Ledger:
         owned = (state for state in self._states.values() if state.owner is not None)
         return [*self._ended, *(self._tenure(state, None, state.beat_ms + self._hold_ms, None) for state in owned)]
 
+    def take_ended(self) -> list[Tenure]:
+        """The tenures that ended since this was last asked, and forget them: so a long history needs no memory."""
+        ended = self._ended
+        if not ended:
+            return []
+        self._ended = []
+        return ended
+
     def _view(self, state: _State) -> Claim:
         if state.view is None:
             owned = state.owner is not None

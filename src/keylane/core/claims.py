@@ -219,6 +219,13 @@ class World:
             found += tenures
         return sorted(found, key=lambda tenure: (tenure.key, tenure.since))
 
+    def take_ended(self, log_partition: int) -> list[Tenure]:
+        """The tenures of a partition of the log that ended since this was last asked. `tenures` forgets them.
+
+        For histories that are written down as they come: with `keep_history`, and this, memory stays bounded.
+        """
+        return self._ledger(log_partition).take_ended()
+
     def _ledger(self, number: int) -> Ledger:
         if 0 <= number < len(self._ledgers):
             return self._ledgers[number]

@@ -23,6 +23,7 @@ MAX_NAME_BYTES = 255
 
 _NOT_IN_NAMES = re.compile(r"[.*>/\\]")
 _NOT_IN_KEYS = re.compile(r"[^-_=A-Za-z0-9]")
+_QUERY_NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
 
 _REASONS = {
     ".": "a dot separates the tokens of a subject, and names become tokens",
@@ -59,6 +60,16 @@ def check_group_name(name: str) -> str:
         raise InvalidInput(
             f"group name {shown(name)} holds {describe_char(name, found.start())}: "
             "a group name is part of a KV key; use only A-Z, a-z, 0-9, '-', '_' and '='"
+        )
+    return name
+
+
+def check_query_name(name: str) -> str:
+    """Return the name of a Spark query unchanged, or raise `InvalidInput`."""
+    if not isinstance(name, str) or not _QUERY_NAME.fullmatch(name):
+        raise InvalidInput(
+            f"queryName is {shown(name)}: it names records and a consumer on the server; use 1 to 200 of A-Z, a-z, "
+            "0-9, '-' and '_'"
         )
     return name
 

@@ -23,16 +23,15 @@ from keylane.jetstream.settings import check_seconds
 if TYPE_CHECKING:
     from keylane.jetstream.connection import Connection
 
-_OWN_HEADERS = frozenset(
-    (
-        "Nats-Stream",
-        "Nats-Subject",
-        "Nats-Sequence",
-        "Nats-Time-Stamp",
-        "Nats-Num-Pending",
-        "Nats-Last-Sequence",
-    )
+OWN_HEADERS = (
+    "Nats-Stream",
+    "Nats-Subject",
+    "Nats-Sequence",
+    "Nats-Time-Stamp",
+    "Nats-Num-Pending",
+    "Nats-Last-Sequence",
 )
+"""What the server adds to a stored message, in its order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +191,7 @@ def _split(raw: bytes) -> tuple[dict[str, str], dict[str, str]]:
     """
     items = list(header_items(raw))
     fields: dict[str, str] = {}
-    while items and items[-1][0] in _OWN_HEADERS and items[-1][0] not in fields:
+    while items and items[-1][0] in OWN_HEADERS and items[-1][0] not in fields:
         name, value = items.pop()
         fields[name] = value
     stored: dict[str, str] = {}

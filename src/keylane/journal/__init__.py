@@ -10,7 +10,7 @@ from keylane.core.journal_record import (
     in_sample,
     open_batch,
 )
-from keylane.journal.reader import read_batches, read_journal
+from keylane.journal.reader import open_stored, read_batches, read_journal
 from keylane.journal.stream import DEFAULT_MAX_AGE_S, journal_stream, journal_subject
 from keylane.journal.writer import Journal
 
@@ -27,6 +27,7 @@ __all__ = [
     "journal_stream",
     "journal_subject",
     "open_batch",
+    "open_stored",
     "read_batches",
     "read_journal",
 ]

@@ -81,7 +81,7 @@ async def read_batches(
         connection, journal_stream(stream), journal_subject(stream, group, member), from_sequence, timeout_s
     ):
         try:
-            batch = _opened(stored)
+            batch = open_stored(stored.sequence, stored.subject, stored.data)
         except JournalError as error:
             if on_broken is None:
                 raise
@@ -91,15 +91,16 @@ async def read_batches(
             yield stored.sequence, batch
 
 
-def _opened(stored: StoredMessage) -> JournalBatch:
+def open_stored(sequence: int, subject: str, data: bytes) -> JournalBatch:
+    """The batch in a message of the journal's stream; raises `BrokenJournal` or `JournalTooNew`."""
     try:
-        batch = open_batch(stored.data)
+        batch = open_batch(data)
     except JournalError as error:
-        raise type(error)(f"sequence {stored.sequence} on {stored.subject!r}: {error}") from error
+        raise type(error)(f"sequence {sequence} on {subject!r}: {error}") from error
     head = batch.head
-    if stored.subject != f"keylane.journal.{head.stream}.{head.group}.{head.member}":
+    if subject != f"keylane.journal.{head.stream}.{head.group}.{head.member}":
         raise BrokenJournal(
-            f"sequence {stored.sequence} on {stored.subject!r} holds a batch of group {head.group!r}, member "
+            f"sequence {sequence} on {subject!r} holds a batch of group {head.group!r}, member "
             f"{head.member!r} of stream {head.stream!r}: it was published by something else than a journal"
         )
     return batch

@@ -17,21 +17,23 @@ from keylane.errors import InvalidInput
 _SECRET_IN_URL = re.compile(r"//[^/@,\s]+@")
 _FILES = ("creds_file", "nkey_seed_file", "tls_ca", "tls_cert", "tls_key")
 
-OPTIONS = {
+FIELDS = {
     "url": "url",
     "context": "context",
-    "credsfile": "creds_file",
-    "nkeyseedfile": "nkey_seed_file",
-    "tlsca": "tls_ca",
-    "tlscert": "tls_cert",
-    "tlskey": "tls_key",
-    "tlshostname": "tls_hostname",
-    "tlsfirst": "tls_first",
+    "credsFile": "creds_file",
+    "nkeySeedFile": "nkey_seed_file",
+    "tlsCa": "tls_ca",
+    "tlsCert": "tls_cert",
+    "tlsKey": "tls_key",
+    "tlsHostname": "tls_hostname",
+    "tlsFirst": "tls_first",
     "domain": "domain",
-    "apiprefix": "api_prefix",
-    "inboxprefix": "inbox_prefix",
+    "apiPrefix": "api_prefix",
+    "inboxPrefix": "inbox_prefix",
 }
-"""The options of `format("keylane")` that say where the server is, in lower case, and their fields here."""
+"""The options of `format("keylane")` that say where the server is, as they are written, and their fields here."""
+ADDRESS_NAMES = tuple(FIELDS)
+_FIELDS_BY_LOWER = {name.lower(): field for name, field in FIELDS.items()}
 
 SECRETS = ("user", "password", "token", "nkeyseed", "creds", "credentials", "jwt")
 """Options that people would look for, and that would end up in Spark's logs."""
@@ -63,7 +65,9 @@ class Address:
                     f"option {name!r} would put a secret into Spark's plans and logs: give credsFile, nkeySeedFile or "
                     "context, or set NATS_USER, NATS_PASSWORD or NATS_TOKEN in the environment of driver and executors"
                 )
-        found: dict[str, Any] = {OPTIONS[name]: value for name, value in options.items() if name in OPTIONS}
+        found: dict[str, Any] = {
+            _FIELDS_BY_LOWER[name]: value for name, value in options.items() if name in _FIELDS_BY_LOWER
+        }
         if _SECRET_IN_URL.search(found.get("url", "")):
             raise InvalidInput(
                 "option 'url' has a user or a password in it, which Spark would log: leave it out of the url and give "

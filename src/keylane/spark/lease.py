@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 import nats.errors
 
+from keylane.core.names import check_query_name
 from keylane.errors import (
     ApiError,
     ApiUnavailable,
@@ -38,7 +39,7 @@ from keylane.errors import (
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.kv import KvEntry
 from keylane.spark.caller import Caller
-from keylane.spark.room import BUCKET, bucket_of, check_query_name, lease_key
+from keylane.spark.room import BUCKET, bucket_of, lease_key
 
 _log = logging.getLogger("keylane.spark.lease")
 

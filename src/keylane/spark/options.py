@@ -6,19 +6,18 @@ is allowed. Which streams and groups exist is not known here.
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Literal, get_args
 
-from keylane.core.names import check_group_name, check_member_name, check_stream_name
+from keylane.core.names import check_group_name, check_member_name, check_query_name, check_stream_name
 from keylane.core.partitions import Partitioning, check_partition_count
 from keylane.core.subjects import check_filter, overlaps, shown, wildcard_positions
 from keylane.errors import InvalidInput
-from keylane.spark.address import OPTIONS as ADDRESS_OPTIONS
-from keylane.spark.address import SECRETS, Address, read_flag
+from keylane.spark.address import Address, read_flag
+from keylane.spark.given import checked, given_options
 
 Mode = Literal["batch", "streaming"]
 SplitBy = Literal["partition", "sequence"]
@@ -47,22 +46,6 @@ NAMES = (
     "acknowledge",
 )
 """The options of the reader besides those of the address, as they are written."""
-
-ADDRESS_NAMES = (
-    "url",
-    "context",
-    "credsFile",
-    "nkeySeedFile",
-    "tlsCa",
-    "tlsCert",
-    "tlsKey",
-    "tlsHostname",
-    "tlsFirst",
-    "domain",
-    "apiPrefix",
-    "inboxPrefix",
-)
-assert {name.lower() for name in ADDRESS_NAMES} == set(ADDRESS_OPTIONS)
 
 _BATCH_ONLY = ("endingOffsets", "endingTimestamp")
 _STREAMING_ONLY = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "queryName", "leaseSeconds", "acknowledge")
@@ -124,9 +107,9 @@ def read_options(options: Mapping[str, str], mode: Mode | None = None) -> ReadOp
         raise InvalidInput("option 'stream' is missing: name the stream to read, such as .option('stream', 'ORDERS')")
     read = ReadOptions(
         address=address,
-        stream=_checked("stream", check_stream_name, given["stream"]),
-        group=_checked("group", check_group_name, given["group"]) if "group" in given else None,
-        member=_checked("member", check_member_name, given["member"]) if "member" in given else None,
+        stream=checked("stream", check_stream_name, given["stream"]),
+        group=checked("group", check_group_name, given["group"]) if "group" in given else None,
+        member=checked("member", check_member_name, given["member"]) if "member" in given else None,
         partitions=_partitions(given["partitions"]) if "partitions" in given else None,
         filters=_filters(given["filter"]) if "filter" in given else (),
         keys=_keys(given),
@@ -146,29 +129,9 @@ def read_options(options: Mapping[str, str], mode: Mode | None = None) -> ReadOp
     return read
 
 
-def _checked(name: str, check: Callable[[str], str], value: str) -> str:
-    try:
-        return check(value)
-    except InvalidInput as error:
-        raise InvalidInput(f"option {name!r}: {error}") from error
-
-
 def _given(options: Mapping[str, str], mode: Mode | None) -> dict[str, str]:
     """The options by their names in lower case; refuses unknown ones and those of the other mode."""
-    known = {name.lower(): name for name in (*NAMES, *ADDRESS_NAMES)}
-    given: dict[str, str] = {}
-    for name, value in options.items():
-        lowered = name.lower()
-        if lowered not in known and lowered not in SECRETS:
-            near = difflib.get_close_matches(lowered, known, n=1)
-            meant = f"did you mean {known[near[0]]!r}? " if near else ""
-            raise InvalidInput(
-                f"option {name!r} (value {shown(value)}) is not one of the reader's: {meant}It knows "
-                f"{', '.join((*NAMES, *ADDRESS_NAMES))}"
-            )
-        if not value.strip():
-            raise InvalidInput(f"option {known.get(lowered, name)!r} is empty: give a value, or leave the option out")
-        given[lowered] = value.strip()
+    given = given_options(options, NAMES, whose="reader")
     for only, other, names in (("batch", "streaming", _BATCH_ONLY), ("streaming", "batch", _STREAMING_ONLY)):
         for name in names:
             if mode == other and name.lower() in given:
@@ -363,9 +326,7 @@ def _count(name: str, given: Mapping[str, str]) -> int | None:
 def _query_name(given: Mapping[str, str]) -> str | None:
     if "queryname" not in given:
         return None
-    from keylane.spark.room import check_query_name  # noqa: PLC0415 - brings the NATS client along
-
-    return _checked("queryName", check_query_name, given["queryname"])
+    return checked("queryName", check_query_name, given["queryname"])
 
 
 def _lease_s(given: Mapping[str, str]) -> float:

@@ -6,7 +6,6 @@ id in it is stored already (10201): what a task writes again therefore goes by `
 
 from __future__ import annotations
 
-import asyncio
 import json
 import secrets
 from collections.abc import Sequence
@@ -14,10 +13,9 @@ from collections.abc import Sequence
 from keylane.errors import PermissionDenied
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.headers import status_of
-from keylane.spark.row_batches import Interrupted
+from keylane.spark.row_batches import Interrupted, News
 from keylane.spark.row_outlet import Outlet, Row, publish
 
-ANSWER_S = 5.0
 MAX_ROWS = 1000
 """The server's limit."""
 _HOLDS_DUPLICATE = 10201
@@ -35,9 +33,8 @@ class RowAtomic:
         self._sent: list[Row] = []
         """The batch on its way."""
         self._batch = b""
-        self._broken: str | None = None
+        self._news = News()
         self._repeated = False
-        self._changed = asyncio.Event()
         self.stored = 0
 
     def __repr__(self) -> str:
@@ -85,19 +82,14 @@ class RowAtomic:
     async def _answer(self, not_sent: Sequence[Row]) -> None:
         """Wait for the answer to the batch on its way."""
         while self._sent:
-            if self._broken is None:
-                self._changed.clear()
-                try:
-                    async with asyncio.timeout(ANSWER_S):
-                        await self._changed.wait()
-                except TimeoutError:
-                    self._broken = f"no answer within {ANSWER_S:g} s"
-            if self._broken is not None:
-                raise self._interrupted(not_sent, self._broken)
+            broken = await self._news.wait()
+            if broken is not None:
+                raise self._interrupted(not_sent, broken)
 
     def _interrupted(self, not_sent: Sequence[Row], reason: str) -> Interrupted:
         rows = [*self._sent, *self._gathered, *not_sent]
-        self._sent, self._gathered, self._bytes, self._broken = [], [], 0, None
+        self._sent, self._gathered, self._bytes = [], [], 0
+        self._news.broken = None
         interrupted = Interrupted(rows, reason, repeated=self._repeated)
         self._repeated = False
         return interrupted
@@ -111,29 +103,27 @@ class RowAtomic:
         if not self._sent or not token.startswith(self._batch):
             return  # of a batch that was given up
         if headers and (status := status_of(headers))[0]:
-            self._broken = f"{status[0]} {status[1]}"
+            self._news.broken = f"{status[0]} {status[1]}"
         elif data:
             try:
                 answer = json.loads(data)
             except ValueError:
                 answer = {}
             if not isinstance(answer, dict) or "error" in answer or answer.get("count") != len(self._sent):
-                self._broken = data[:200].decode("utf-8", "replace")
+                self._news.broken = data[:200].decode("utf-8", "replace")
                 self._repeated = b'"err_code":%d' % _HOLDS_DUPLICATE in data
             else:
                 self.stored += len(self._sent)
                 self._sent = []
 
     def all_answered(self) -> None:
-        self._changed.set()
+        self._news.came()
 
     def link_changed(self, up: bool) -> None:
         if not up and self._sent:
-            self._broken = "the connection to the server was lost"
-            self._changed.set()
+            self._news.breaks("the connection to the server was lost")
 
     def refused(self, error: PermissionDenied) -> None:
         """The rows come to `RowLanes`, which is refused them again and says so."""
         if self._sent:
-            self._broken = str(error)
-            self._changed.set()
+            self._news.breaks(str(error))

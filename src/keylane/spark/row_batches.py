@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
 from keylane.spark.row_outlet import Row
+
+ANSWER_S = 5.0
 
 
 class Interrupted(Exception):
@@ -17,6 +20,32 @@ class Interrupted(Exception):
         self.reason = reason
         self.repeated = repeated
         """Some of them are stored already: an earlier attempt at the task wrote them."""
+
+
+class News:
+    """What is heard of the batch on its way: that something came, or why the batch is over."""
+
+    def __init__(self) -> None:
+        self.broken: str | None = None
+        self._came = asyncio.Event()
+
+    def came(self) -> None:
+        self._came.set()
+
+    def breaks(self, why: str) -> None:
+        self.broken = why
+        self._came.set()
+
+    async def wait(self) -> str | None:
+        """Until something comes; returns why the batch is over, if it is. Silence ends it too."""
+        if self.broken is None:
+            self._came.clear()
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    await self._came.wait()
+            except TimeoutError:
+                self.broken = f"no answer within {ANSWER_S:g} s"
+        return self.broken
 
 
 class RowBatches(Protocol):

@@ -10,7 +10,6 @@ first message, 1 for the others, and 3 for the end, whose command is not stored.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import secrets
 from collections import deque
@@ -20,10 +19,9 @@ from typing import Any
 from keylane.errors import PermissionDenied
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.headers import status_of
-from keylane.spark.row_batches import Interrupted
+from keylane.spark.row_batches import Interrupted, News
 from keylane.spark.row_outlet import Outlet, Row, publish
 
-ANSWER_S = 5.0
 _FLOW = 500
 """How many messages may at most pass between two confirmations; the server's own limit too."""
 
@@ -35,7 +33,7 @@ class RowIngest:
         self._outlet = Outlet(connection, self)
         self._max_rows = max_rows
         self._max_bytes = max_bytes
-        self._changed = asyncio.Event()
+        self._news = News()
         self.stored = 0
         self._begin()
 
@@ -54,7 +52,7 @@ class RowIngest:
         self._bytes = 0
         self._subject = b""
         self._is_done = False
-        self._broken: str | None = None
+        self._news.broken = None
 
     async def open(self) -> None:
         await self._outlet.open()
@@ -81,8 +79,8 @@ class RowIngest:
             self._outlet.send(self._commands(piece))
             self._pieces.append((self._sent, size))
             self._bytes += size
-        if self._broken is not None:
-            raise self._interrupted((), self._broken)
+        if self._news.broken is not None:
+            raise self._interrupted((), self._news.broken)
 
     async def finish(self) -> None:
         await self._end(())
@@ -112,8 +110,8 @@ class RowIngest:
 
     async def _end(self, not_sent: Sequence[Row]) -> None:
         """End the batch, by a command that stores nothing, and wait for its last confirmation."""
-        if self._broken is not None:
-            raise self._interrupted(not_sent, self._broken)
+        if self._news.broken is not None:
+            raise self._interrupted(not_sent, self._news.broken)
         if not self._sent:
             return
         self._outlet.send(b"PUB %b %b%d.3.$FI 0\r\n\r\n" % (self._subject, self._reply, self._sent + 1))
@@ -122,15 +120,9 @@ class RowIngest:
         self._begin()
 
     async def _change(self, not_sent: Sequence[Row]) -> None:
-        if self._broken is None:
-            self._changed.clear()
-            try:
-                async with asyncio.timeout(ANSWER_S):
-                    await self._changed.wait()
-            except TimeoutError:
-                self._broken = f"no answer within {ANSWER_S:g} s"
-        if self._broken is not None:
-            raise self._interrupted(not_sent, self._broken)
+        broken = await self._news.wait()
+        if broken is not None:
+            raise self._interrupted(not_sent, broken)
 
     def _interrupted(self, not_sent: Sequence[Row], reason: str) -> Interrupted:
         rows = [*self._unconfirmed, *not_sent]
@@ -143,10 +135,10 @@ class RowIngest:
         """No answer is a plain one here."""
 
     def answered(self, token: bytes, headers: bytes, data: bytes) -> None:
-        if not token.startswith(self._batch) or self._broken is not None:
+        if not token.startswith(self._batch) or self._news.broken is not None:
             return  # of a batch that was given up
         if headers and (status := status_of(headers))[0]:
-            self._broken = f"{status[0]} {status[1]}"
+            self._news.broken = f"{status[0]} {status[1]}"
             return
         answer = _read(data)
         if answer.get("type") == "ack":
@@ -155,13 +147,13 @@ class RowIngest:
         elif "batch" in answer and "error" not in answer:
             self._confirm(int(answer["count"]))
             if self._unconfirmed:
-                self._broken = "the server ended the batch early"
+                self._news.broken = "the server ended the batch early"
             self._is_done = True
         else:
-            self._broken = data[:200].decode("utf-8", "replace")
+            self._news.broken = data[:200].decode("utf-8", "replace")
 
     def all_answered(self) -> None:
-        self._changed.set()
+        self._news.came()
 
     def _confirm(self, upto: int) -> None:
         if upto <= self._confirmed:
@@ -174,14 +166,12 @@ class RowIngest:
 
     def link_changed(self, up: bool) -> None:
         if not up and self._sent:
-            self._broken = "the connection to the server was lost"
-            self._changed.set()
+            self._news.breaks("the connection to the server was lost")
 
     def refused(self, error: PermissionDenied) -> None:
         """The rows come to `RowLanes`, which is refused them again and says so."""
         if self._sent:
-            self._broken = str(error)
-            self._changed.set()
+            self._news.breaks(str(error))
 
 
 def _read(data: bytes) -> dict[str, Any]:

@@ -11,10 +11,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from keylane.core.names import check_query_name
 from keylane.errors import InvalidInput, RevisionConflict
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.kv import KvEntry, change
-from keylane.spark.room import BUCKET, bucket_of, check_query_name, start_key
+from keylane.spark.room import BUCKET, bucket_of, start_key
 
 
 async def durable_start(

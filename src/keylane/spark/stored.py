@@ -6,19 +6,11 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
 
 from keylane.errors import ReadIncomplete
+from keylane.jetstream.direct import OWN_HEADERS
 from keylane.spark.cutting import Run
 from keylane.spark.messages import Messages
 from keylane.spark.slices import Octets, Positions, as_numpy, cut_numbers, cut_out, laid_out
 
-_FIELDS = (
-    "Nats-Stream",
-    "Nats-Subject",
-    "Nats-Sequence",
-    "Nats-Time-Stamp",
-    "Nats-Num-Pending",
-    "Nats-Last-Sequence",
-)
-"""What the server adds, in its order. Their lengths differ, so the place of the colon tells them apart."""
 _BARE = len(b"NATS/1.0\r\n")
 
 
@@ -30,7 +22,8 @@ def stored_messages(run: Run, before: int) -> Messages:
     breaks = _own_lines(octets, rows)
 
     def field(name: str) -> tuple[Positions, Positions]:
-        at = _FIELDS.index(name)
+        # The lengths of their names differ, so the place of the colon tells them apart.
+        at = OWN_HEADERS.index(name)
         begins = breaks[at] + 2 + len(name)
         if not (octets[begins] == 58).all():
             raise ReadIncomplete(f"an answer without the header {name} where it was expected")
@@ -55,7 +48,7 @@ def _own_lines(octets: Octets, rows: Positions) -> list[Positions]:
     breaks = np.flatnonzero(octets[:-1] == 13)
     breaks = breaks[octets[breaks + 1] == 10]
     behind = np.searchsorted(breaks, rows[1:])
-    own = len(_FIELDS) + 2
+    own = len(OWN_HEADERS) + 2
     if int(np.diff(behind, prepend=0).min()) < own:
         raise ReadIncomplete("an answer with fewer headers than a stored message has")
     return [breaks[behind - own + at] for at in range(own)]

@@ -6,18 +6,17 @@ known here.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from keylane.core.names import check_stream_name
+from keylane.core.names import check_query_name, check_stream_name
 from keylane.core.subjects import check_subject, shown
 from keylane.errors import InvalidInput
-from keylane.spark.address import OPTIONS as ADDRESS_OPTIONS
-from keylane.spark.address import SECRETS, Address, read_flag
+from keylane.spark.address import Address, read_flag
+from keylane.spark.given import checked, given_options
 
 Atomic = Literal["true", "false", "auto"]
 
@@ -34,12 +33,7 @@ NAMES = (
 )
 """The options of the writer besides those of the address, as they are written."""
 
-_ADDRESS_NAMES = (
-    "url, context, credsFile, nkeySeedFile, tlsCa, tlsCert, tlsKey, tlsHostname, tlsFirst, domain, apiPrefix, "
-    "inboxPrefix"
-)
 _SPARKS_OWN = ("checkpointlocation",)
-_QUERY_NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
 _ID_PREFIX = re.compile(r"[!-~]{1,100}")
 
 _INTEGERS = ("bigint", "int", "smallint", "tinyint")
@@ -95,11 +89,8 @@ def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOption
             f"option 'queryName' ({shown(query_name)}) is for streaming writes: give 'idPrefix' to make the ids of two "
             "batch writes the same"
         )
-    if query_name is not None and not _QUERY_NAME.fullmatch(query_name):
-        raise InvalidInput(
-            f"queryName is {shown(query_name)}: it names a record on the server; use 1 to 200 of A-Z, a-z, 0-9, '-' "
-            "and '_'"
-        )
+    if query_name is not None:
+        check_query_name(query_name)
     id_prefix = given.get("idprefix")
     if id_prefix is not None and not _ID_PREFIX.fullmatch(id_prefix):
         raise InvalidInput(
@@ -107,8 +98,8 @@ def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOption
         )
     return WriteOptions(
         address=address,
-        stream=_checked_name(given["stream"]),
-        subject=_checked_subject(given["subject"]) if "subject" in given else None,
+        stream=checked("stream", check_stream_name, given["stream"]),
+        subject=checked("subject", check_subject, given["subject"]) if "subject" in given else None,
         query_name=query_name,
         id_prefix=id_prefix,
         max_in_flight=_count("maxInFlight", given, MAX_IN_FLIGHT, 100_000),
@@ -144,42 +135,14 @@ def check_columns(columns: Sequence[tuple[str, str]], subject: str | None) -> No
 
 
 def _given(options: Mapping[str, str]) -> dict[str, str]:
-    """The options by their names in lower case; refuses unknown ones."""
-    known = {name.lower(): name for name in NAMES} | {name: name for name in ADDRESS_OPTIONS}
-    given: dict[str, str] = {}
-    for name, value in options.items():
-        lowered = name.lower()
-        if lowered in _SPARKS_OWN:
-            continue
-        if lowered == "path":
+    """The options by their names in lower case, without what Spark puts among them."""
+    ours = {name: value for name, value in options.items() if name.lower() not in _SPARKS_OWN}
+    for name, value in ours.items():
+        if name.lower() == "path":
             raise InvalidInput(
                 f"a path ({shown(value)}) was given to save() or start(): rows go to a stream; leave it out"
             )
-        if lowered not in known and lowered not in SECRETS:
-            near = difflib.get_close_matches(lowered, known, n=1)
-            meant = f"did you mean {known[near[0]]!r}? " if near else ""
-            raise InvalidInput(
-                f"option {name!r} (value {shown(value)}) is not one of the writer's: {meant}It knows "
-                f"{', '.join(NAMES)}, and for the connection {_ADDRESS_NAMES}"
-            )
-        if not value.strip():
-            raise InvalidInput(f"option {known.get(lowered, name)!r} is empty: give a value, or leave the option out")
-        given[lowered] = value.strip()
-    return given
-
-
-def _checked_name(stream: str) -> str:
-    try:
-        return check_stream_name(stream)
-    except InvalidInput as error:
-        raise InvalidInput(f"option 'stream': {error}") from error
-
-
-def _checked_subject(subject: str) -> str:
-    try:
-        return check_subject(subject)
-    except InvalidInput as error:
-        raise InvalidInput(f"option 'subject': {error}") from error
+    return given_options(ours, NAMES, whose="writer")
 
 
 def _atomic(value: str) -> Atomic:

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
 def test_the_row_prints_one_json_object_with_every_contestant() -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "bench", "spark-write", "--json", "--rounds", "1", "--scale", "0.01"],
+        [sys.executable, "-m", "bench", "spark-write", "--json", "--rounds", "1", "--scale", "0.002"],
         capture_output=True,
         text=True,
         timeout=350,

@@ -8,7 +8,6 @@ has read so far by the same rules, so it says what a batch over the same range w
 from __future__ import annotations
 
 import json
-import math
 import threading
 import time
 from dataclasses import dataclass, field, replace
@@ -21,7 +20,18 @@ from keylane.groups import ElasticConfig
 from keylane.spark.address import Address
 from keylane.spark.options import read_options
 from keylane.spark.pipelines.places import building, check_work, put_in_place, working
-from keylane.spark.pipelines.running import Range, Say, address_options, bounds, find_range, plainly, say_nothing
+from keylane.spark.pipelines.running import (
+    Range,
+    Say,
+    address_options,
+    bounds,
+    check_evidence,
+    check_span,
+    find_range,
+    group_of,
+    plainly,
+    say_nothing,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,12 +79,10 @@ class Settings:
         if self.streaming and self.work is None:
             raise InvalidInput("work is missing: a run that goes on from the last one needs a directory to keep it in")
         check_work(self.work)
-        for name, least, most in (("tolerance_s", 0, 3600), ("settle_s", 0, 3600), ("interval_s", 0, 86_400)):
-            value = getattr(self, name)
-            if not math.isfinite(value) or not least <= value <= most:
-                raise InvalidInput(f"{name} is {value!r}: give {least} to {most} seconds")
-        if not 0 <= self.evidence <= 10_000:
-            raise InvalidInput(f"evidence is {self.evidence}: give 0 to 10000 rows; all are in the work directory")
+        check_span("tolerance_s", self.tolerance_s)
+        check_span("settle_s", self.settle_s)
+        check_span("interval_s", self.interval_s, 86_400)
+        check_evidence(self.evidence)
         read_options(self.options)
 
     @property
@@ -165,7 +173,7 @@ class _Run:
         self.say = say
         self.began_s = time.monotonic()
         self.tables = audit_tables
-        self.config = audit_tables.group_of(settings.address, settings.stream, settings.group)
+        self.config = group_of(settings.address, settings.stream, settings.group)
 
     def go(self, stop: threading.Event) -> Report:
         from keylane.spark.pipelines.journal_frame import journal_stand  # noqa: PLC0415 - needs pyspark

@@ -176,8 +176,13 @@ def order_findings(ordered: DataFrame) -> DataFrame:
         .when(overtaken.isNotNull(), F.lit("another instance handled a later message before it"))
         .otherwise(F.lit("another instance handled a later message, at nearly the same time by its clock"))
     )
+    return findings(ordered, kind, why, record(), F.coalesce(F.when(again, before), overtaken, maybe))
+
+
+def findings(effects: DataFrame, kind: Column, why: Column, shown: Column, other: Column) -> DataFrame:
+    """The effects of which something is to be told, as rows of evidence."""
     return (
-        ordered.withColumn("kind", kind)
+        effects.withColumn("kind", kind)
         .where("kind IS NOT NULL")
         .select(
             "kind",
@@ -185,8 +190,8 @@ def order_findings(ordered: DataFrame) -> DataFrame:
             "partition",
             F.col("source_sequence").alias("sequence"),
             why.alias("why"),
-            record().alias("record"),
-            F.coalesce(F.when(again, before), overtaken, maybe).alias("other"),
+            shown.alias("record"),
+            other.alias("other"),
         )
     )
 

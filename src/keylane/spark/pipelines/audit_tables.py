@@ -23,19 +23,20 @@ from keylane.core.journal_record import JournalBatch
 from keylane.core.partitions import Partitioning
 from keylane.core.subjects import matches
 from keylane.errors import BrokenJournal, NotFound
-from keylane.groups import ElasticConfig, StaticConfig, get_config, queue_stream
+from keylane.groups import ElasticConfig, queue_stream
 from keylane.groups.shape import consumer_name
 from keylane.jetstream import consumers
 from keylane.jetstream.connection import Connection
+from keylane.journal import open_stored
 from keylane.spark.address import Address
+from keylane.spark.layout import GroupConfig
 from keylane.spark.patience import ask
-from keylane.spark.pipelines.journal_frame import RECORD, opened, raw_batches, records_of, stored_in
+from keylane.spark.pipelines.journal_frame import RECORD, raw_batches, records_of, stored_in
 from keylane.spark.pipelines.running import Range, address_options, load
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-GroupConfig = StaticConfig | ElasticConfig
 
 MESSAGES_DDL = "sequence BIGINT, key STRING, partition INT, key_crc BIGINT, stored TIMESTAMP"
 _MESSAGES = pa.schema(
@@ -88,10 +89,6 @@ class Pending:
     """Static groups: the sequence up to which everything of a partition was acked."""
     lag: int = 0
     """Elastic groups: how many messages the server had not copied into the queue yet."""
-
-
-def group_of(address: Address, stream: str, group: str) -> GroupConfig:
-    return ask(address, lambda connection: get_config(connection, stream, group), f"look at group {group!r}")
 
 
 def look_at_pending(address: Address, stream: str, group: str, config: GroupConfig) -> Pending:
@@ -255,7 +252,7 @@ class JournalReader:
         for table in tables:
             for stored in stored_in(table):
                 try:
-                    batch = opened(stored)
+                    batch = open_stored(*stored)
                 except BrokenJournal:
                     yield _told("broken", stored.sequence, None, 1)
                     continue

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
 
 from keylane.core.journal_record import JournalBatch, open_batch
-from keylane.errors import BrokenJournal, InvalidInput, JournalError, NotFound
+from keylane.errors import BrokenJournal, InvalidInput, NotFound
+from keylane.journal import open_stored
 from keylane.journal.arrow import to_arrow
 from keylane.journal.stream import journal_stream, journal_subject
 from keylane.spark.address import Address
@@ -164,21 +165,6 @@ def stored_in(table: pa.RecordBatch) -> Iterator[Stored]:
         yield Stored(*(table.column(name)[row].as_py() for name in ("sequence", "subject", "data")))
 
 
-def opened(stored: Stored) -> JournalBatch:
-    """The batch in a message; raises `BrokenJournal` or `JournalTooNew`."""
-    try:
-        batch = open_batch(stored.data)
-    except JournalError as error:
-        raise type(error)(f"sequence {stored.sequence} on {stored.subject!r}: {error}") from error
-    head = batch.head
-    if stored.subject != f"keylane.journal.{head.stream}.{head.group}.{head.member}":
-        raise BrokenJournal(
-            f"sequence {stored.sequence} on {stored.subject!r} holds a batch of group {head.group!r}, member "
-            f"{head.member!r} of stream {head.stream!r}: it was published by something else than a journal"
-        )
-    return batch
-
-
 def records_of(batch: JournalBatch) -> list[pa.Array]:
     """The columns of `RECORD`."""
     table = to_arrow(batch)
@@ -195,7 +181,7 @@ class _HeadReader:
         for table in tables:
             for stored in stored_in(table):
                 try:
-                    head = opened(stored).head
+                    head = open_stored(*stored).head
                 except BrokenJournal:
                     if self._broken is None:
                         raise

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +15,17 @@ from keylane.errors import InvalidInput
 from keylane.spark.address import Address
 from keylane.spark.options import read_options
 from keylane.spark.pipelines.places import building, check_work, put_in_place, working
-from keylane.spark.pipelines.running import Range, Say, address_options, bounds, find_range, plainly, say_nothing
+from keylane.spark.pipelines.running import (
+    Range,
+    Say,
+    address_options,
+    bounds,
+    check_evidence,
+    check_span,
+    find_range,
+    plainly,
+    say_nothing,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,12 +65,9 @@ class Settings:
         if self.group == self.other_group and self.other_server is None:
             raise InvalidInput(f"group and other_group are both {self.group!r}: give two groups, or other_server")
         check_work(self.work)
-        for name in ("tolerance_s", "settle_s"):
-            value = getattr(self, name)
-            if not math.isfinite(value) or not 0 <= value <= 3600:
-                raise InvalidInput(f"{name} is {value!r}: give 0 to 3600 seconds")
-        if not 0 <= self.evidence <= 10_000:
-            raise InvalidInput(f"evidence is {self.evidence}: give 0 to 10000 rows; all are in the work directory")
+        check_span("tolerance_s", self.tolerance_s)
+        check_span("settle_s", self.settle_s)
+        check_evidence(self.evidence)
         read_options(self.options)
 
     @property

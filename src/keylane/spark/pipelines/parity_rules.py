@@ -75,19 +75,8 @@ def order_findings(pairs: DataFrame, tolerance_ns: int) -> DataFrame:
     ordered = rules.order(rules.effects(both, "rank"), tolerance_ns)
     overtaken, maybe = F.col("overtaken"), F.col("overtaken_maybe")
     kind = F.when(overtaken.isNotNull(), F.lit(ORDER)).when(maybe.isNotNull(), F.lit(rules.ORDER_UNPROVEN))
-    return (
-        ordered.withColumn("kind", kind)
-        .where("kind IS NOT NULL")
-        .select(
-            "kind",
-            "key",
-            "partition",
-            F.col("source_sequence").alias("sequence"),
-            F.lit("there, a message came before it that came after it here").alias("why"),
-            "record",
-            F.coalesce(overtaken, maybe).alias("other"),
-        )
-    )
+    why = F.lit("there, a message came before it that came after it here")
+    return rules.findings(ordered, kind, why, F.col("record"), F.coalesce(overtaken, maybe))
 
 
 def absent(found: DataFrame, proven: str, unproven: str, shown: DataFrame) -> DataFrame:

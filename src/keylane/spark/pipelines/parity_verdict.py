@@ -19,7 +19,7 @@ from keylane.spark.pipelines.audit_losses import Proof, losses
 from keylane.spark.pipelines.audit_text import record_in_words
 from keylane.spark.pipelines.audit_verdict import counted_findings
 from keylane.spark.pipelines.journal_frame import journal_stand
-from keylane.spark.pipelines.running import Range, Say
+from keylane.spark.pipelines.running import Range, Say, group_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -117,7 +117,7 @@ def compare(spark: SparkSession, settings: Settings, part: Range, aside: Path, s
 def _where(address: Address, stream: str, group: str, directory: Path) -> tables.Where:
     journal_stand(address, stream)
     directory.mkdir()
-    return tables.Where(address, stream, group, tables.group_of(address, stream, group), directory)
+    return tables.Where(address, stream, group, group_of(address, stream, group), directory)
 
 
 def _look(spark: SparkSession, where: tables.Where) -> tables.Pending:

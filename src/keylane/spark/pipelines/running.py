@@ -5,12 +5,13 @@ A part is named in words: `earliest`, `latest`, a sequence, a time, or how long 
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -19,11 +20,12 @@ from keylane import errors
 from keylane.core.partitions import Partitioning
 from keylane.core.subjects import shown
 from keylane.errors import ApiError, InvalidInput, KeylaneError, LakeBroken, NotFound
-from keylane.groups import ElasticConfig, StaticConfig
+from keylane.groups import StaticConfig, get_config
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.consumers import parse_time
-from keylane.spark.address import OPTIONS, Address
-from keylane.spark.options import ADDRESS_NAMES, ReadOptions, read_options
+from keylane.spark.address import FIELDS, Address
+from keylane.spark.layout import GroupConfig
+from keylane.spark.options import ReadOptions, read_options
 from keylane.spark.patience import ask
 from keylane.spark.standing import Source
 
@@ -65,9 +67,8 @@ class Range:
 
 def address_options(address: Address) -> dict[str, str]:
     """An address as options of `format("keylane")`."""
-    given = {field.name: getattr(address, field.name) for field in fields(address)}
-    written = {OPTIONS[name.lower()]: name for name in ADDRESS_NAMES}
-    return {written[name]: _text(value) for name, value in given.items() if value is not None}
+    given = {name: getattr(address, field) for name, field in FIELDS.items()}
+    return {name: _text(value) for name, value in given.items() if value is not None}
 
 
 def bounds(start: str | None, end: str | None, now: datetime | None = None) -> dict[str, str]:
@@ -104,6 +105,30 @@ def find_range(options: Mapping[str, str]) -> Range:
     return Range(stand.stream, stand.created, after, max(after, _upto(read, source, stand.last)))
 
 
+def find_messages(base: Mapping[str, str], start: str, end: str) -> Range:
+    """The part that these words name of the stream in `base`; refuses one without a message."""
+    part = find_range({**base, **bounds(start, end)})
+    if part.is_empty:
+        raise InvalidInput(f"stream {base['stream']!r} has no messages from {start} to {end}: give another range")
+    return part
+
+
+def group_of(address: Address, stream: str, group: str) -> GroupConfig:
+    """A group's configuration as it is now."""
+    return ask(address, lambda connection: get_config(connection, stream, group), f"look at group {group!r}")
+
+
+def check_span(name: str, seconds: float, most: float = 3600) -> None:
+    """Raise `InvalidInput` unless a setting is a time from 0 to `most` seconds."""
+    if not math.isfinite(seconds) or not 0 <= seconds <= most:
+        raise InvalidInput(f"{name} is {seconds!r}: give 0 to {most} seconds")
+
+
+def check_evidence(rows: int) -> None:
+    if not 0 <= rows <= 10_000:
+        raise InvalidInput(f"evidence is {rows}: give 0 to 10000 rows; all are in the work directory")
+
+
 def _after(read: ReadOptions, source: Source, first: int, last: int) -> int:
     if read.start.kind == "sequence":
         return read.start.sequence - 1
@@ -135,9 +160,7 @@ def load(spark: SparkSession, options: Mapping[str, str], part: Range | None = N
     return spark.read.format("keylane").options(**chosen).load()
 
 
-def load_group(
-    spark: SparkSession, options: Mapping[str, str], config: StaticConfig | ElasticConfig, part: Range
-) -> DataFrame:
+def load_group(spark: SparkSession, options: Mapping[str, str], config: GroupConfig, part: Range) -> DataFrame:
     """The messages of a group in the stream that it was made on, with their partitions in the group, and keys.
 
     An elastic group's own queue forgets what was handled, so it is not what is read.
@@ -168,7 +191,7 @@ def journal_bounds(address: Address, part: Range) -> dict[str, str]:
     return {"startingTimestamp": (parse_time(stored) - _CLOCKS_DIFFER).isoformat()}
 
 
-def _key_options(config: StaticConfig | ElasticConfig) -> list[dict[str, str]]:
+def _key_options(config: GroupConfig) -> list[dict[str, str]]:
     """How the reader tells keys and partitions, one read for each filter of the group.
 
     An elastic group's own queue forgets what was handled, so the load is counted in the stream before it.

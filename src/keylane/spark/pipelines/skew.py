@@ -17,15 +17,15 @@ from keylane.cli.group_words import write_plan_file
 from keylane.core.names import check_group_name, check_stream_name
 from keylane.core.plans import weighted
 from keylane.errors import GroupError, InvalidInput, NotFound
-from keylane.groups import ElasticConfig, StaticConfig, get_config
+from keylane.groups import ElasticConfig, StaticConfig
 from keylane.spark.address import Address
-from keylane.spark.patience import ask
 from keylane.spark.pipelines.running import (
     Range,
     Say,
     address_options,
     bounds,
-    find_range,
+    find_messages,
+    group_of,
     journal_bounds,
     load_group,
     plainly,
@@ -74,19 +74,11 @@ class Settings:
 def run(spark: SparkSession, settings: Settings, say: Say = say_nothing) -> Report:
     """Measure, plan, and write the plan and the chart where they are asked for."""
     began_s = time.monotonic()
-    config = ask(
-        settings.address,
-        lambda connection: get_config(connection, settings.stream, settings.group),
-        f"look at group {settings.group!r}",
-    )
+    config = group_of(settings.address, settings.stream, settings.group)
     if not config.plan.members:
         raise GroupError(f"group {settings.group!r} has no members: there is nobody to spread the load over")
     base = address_options(settings.address) | {"stream": settings.stream}
-    part = find_range(base | bounds(settings.start, settings.end))
-    if part.is_empty:
-        raise InvalidInput(
-            f"stream {settings.stream!r} has no messages from {settings.start} to {settings.end}: give another range"
-        )
+    part = find_messages(base, settings.start, settings.end)
     with plainly(), progress(spark, say, "skew"):
         per_key = _per_key(spark, base, config, part)
         times = _handler_times(spark, settings, part)

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 from keylane.core.journal_record import sample_limit
 from keylane.core.names import check_group_name, check_stream_name
 from keylane.errors import InvalidInput
-from keylane.groups import ElasticConfig, StaticConfig, get_config
+from keylane.groups import ElasticConfig, StaticConfig
 from keylane.spark.address import Address
-from keylane.spark.patience import ask
 from keylane.spark.pipelines.running import (
     Range,
     Say,
     address_options,
     bounds,
-    find_range,
+    find_messages,
+    group_of,
     journal_bounds,
     load_group,
     plainly,
@@ -70,17 +70,9 @@ def run(spark: SparkSession, settings: Settings, say: Say = say_nothing) -> Repo
     """Measure the messages of a range, judge them, and draw the chart where one is asked for."""
     began_s = time.monotonic()
     thresholds = read_thresholds(Path(settings.thresholds)) if settings.thresholds else Thresholds({})
-    config = ask(
-        settings.address,
-        lambda connection: get_config(connection, settings.stream, settings.group),
-        f"look at group {settings.group!r}",
-    )
+    config = group_of(settings.address, settings.stream, settings.group)
     base = address_options(settings.address) | {"stream": settings.stream}
-    part = find_range(base | bounds(settings.start, settings.end))
-    if part.is_empty:
-        raise InvalidInput(
-            f"stream {settings.stream!r} has no messages from {settings.start} to {settings.end}: give another range"
-        )
+    part = find_messages(base, settings.start, settings.end)
     with plainly(), progress(spark, say, "slo"):
         records = _records(spark, settings, part).persist()
         try:
