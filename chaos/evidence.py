@@ -42,6 +42,8 @@ class Failed(NamedTuple):
     tries: int
     meant: bool = True
     """Whether the handler failed on purpose."""
+    queue_sequence: int = 0
+    delivered: int = 0
 
 
 class Happening(NamedTuple):
@@ -75,9 +77,9 @@ class Log:
         for line in whole.splitlines():
             words = line.split(b" ")
             if words[0] == b"failed":
-                at_ns, subject, sequence, tries, meant = words[1:]
-                place = self._place(subject)
-                self.failed.append(Failed(int(at_ns) / 1e9, *place, int(sequence), self._by, int(tries), meant == b"1"))
+                at_ns, subject, sequence, tries, meant, *more = words[1:]
+                who = (*self._place(subject), int(sequence), self._by)
+                self.failed.append(Failed(int(at_ns) / 1e9, *who, int(tries), meant == b"1", *map(int, more)))
             elif words[0] == b"linked":
                 self.linked.append(int(words[1]) / 1e9)
             elif words[0] != b"ready":

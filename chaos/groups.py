@@ -292,7 +292,7 @@ class Logs:
         letters = set(dead)
         given_up = [
             [
-                Handled(one.at_s, one.key, one.partition, one.sequence, one.by)
+                Handled(one.at_s, one.key, one.partition, one.sequence, one.by, one.queue_sequence, one.delivered)
                 for one in log.failed
                 if one.tries >= MAX_TRIES and one.sequence in letters
             ]

@@ -3,8 +3,9 @@
 Standard output gets `ready` once it has joined, then one line per message: the machine's monotonic clock in
 nanoseconds, the subject, the sequence in the source stream, the member, the sequence in the queue, how often it was
 delivered. `pcgroups-peer consume --evidence` writes the first four. A try that failed is a line `failed` with the
-clock, the subject, the sequence, the number of the try, and 1 if it was meant to fail, else 0. A link that is there
-again is a line `linked` with the clock. Standard error gets the log, with the same clock.
+clock, the subject, the sequence, the number of the try, 1 if it was meant to fail, else 0, the sequence in the queue,
+how often it was delivered. A link that is there again is a line `linked` with the clock. Standard error gets the log,
+with the same clock.
 
 SIGTERM stops it cleanly. A server that is away when it starts is waited for, as a supervisor would.
 """
@@ -101,8 +102,16 @@ async def nothing(message: groups.GroupMessage) -> None:
 def failed(message: groups.GroupMessage, error: BaseException, tries: int) -> None:
     meant = isinstance(error, Failing)
     write(
-        b"failed %d %b %d %d %d\n"
-        % (time.monotonic_ns(), message.subject.encode(), message.source_sequence, tries, meant)
+        b"failed %d %b %d %d %d %d %d\n"
+        % (
+            time.monotonic_ns(),
+            message.subject.encode(),
+            message.source_sequence,
+            tries,
+            meant,
+            message.sequence,
+            message.delivered_count,
+        )
     )
     if not meant:
         _log.error("%r failed by itself (try %d)", message, tries, exc_info=error)

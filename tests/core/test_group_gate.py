@@ -61,6 +61,19 @@ def test_what_was_not_gained_after_all_leaves_earlier_gains_held() -> None:
     assert passed(gate, 1, 2) == [2]
 
 
+def test_what_came_while_it_was_held_keeps_its_partition_held_until_the_rewinding() -> None:
+    gate = Gate()
+    gate.hold(some(1, 2))
+    assert passed(gate, 2, 3) == [3]
+    assert not gate.hold_no_more(some(1, 2))
+    assert gate.held == some(2)
+    assert passed(gate, 1, 2) == [1]
+    gate.release()
+    gate.hold(some(2))
+    assert gate.hold_no_more(some(2))
+    assert gate.is_open
+
+
 def test_a_release_does_not_open_what_is_shunned_or_shut() -> None:
     gate = Gate()
     gate.shun(some(1))

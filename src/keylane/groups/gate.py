@@ -13,13 +13,14 @@ from keylane.groups.message import GroupMessage
 class Gate:
     """Open unless it was told otherwise."""
 
-    __slots__ = ("_held", "_holds_all", "_shunned", "_shut")
+    __slots__ = ("_held", "_holds_all", "_missed", "_shunned", "_shut")
 
     def __init__(self) -> None:
         self._shut = False
         self._shunned: frozenset[int] = frozenset()
         self._held: frozenset[int] = frozenset()
         self._holds_all = False
+        self._missed: set[int] = set()
 
     def __repr__(self) -> str:
         held = "all" if self._holds_all else sorted(self._held)
@@ -32,6 +33,10 @@ class Gate:
     @property
     def is_shut(self) -> bool:
         return self._shut
+
+    @property
+    def held(self) -> frozenset[int]:
+        return self._held
 
     @property
     def shunned(self) -> frozenset[int]:
@@ -50,9 +55,14 @@ class Gate:
     def hold(self, partitions: frozenset[int]) -> None:
         self._held |= partitions
 
-    def hold_no_more(self, partitions: frozenset[int]) -> None:
-        """They were not gained after all."""
-        self._held -= partitions
+    def hold_no_more(self, partitions: frozenset[int]) -> bool:
+        """They were not gained after all. False: some of their messages came and were dropped.
+
+        So the consumer had such a partition all the same: it stays held, as later messages must not start before it was
+        rewound.
+        """
+        self._held -= partitions - self._missed
+        return not partitions & self._missed
 
     def hold_all(self) -> None:
         self._holds_all = True
@@ -61,13 +71,13 @@ class Gate:
         """The consumer was rewound: whatever comes now may start."""
         self._held = frozenset()
         self._holds_all = False
+        self._missed.clear()
 
     def passing(self, batch: list[GroupMessage]) -> tuple[list[GroupMessage], list[GroupMessage]]:
         """Those of a batch that may start, and the others, in order."""
         if self._shut or self._holds_all:
             return [], batch
         closed = self._held | self._shunned
-        return (
-            [one for one in batch if one.place.partition not in closed],
-            [one for one in batch if one.place.partition in closed],
-        )
+        others = [one for one in batch if one.place.partition in closed]
+        self._missed.update(one.place.partition for one in others if one.place.partition in self._held)
+        return [one for one in batch if one.place.partition not in closed], others

@@ -16,6 +16,7 @@ from keylane.jetstream.connection import Connection
 from keylane.jetstream.consumers import ConsumerConfig, ConsumerInfo
 
 FILTERS_OVERLAP = 10100
+NOT_CHANGEABLE = 10012
 
 _RESET_S = 1.5
 _PROBE_S = 2.0
@@ -177,6 +178,15 @@ class RemoteConsumer:
 def pinned(info: ConsumerInfo) -> str | None:
     """The pin of a group's consumer; it has one priority group."""
     return next((state.pinned_client_id for state in info.priority_groups if state.pinned_client_id), None)
+
+
+def has_lost_its_files(error: ApiError) -> bool:
+    """Whether the server cannot change the consumer any more, as the directory of it is gone.
+
+    A consumer that is made again while the one before it is still being deleted can lose its directory to that
+    (nats-server 2.15.1). It goes on in the server's memory.
+    """
+    return error.err_code == NOT_CHANGEABLE and "no such file or directory" in error.description
 
 
 def partition_in(filter_subject: str) -> int:

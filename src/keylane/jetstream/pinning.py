@@ -110,6 +110,11 @@ class Pinning:
     def in_doubt(self) -> bool:
         return self._pin.phase is Phase.DOUBTING
 
+    @property
+    def _is_over(self) -> bool:
+        """The feed has ended, and all it had was read."""
+        return self._draining is not None and not self._draining()
+
     def start(self) -> None:
         self._tick()
 
@@ -204,6 +209,8 @@ class Pinning:
         message: Message | None = None,
         good: list[Message] | None = None,
     ) -> None:
+        if self._is_over:
+            return  # an answer to a question of before; the next reader may be at work by now
         before = self._pin
         self._pin, actions = step(before, event, delivered)
         if self._pin.phase is not before.phase:
@@ -296,7 +303,7 @@ class Pinning:
             _log.warning("%s/%s: the consumer has no reader: %s", self._stream, self._consumer, error)
 
     async def _verify(self, attempt: int) -> None:
-        while attempt == self._attempt:
+        while attempt == self._attempt and not self._is_over:
             try:
                 ours = await self.is_ours()
             except NotFound as error:
@@ -357,7 +364,7 @@ class Pinning:
     def _tick(self) -> None:
         self.check_for_standstill()
         self._ran_at = now = time.monotonic()
-        if self._draining is not None and not self._draining():
+        if self._is_over:
             return
         if self._pin.pin_id is not None and now - self._asked_at > self._options.timeout_s / 3:
             self._sign_of_life()

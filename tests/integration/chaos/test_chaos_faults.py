@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -132,17 +133,29 @@ def test_a_restart_is_felt_until_the_link_is_there_again() -> None:
 
 def test_a_log_is_read_while_it_is_written(tmp_path: Path) -> None:
     file = tmp_path / "evidence"
-    file.write_bytes(b"ready\n1000000000 orders.k7 3 a 5 1\nfailed 2000000000 orders.k7 4 2 0\nlinked 2500000000\n30")
+    file.write_bytes(
+        b"ready\n1000000000 orders.k7 3 a 5 1\nfailed 2000000000 orders.k7 4 2 0 6 1\nlinked 2500000000\n30"
+    )
     log = Log(file, "a1#0", 10)
     log.read_on()
     place = partition_number("k7", 10)
     assert log.handled == [Handled(1.0, "k7", place, 3, "a1#0", 5, 1)]
-    assert log.failed == [Failed(2.0, "k7", place, 4, "a1#0", 2, meant=False)]
+    assert log.failed == [Failed(2.0, "k7", place, 4, "a1#0", 2, False, 6, 1)]
     assert log.linked == [2.5]
     with file.open("ab") as more:
         more.write(b"00000000 orders.k7 4 a 6 1\n")
     log.read_on()
     assert log.handled[1:] == [Handled(3.0, "k7", place, 4, "a1#0", 6, 1)]
+
+
+def test_a_message_that_was_given_up_has_its_place_in_the_queue(tmp_path: Path) -> None:
+    """Else nobody could tell that the server had copied it again."""
+    file = tmp_path / "evidence"
+    file.write_bytes(b"failed 2000000000 orders.k7 4 %d 1 6 1\n" % MAX_TRIES)
+    running: Any = SimpleNamespace(started=[SimpleNamespace(name="a1#0", member="a", evidence=file)])
+    logs = groups.Logs(running)
+    logs.read_on()
+    assert logs.effects({4}, None) == [Handled(2.0, "k7", partition_number("k7", groups.PARTITIONS), 4, "a1#0", 6, 1)]
 
 
 def test_poison_is_the_same_for_every_process_and_about_as_rare_as_asked() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Iterable
 
 import pytest
@@ -96,6 +97,28 @@ async def test_an_idle_member_notices_that_its_consumer_is_gone(ground: Ground) 
     await consumers.delete(ground.connection, f"{ground.stream}-g", "a")
     await ground.evidence.all_of(await ground.publish(keys(20)))
     await until(lambda: active(member))
+
+
+async def test_a_consumer_that_the_server_cannot_change_any_more_is_made_again(
+    own_server_ground: tuple[Ground, NatsServer],
+) -> None:
+    """The server deletes the directory of a consumer a moment after the consumer: it may hit the next of that name."""
+    ground, server = own_server_ground
+    await ground.elastic(members=["a"])
+    member = await ground.join("a", slowly(ground, "first"))
+    sent = await ground.publish(keys(200))
+    await more(ground, 20)
+    shutil.rmtree(server.store_dir / "jetstream" / "$G" / "streams" / f"{ground.stream}-g" / "obs" / "a")
+    standby = await ground.join("a", slowly(ground, "standby"))
+    await until(lambda: standby.partitions == (0, 1, 2, 3), END_S)
+    assert member.is_active
+    await groups.add_members(ground.connection, ground.stream, "g", ["b"])
+    await ground.join("b", slowly(ground, "b"))
+    sent += await ground.publish(keys(200))
+    await ground.evidence.all_of(sent, deadline_s=END_S)
+    assert flawless(ground.evidence.verdict(sent))
+    assert ground.evidence.by("b")
+    await until(lambda: member.partitions == standby.partitions == (0, 1), END_S)
 
 
 # ---- streams -------------------------------------------------------------------------------------------------

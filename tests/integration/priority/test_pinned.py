@@ -208,6 +208,34 @@ async def test_a_blocked_event_loop_asks_before_it_goes_on(
     await feed.close()
 
 
+async def test_an_answer_that_comes_after_the_end_is_not_passed_on(
+    ground: MakeGround, open_client: OpenClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was asked for when the pin was in doubt. By now the one who read here may read anew, under another pin."""
+    place = await ground("pinned_client", priority_timeout_s=30)
+    lost: list[str] = []
+    feed = await consume(await open_client(), place.stream, place.consumer, on_unpinned=lost.append)
+    await place.publish(1)
+    assert await feed.next(5) is not None
+    pinning = feed._pinning
+    assert pinning is not None
+    ended = asyncio.Event()
+
+    async def denied() -> bool:
+        await ended.wait()
+        return False
+
+    monkeypatch.setattr(pinning, "is_ours", denied)
+    pinning._asked_at = pinning._doubted_at = time.monotonic() - 3600
+    assert not feed.may_hand_out()
+    (asking,) = [one for one in pinning._tasks if "_verify" in repr(one.get_coro())]
+    await feed.drain()
+    ended.set()
+    await asyncio.wait({asking}, timeout=5)
+    assert asking.done()
+    assert lost == []
+
+
 @pytest.mark.parametrize(("timeout_s", "expires_s"), [(1.0, 0.6), (2.0, 2.0), (0.5, 30.0)])
 async def test_a_pin_that_would_flap_is_refused(ground: MakeGround, timeout_s: float, expires_s: float) -> None:
     place = await ground("pinned_client", priority_timeout_s=timeout_s)

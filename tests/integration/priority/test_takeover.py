@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
+import nats.errors
 import pytest
 
 import keylane
@@ -33,7 +34,9 @@ async def take(feed: Feed, count: int) -> list[Message]:
 
 
 async def die_at_work(connection: Connection, place: Ground) -> list[Line]:
-    """Take 1 to 8, finish 1, 2 and 4, and go away without a word."""
+    """Take 1 to 8, finish 1, 2 and 4, and go away without a word. The server has noticed when this returns."""
+    ear = connection.nats.new_inbox()
+    await connection.nats.subscribe(ear)
     feed = await consume(connection, place.stream, place.consumer, max_messages=8)
     messages = await take(feed, 8)
     log = [Line(time.monotonic(), "dead", message.sequence) for message in messages]
@@ -41,7 +44,20 @@ async def die_at_work(connection: Connection, place: Ground) -> list[Line]:
         messages[index].ack()
     await messages[3].ack_confirmed()
     await connection.close()
+    await nobody_listens(place.connection, ear)
     return log
+
+
+async def nobody_listens(connection: Connection, subject: str) -> None:
+    """Wait until the server gives nothing more to a connection that listened to this."""
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                await connection.nats.request(subject, timeout=0.1)
+            except nats.errors.NoRespondersError:
+                return
+            except nats.errors.TimeoutError:
+                continue
 
 
 async def after_a_death(
