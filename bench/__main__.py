@@ -1,14 +1,20 @@
-"""`python -m bench ROW [--json] [--rounds N] [--scale F]`; `python -m bench spark-read --rows 1 2 4 10`."""
+"""`python -m bench ROW [--json] [--rounds N] [--scale F]`; `python -m bench spark-read --rows 1 2 4 10`;
+`python -m bench claims --on kafka --interval 10`.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
 
 from bench import audit, claims, failover, feed, rebalance, spark_read, spark_write, strict, world
+from chaos.marshal_stage import On
 
-ROWS = {
+ROWS: dict[str, Callable[..., tuple[dict[str, Any], str]]] = {
     "audit": audit.run,
     "claims": claims.run,
     "failover": failover.run,
@@ -21,6 +27,16 @@ ROWS = {
 }
 
 
+def _jars(text: str) -> tuple[Path, ...]:
+    paths = tuple(Path(one).resolve() for one in text.split(","))
+    for path in paths:
+        if not path.is_file():
+            raise argparse.ArgumentTypeError(
+                f"{path} is not a file; give the jar of nats-spark-connector and those of jnats, separated by commas"
+            )
+    return paths
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("row", choices=sorted(ROWS))
@@ -30,15 +46,29 @@ def main() -> None:
     parser.add_argument(
         "--rows", type=float, nargs="+", metavar="MILLIONS", help="spark-read: only these sizes, growing"
     )
+    parser.add_argument(
+        "--connector", type=_jars, metavar="JAR[,JAR...]", help="spark-read: the JVM's connector too, and its jnats"
+    )
+    parser.add_argument("--on", choices=get_args(On), help="claims: only there")
+    parser.add_argument("--interval", type=float, default=claims.INTERVAL_S, help="claims: heartbeat interval, seconds")
     options = parser.parse_args()
     if options.rounds < 1 or options.scale <= 0:
         parser.error("--rounds and --scale must be positive")
+    if options.connector and (options.row != "spark-read" or options.rows):
+        parser.error("--connector belongs to spark-read without --rows")
+    if not 0.5 <= options.interval <= 3600:
+        parser.error("--interval must be 0.5 to 3600 seconds")
 
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
     if options.rows and options.row == "spark-read":
         figures, text = spark_read.run_linear(options.rows, say)
+    elif options.row == "spark-read":
+        figures, text = spark_read.run(options.rounds, options.scale, say, options.connector or ())
+    elif options.row == "claims":
+        on: tuple[On, ...] = (options.on,) if options.on else get_args(On)
+        figures, text = claims.run(options.rounds, options.scale, say, on=on, interval_s=options.interval)
     else:
         figures, text = ROWS[options.row](options.rounds, options.scale, say)
     print(json.dumps(figures) if options.json else text)

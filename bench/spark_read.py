@@ -6,10 +6,17 @@ import asyncio
 import json
 import os
 import secrets
+import select
+import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import IO, TYPE_CHECKING
 
 import keylane
 from bench import spark_micro
@@ -40,21 +47,32 @@ PLAIN = "plain reader, 2 processes"
 SAME = "Spark's reader without Spark, 2 processes"
 NATS_PY = "nats-py ordered consumer"
 JAVA = "Java, as the JVM connector reads, 2 threads"
+CONNECTOR = "JVM nats-spark-connector"
+STREAMED = "keylane in Spark, streaming query"
 AIM = 0.85
 """Of the plain reader outside Spark."""
+_READ_DEADLINE_S = 120
 
 
-def run(rounds: int, scale: float, say: Say) -> tuple[dict[str, object], str]:
-    """The figures as JSON and as Markdown."""
+def run(rounds: int, scale: float, say: Say, connector: Sequence[Path] = ()) -> tuple[dict[str, object], str]:
+    """The figures as JSON and as Markdown. `connector`: jars of the JVM's connector, which then takes part."""
     count = max(10_000, int(1_000_000 * scale))
+    peer: JvmConnector | None = None
     with filled_stream(count) as (server, parts), session() as spark:
         title = (
             f"{count:,} messages of {len(PAYLOAD)} B, {len(parts)} partitions, file storage, local[{SLOTS}], noop sink"
         )
         say(title)
-        figures = run_jobs(_jobs(spark, server, parts, count, say), server.pid, rounds, say)
+        jobs = _jobs(spark, server, parts, count, say)
+        with ExitStack() as held:
+            if connector:
+                peer = held.enter_context(_jvm_connector(server.url, count, connector, say))
+                jobs |= {CONNECTOR: peer.read, STREAMED: _streamed(spark, server.url, count, say)}
+            figures = run_jobs(jobs, server.pid, rounds, say)
         micro = spark_micro.measure(spark, server, rounds, say)
     compared = ratios(figures, OURS)
+    if peer is not None:
+        compared[f"{STREAMED} / {CONNECTOR}"] = round(figures[STREAMED].rate / figures[CONNECTOR].rate, 2)
     answer: dict[str, object] = {
         "row": "spark-read",
         "rounds": rounds,
@@ -65,7 +83,12 @@ def run(rounds: int, scale: float, say: Say) -> tuple[dict[str, object], str]:
         "aim": {f"{OURS} / {PLAIN}": AIM},
         **micro.as_json(),
     }
-    return answer, "\n\n".join([table(title, figures, compared), micro.as_text()])
+    texts = [table(title, figures, compared), micro.as_text()]
+    if peer is not None:
+        ours, streamed = figures[OURS].rate, figures[STREAMED].rate
+        answer["connector"] = peer.as_json(ours, streamed)
+        texts.insert(1, peer.as_text(ours, streamed))
+    return answer, "\n\n".join(texts)
 
 
 def run_linear(millions: Sequence[float], say: Say) -> tuple[dict[str, object], str]:
@@ -131,6 +154,99 @@ def _java(url: str, program: Sequence[str], count: int) -> Job:
     def read(_: int) -> dict[str, float]:
         return run_command([*program, url, STREAM, asyncio.run(consumer()), str(count), str(SLOTS), "1000"])
 
+    return read
+
+
+# ---- with --connector -----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class JvmConnector:
+    """The program `jvm_connector` beside us: it reads when it is told to."""
+
+    process: subprocess.Popen[str]
+    errors: IO[str]
+    with_acks: list[float] = field(default_factory=list)
+    """Messages a second if the clock stops when its acks are sent."""
+    unacknowledged: list[int] = field(default_factory=list)
+    """Of each read, after its acks."""
+
+    def read(self, _: int) -> dict[str, float]:
+        assert self.process.stdin is not None
+        self.process.stdin.write("read\n")
+        self.process.stdin.flush()
+        answer: dict[str, float] = json.loads(self.line(_READ_DEADLINE_S))
+        self.with_acks.append(answer["count"] / (answer["seconds"] + answer["acks_seconds"]))
+        self.unacknowledged.append(int(answer["unacknowledged"]))
+        return answer
+
+    def line(self, deadline_s: float) -> str:
+        assert self.process.stdout is not None
+        ready, _, _ = select.select([self.process.stdout], [], [], deadline_s)
+        text = self.process.stdout.readline() if ready else ""
+        if not text:
+            self.errors.seek(0)
+            raise SystemExit(f"{CONNECTOR} gave no answer within {deadline_s:.0f} s:\n{self.errors.read()[-8000:]}")
+        return text
+
+    def as_json(self, ours: float, streamed: float) -> dict[str, object]:
+        rate = statistics.median(self.with_acks)
+        return {
+            "rates_with_acks": [round(one) for one in self.with_acks],
+            "left_unacknowledged": self.unacknowledged,
+            "ratios_with_acks": {OURS: round(ours / rate, 2), STREAMED: round(streamed / rate, 2)},
+        }
+
+    def as_text(self, ours: float, streamed: float) -> str:
+        rate = statistics.median(self.with_acks)
+        left = ", ".join(f"{one:,}" for one in self.unacknowledged)
+        return (
+            f"- {CONNECTOR}, until its acks are sent: {rate:,.0f} messages/s; {OURS} / that: **{ours / rate:.2f}**, "
+            f"{STREAMED} / that: **{streamed / rate:.2f}**\n"
+            f"- messages left unacknowledged after its acks: {left}"
+        )
+
+
+@contextmanager
+def _jvm_connector(url: str, count: int, jars: Sequence[Path], say: Say) -> Iterator[JvmConnector]:
+    command = [sys.executable, "-m", "bench.contestants.jvm_connector", "--url", url, "--count", str(count)]
+    command += ["--jars", ",".join(map(str, jars))]
+    say(f"  warming up: {CONNECTOR} in a session of its own")
+    with (
+        TemporaryFile("w+") as errors,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+    ):
+        try:
+            peer = JvmConnector(process, errors)
+            peer.line(3 * _READ_DEADLINE_S)
+            yield peer
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait(_READ_DEADLINE_S)
+        finally:
+            process.kill()
+
+
+def _streamed(spark: SparkSession, url: str, count: int, say: Say) -> Job:
+    """As a streaming query, by the connector's measure: what Spark says that the batches took."""
+
+    def read(_: int) -> dict[str, float]:
+        stream = spark.readStream.format("keylane").option("url", url).option("stream", STREAM).load()
+        cpu = used_cpu_seconds(spark)
+        with TemporaryDirectory(prefix="keylane-bench-") as directory:
+            writer = stream.writeStream.format("noop").option("checkpointLocation", directory)
+            query = writer.trigger(availableNow=True).start()
+            query.awaitTermination(_READ_DEADLINE_S)
+            batches = [one for one in query.recentProgress if one.numInputRows]
+            query.stop()
+        rows = sum(one.numInputRows for one in batches)
+        if rows != count:
+            raise SystemExit(f"the streaming query read {rows:,} rows of {count:,}")
+        seconds = sum(one.durationMs["triggerExecution"] for one in batches) / 1000
+        return {"count": rows, "seconds": seconds, "cpu_seconds": used_cpu_seconds(spark) - cpu}
+
+    say("  warming up: our streaming query")
+    read(0)
     return read
 
 

@@ -13,6 +13,7 @@ from typing import get_args
 
 from chaos import groups, marshal, memory, rebalance, spark
 from chaos.faults import KINDS
+from chaos.marshal_stage import On
 from chaos.members import RunBroken
 from chaos.spark_driver import Into
 from tests.peers.presence import PeerBroken, PeerMissing
@@ -181,6 +182,7 @@ def _add_marshal(one: argparse.ArgumentParser) -> None:
     one.add_argument("--batch", type=int, default=default.batch, help="messages that are read, or taken, at once")
     one.add_argument("--work", type=float, default=default.work_s, help="seconds that each message takes to handle")
     one.add_argument("--faults", default="kill", help=f"which of {','.join(marshal.KINDS)}, or none")
+    one.add_argument("--on", choices=get_args(On), default=default.on, help="where the log and the messages are")
 
 
 def _marshal(options: argparse.Namespace, parser: argparse.ArgumentParser) -> tuple[int, str]:
@@ -202,6 +204,7 @@ def _marshal(options: argparse.Namespace, parser: argparse.ArgumentParser) -> tu
         batch=options.batch,
         work_s=options.work,
         faults=tuple(chosen),
+        on=options.on,
     )
     outcome = asyncio.run(marshal.run(settings, _say))
     return 0 if outcome.clean else 1, json.dumps(outcome.as_json()) if options.json else marshal.as_text(outcome)

@@ -13,28 +13,24 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import keylane
-from chaos.load import FILTER, Load
-from chaos.marshal_judge import Findings, Handled, Trouble, claimed_after_s, findings, read_evidence
-from chaos.marshal_worker import Orders, ground
+from chaos.marshal_judge import Findings, Handled, Start, Trouble, findings, read_evidence, start_of
+from chaos.marshal_stage import On, RunningLoad, Sent, Stage, open_stage
+from chaos.marshal_worker import Orders
 from chaos.members import MemberProcess, RunBroken
-from keylane.core.partitions import Partitioning
-from keylane.jetstream.connection import Connection
-from keylane.marshal import Admin, CoordinationLog
+from keylane.core.claim_facts import LogRecord
+from keylane.marshal import Admin
 from keylane.marshal.claiming import Mode
-from keylane.server import NatsServer
 from tests.peers import tether
 from tests.peers.store import REPOSITORY
 
 Say = Callable[[str], None]
 
-STREAM, LOG, GROUP = "ORDERS", "marshal", "billing"
+GROUP = "billing"
 KINDS = ("kill", "freeze")
 _DRAIN_S = 120.0
 _LOOK_EVERY_S = 0.1
@@ -53,7 +49,7 @@ class Settings:
     batch: int = 100
     work_s: float = 0.0
     faults: tuple[str, ...] = ("kill",)
-    on: str = "jetstream"
+    on: On = "jetstream"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +58,7 @@ class Outcome:
     sent: int
     kills: int
     freezes: int
-    claimed_after_s: float
-    """From when all consumers had begun until every partition had an owner."""
+    start: Start
     found: Findings
 
     @property
@@ -73,53 +68,54 @@ class Outcome:
     def as_json(self) -> dict[str, Any]:
         settings = {name: getattr(self.settings, name) for name in self.settings.__dataclass_fields__}
         found = {name: getattr(self.found, name) for name in self.found.__dataclass_fields__}
-        told = {name: getattr(self, name) for name in ("sent", "kills", "freezes", "claimed_after_s")}
+        told = {name: getattr(self, name) for name in ("sent", "kills", "freezes")} | self.start._asdict()
         return {"scenario": "marshal", "clean": self.clean, "settings": settings} | told | found
 
 
-async def run(settings: Settings, say: Say) -> Outcome:
-    """Start consumers, load and faults; wait until all is read; stop; judge."""
-    with tempfile.TemporaryDirectory(prefix="chaos marshal ") as directory, NatsServer.start() as server:
-        async with (
-            await keylane.connect(server.url) as connection,
-            ground(settings.on, server.url, LOG, settings.interval_s) as (log, source),
-        ):
-            await create(connection, settings.partitions)
-            fleet = Fleet(settings, server.url, Path(directory), say)
+async def run(settings: Settings, say: Say, *, bootstrap: str | None = None) -> Outcome:
+    """Start consumers, load and faults; wait until all is read; stop; judge. `bootstrap`: of a Kafka that runs."""
+    async with open_stage(
+        settings.on, partitions=settings.partitions, interval_s=settings.interval_s, bootstrap=bootstrap
+    ) as stage:
+        with tempfile.TemporaryDirectory(prefix="chaos marshal ") as directory:
+            fleet = Fleet(settings, stage, Path(directory), say)
             try:
                 await fleet.start_all()
-                after_s = await all_claimed(fleet, log, settings)
-                say(f"all {settings.partitions} partitions are claimed after {after_s:.1f} s")
-                async with _load(connection, settings.rate) as load:
+                start = await all_claimed(fleet, stage, settings)
+                say(f"all {settings.partitions} partitions are claimed {start.after_spawn_s:.1f} s after the start")
+                async with stage.load(settings.rate) as load:
                     await fleet.make_trouble(load)
-                say(f"{len(load.keys):,} messages are stored; waiting until they are read")
-                await _drained(fleet, Admin(log, heartbeat_interval_s=settings.interval_s), source, settings)
+                say(f"{len(load.sent):,} messages are stored; waiting until they are read")
+                await _drained(fleet, stage, settings)
                 await fleet.stop_all()
             finally:
                 await fleet.kill_all()
-            return await _judged(settings, fleet, load, log, after_s)
+            return await _judged(settings, fleet, load.sent, start, stage)
 
 
 class Fleet:
     """The consumers of a run, and what is done to them."""
 
-    def __init__(self, settings: Settings, url: str, directory: Path, say: Say) -> None:
+    def __init__(self, settings: Settings, stage: Stage, directory: Path, say: Say) -> None:
         self.troubles: list[Trouble] = []
         self.started: list[MemberProcess] = []
+        self.spawned_ns = 0
+        """When the first process was asked for."""
         self._settings = settings
-        self._url = url
+        self._stage = stage
         self._directory = directory
         self._say = say
         self._chance = random.Random(settings.seed)  # noqa: S311 - repeatable, guards nothing
         self._alive: dict[str, MemberProcess] = {}
 
     async def start_all(self) -> None:
+        self.spawned_ns = time.monotonic_ns()
         for number in range(self._settings.consumers):
             await self._start(f"c{number}")
         for one in self.started:
             await one.ready()
 
-    async def make_trouble(self, load: Load) -> None:
+    async def make_trouble(self, load: RunningLoad) -> None:
         """One fault every `every_s`, give or take a half, until the time is up."""
         end = time.monotonic() + self._settings.seconds
         while self._settings.faults:
@@ -164,9 +160,9 @@ class Fleet:
         settings, name = self._settings, f"{client}#{len(self.started)}"
         orders = Orders(
             on=settings.on,
-            url=self._url,
-            topic=STREAM,
-            log=LOG,
+            url=self._stage.url,
+            topic=self._stage.topic,
+            log=self._stage.log_name,
             group=GROUP,
             client=client,
             mode=settings.mode,
@@ -196,45 +192,36 @@ class Fleet:
         await asyncio.gather(*(one.kill() for one in self.started))
 
 
-async def create(connection: Connection, partitions: int) -> None:
-    partitioning = Partitioning(FILTER, (1,), partitions)
-    await connection.api.request(
-        f"STREAM.CREATE.{STREAM}",
-        {
-            "name": STREAM,
-            "subjects": [FILTER],
-            "subject_transform": {"src": FILTER, "dest": partitioning.destination},
-            "allow_direct": True,
-        },
-    )
-
-
-@asynccontextmanager
-async def _load(connection: Connection, rate: float) -> AsyncIterator[Load]:
-    load = Load(connection, rate)
-    try:
-        yield load
-    finally:
-        await load.stop()
-
-
-async def all_claimed(fleet: Fleet, log: CoordinationLog, settings: Settings) -> float:
-    admin, began_s = Admin(log, heartbeat_interval_s=settings.interval_s), time.monotonic()
+async def all_claimed(fleet: Fleet, stage: Stage, settings: Settings) -> Start:
+    """Wait until every partition has an owner; how long that took."""
+    admin, began_s = Admin(stage.log, heartbeat_interval_s=settings.interval_s), time.monotonic()
     while True:
         world = await admin.world()
-        if sum(world.holds(GROUP, STREAM, number) for number in range(settings.partitions)) == settings.partitions:
-            return claimed_after_s(one.evidence for one in fleet.started)
+        if all(world.holds(GROUP, stage.topic, number) for number in range(settings.partitions)):
+            start = start_of(fleet.spawned_ns, [one.evidence for one in fleet.started], settings.partitions)
+            if start is not None:
+                return start
         fleet.check()
         if time.monotonic() - began_s > _DRAIN_S:
             raise RunBroken(f"the partitions were not all claimed within {_DRAIN_S:g} s: {world!r}")
         await asyncio.sleep(_LOOK_EVERY_S)
 
 
-async def _drained(fleet: Fleet, admin: Admin, source: Any, settings: Settings) -> None:
+async def whole_log(stage: Stage) -> list[LogRecord]:
+    """Every record of the coordination log, partition by partition."""
+    log = stage.log
+    return [
+        record
+        for number in range(log.partitions)
+        async for record in log.read(number, (await log.bounds(number)).first)
+    ]
+
+
+async def _drained(fleet: Fleet, stage: Stage, settings: Settings) -> None:
     """Every partition is owned and its owner's heartbeat says that all is done."""
-    deadline = time.monotonic() + _DRAIN_S
+    admin, deadline = Admin(stage.log, heartbeat_interval_s=settings.interval_s), time.monotonic() + _DRAIN_S
     while True:
-        loads = await admin.loads(source, GROUP, [STREAM])
+        loads = await admin.loads(stage.source, GROUP, [stage.topic])
         left = sum(one.lag for one in loads)
         if not left and all(one.owner is not None for one in loads):
             break
@@ -245,9 +232,7 @@ async def _drained(fleet: Fleet, admin: Admin, source: Any, settings: Settings) 
     await asyncio.sleep(settings.interval_s if settings.mode == "at_most_once" else 0.0)
 
 
-async def _judged(settings: Settings, fleet: Fleet, load: Load, log: CoordinationLog, after_s: float) -> Outcome:
-    partitioning = Partitioning(FILTER, (1,), settings.partitions)
-    sent = {(partitioning.partition(f"orders.{key}"), offset): key for offset, key in load.keys.items()}
+async def _judged(settings: Settings, fleet: Fleet, sent: Sent, start: Start, stage: Stage) -> Outcome:
     handled: list[Handled] = []
     instances: dict[str, str] = {}
     for one in fleet.started:
@@ -255,24 +240,19 @@ async def _judged(settings: Settings, fleet: Fleet, load: Load, log: Coordinatio
         handled += runs
         if instance is not None:
             instances[one.name] = instance
-    records = [
-        record
-        for number in range(log.partitions)
-        async for record in log.read(number, (await log.bounds(number)).first)
-    ]
     found = findings(
         sent=sent,
         handled=handled,
         troubles=fleet.troubles,
         instances=instances,
-        records=records,
+        records=await whole_log(stage),
         interval_s=settings.interval_s,
-        log_partitions=log.partitions,
-        first_offset=log.first_offset,
-        at_most_once=settings.mode == "at_most_once",
+        log_partitions=stage.log.partitions,
+        first_offset=stage.log.first_offset,
+        batch=settings.batch if settings.mode == "at_most_once" else None,
     )
     kinds = [one.kind for one in fleet.troubles]
-    return Outcome(settings, len(sent), kinds.count("kill"), kinds.count("freeze"), after_s, found)
+    return Outcome(settings, len(sent), kinds.count("kill"), kinds.count("freeze"), start, found)
 
 
 def as_text(outcome: Outcome) -> str:
@@ -282,13 +262,14 @@ def as_text(outcome: Outcome) -> str:
         "consumers": f"{settings.consumers} for {settings.partitions} partitions on {settings.on}, {settings.mode}, "
         f"interval {settings.interval_s:g} s",
         "faults": f"{outcome.kills} kills, {outcome.freezes} freezes in {settings.seconds:g} s",
-        "all claimed after": f"{outcome.claimed_after_s:.1f} s",
+        "all claimed after": f"{outcome.start.after_spawn_s:.1f} s from the start of the first process, "
+        f"{outcome.start.after_ready_s:.1f} s from when all had begun",
         "slowest reclaim": f"{found.slowest_reclaim_s:.1f} s after a kill",
         "messages": f"{outcome.sent:,} sent, {found.handled:,} handled",
         "lost": str(found.lost),
-        "lost with owner": f"{found.lost_with_their_owner} in the last batch of a killed consumer",
-        "repeated": f"{found.repeated:,}, the oldest {found.oldest_repeat_s:.2f} s before its consumer was hit; "
-        f"{found.unexplained_repeats} unexplained",
+        "lost with owner": f"{found.lost_with_their_owner}, at most {found.most_lost_by_one} with one consumer",
+        "repeated": f"{found.repeated:,}, at most {found.most_repeated_of_one:,} of one consumer and begun within "
+        f"{found.longest_window_s:.2f} s; {found.unexplained_repeats} unexplained",
         "out of order": str(found.out_of_order),
         "two owners": f"{found.two_owners} by handlers, {found.overlaps_in_log} in {found.log_records:,} log records",
         "late starts": f"{found.late_starts} by a consumer that had just been thawed",

@@ -2,21 +2,24 @@
 
 Two questions that do not lean on each other. Handlers: was anything lost, done twice, begun by an old owner after a new
 one had begun? Log: are there two owners at any of its places, and how long was a dead consumer's partition nobody's?
+
+What may be: a consumer that is hit before a heartbeat could tell how far it was repeats what it began within one
+interval, of each partition that it had. At most once, it loses as many messages as one batch has, over all partitions.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+from chaos.log_check import two_fresh_owners
 from keylane.core.claim_facts import LogRecord, Tenure, Verdict, overlaps
 from keylane.core.claim_records import ClaimingMessages, decode
 from keylane.core.claims import World
-from keylane.marshal.tenure import MARGIN
 from keylane.testing import Effect, judge
 
 _NS = 1_000_000_000
@@ -45,24 +48,40 @@ class Trouble(NamedTuple):
     until_ns: int
 
 
+class Start(NamedTuple):
+    """How soon every partition had its first owner."""
+
+    after_spawn_s: float
+    """From when the first process was asked for: all that Python and the client library need to start is in it."""
+    after_ready_s: float
+    """From when the last consumer had begun; 0 if that was later."""
+    claimed_twice: int
+    """Partitions that had more than one owner by then; nothing was killed yet."""
+
+
 @dataclass(frozen=True, slots=True)
 class Findings:
     handled: int
     lost: int
-    """At least once: never handled. At most once: more than a killed consumer's last batch of a partition."""
+    """At least once: never handled. At most once: more than one batch for each time that a consumer was hit."""
     lost_with_their_owner: int
+    most_lost_by_one: int
+    """At most once: how many messages were lost with one consumer."""
     repeated: int
     unexplained_repeats: int
     examples: tuple[str, ...]
     """The first of them."""
-    oldest_repeat_s: float
-    """How long before its process was hit a message was done that was done again."""
+    most_repeated_of_one: int
+    """How many messages of one consumer were done again."""
+    longest_window_s: float
+    """From the first to the last begin of one consumer's messages of one partition that were done again."""
     out_of_order: int
     two_owners: int
     """Handlers begun for an older token after one for a newer token had begun."""
     late_starts: int
     """The same by a process that had just been thawed: it stood still between asking and beginning."""
     overlaps_in_log: int
+    """By the rules of `core/claims.py`, and by a reading of the log that does not know them."""
     slowest_reclaim_s: float
     log_records: int
 
@@ -76,8 +95,7 @@ class Findings:
 def read_evidence(path: Path) -> tuple[str | None, list[Handled]]:
     """The instance and what its handlers did."""
     instance, open_now, found = None, dict[tuple[int, int, int], int](), list[Handled]()
-    for line in path.read_text().split("\n")[:-1]:
-        words = line.split(" ")
+    for words in _lines_of(path):
         if words[0] == "instance":
             instance = words[1]
         elif words[0] in ("b", "e"):
@@ -92,18 +110,27 @@ def read_evidence(path: Path) -> tuple[str | None, list[Handled]]:
     return instance, found
 
 
-def claimed_after_s(paths: Iterable[Path]) -> float:
-    """From when all consumers had begun until the last partition had its first owner; 0 if that was sooner."""
-    began, first = list[int](), dict[int, int]()
+def claims_in(path: Path) -> list[tuple[int, int]]:
+    """Which partitions a process has claimed, and when."""
+    return [(int(words[1]), int(words[3])) for words in _lines_of(path) if words[0] == "claimed"]
+
+
+def _lines_of(path: Path) -> list[list[str]]:
+    return [line.split(" ") for line in path.read_text().split("\n")[:-1]]
+
+
+def start_of(spawned_ns: int, paths: Iterable[Path], partitions: int) -> Start | None:
+    """None: some partition was not claimed yet."""
+    began, claims = list[int](), defaultdict[int, list[int]](list)
     for path in paths:
-        for line in path.read_text().split("\n")[:-1]:
-            words = line.split(" ")
-            if words[0] == "instance":
-                began.append(int(words[2]))
-            elif words[0] == "claimed":
-                partition, at_ns = int(words[1]), int(words[3])
-                first[partition] = min(at_ns, first.get(partition, at_ns))
-    return max(max(first.values()) - max(began), 0) / _NS
+        began += [int(words[2]) for words in _lines_of(path) if words[0] == "instance"]
+        for partition, at_ns in claims_in(path):
+            claims[partition].append(at_ns)
+    if len(claims) < partitions:
+        return None
+    last_ns = max(min(times) for times in claims.values())
+    twice = sum(len(times) > 1 for times in claims.values())
+    return Start((last_ns - spawned_ns) / _NS, max(last_ns - max(began), 0) / _NS, twice)
 
 
 def findings(
@@ -116,41 +143,43 @@ def findings(
     interval_s: float,
     log_partitions: int,
     first_offset: int,
-    at_most_once: bool,
+    batch: int | None,
 ) -> Findings:
-    """`sent`: partition and offset → key. `instances`: process → instance id."""
+    """`sent`: partition and offset → key. `instances`: process → instance id. `batch`: at most once, its size."""
+    records = list(records)
     world = World(interval_s, log_partitions, first_offset=first_offset, keep_history=True)
     taken: dict[int, list[tuple[int, str, int]]] = defaultdict(list)
-    count = 0
     for record in records:
-        count += 1
         verdict = world.apply(record)
         if verdict is Verdict.COUNTED and isinstance(message := decode(record.value), ClaimingMessages):
             taken[message.partition].append((message.proposed, message.instance, record.offset))
-    hit = {instances[one.process] for one in troubles if one.process in instances}
+    hits = Counter(instances[one.process] for one in troubles if one.process in instances)
     tenures = world.tenures()
     ended = sorted((one for one in handled if one.ended_ns is not None), key=lambda one: one.ended_ns or 0)
     verdict_of_all = judge(
         (_number(*place) for place in sent), (Effect(one.key, _number(one.partition, one.offset)) for one in ended)
     )
-    missing = set(sent) - {(one.partition, one.offset) for one in (handled if at_most_once else ended)}
-    with_owner = _lost_with_their_owner(missing, taken, hit) if at_most_once else 0
-    repeated, unexplained, oldest_s = _repeats(handled, troubles, interval_s, allowed=not at_most_once)
+    missing = set(sent) - {(one.partition, one.offset) for one in (ended if batch is None else handled)}
+    lost_by = _lost_by(missing, taken)
+    with_owner = sum(min(lost_by[one], (batch or 0) * hits[one]) for one in lost_by)
+    repeats = _repeats(handled, troubles, interval_s, allowed=batch is None)
     two_owners, late = _late_starts(handled, troubles)
     return Findings(
         handled=len(handled),
         lost=len(missing) - with_owner,
         lost_with_their_owner=with_owner,
-        repeated=repeated,
-        unexplained_repeats=len(unexplained),
-        examples=tuple(unexplained[:_EXAMPLES]),
-        oldest_repeat_s=oldest_s,
+        most_lost_by_one=max(lost_by.values(), default=0),
+        repeated=repeats.messages,
+        unexplained_repeats=len(repeats.unexplained),
+        examples=tuple(repeats.unexplained[:_EXAMPLES]),
+        most_repeated_of_one=repeats.most_of_one,
+        longest_window_s=repeats.longest_window_s,
         out_of_order=len(verdict_of_all.out_of_order),
         two_owners=two_owners,
         late_starts=late,
-        overlaps_in_log=sum(1 for _ in overlaps(tenures)),
+        overlaps_in_log=sum(1 for _ in overlaps(tenures)) + len(two_fresh_owners(records, interval_s)),
         slowest_reclaim_s=_slowest_reclaim_s(tenures, troubles, instances),
-        log_records=count,
+        log_records=len(records),
     )
 
 
@@ -159,13 +188,16 @@ def _number(partition: int, offset: int) -> int:
     return (partition << 48) + offset
 
 
-def _repeats(
-    handled: Sequence[Handled], troubles: Sequence[Trouble], interval_s: float, *, allowed: bool
-) -> tuple[int, list[str], float]:
-    """Repeats; those without a cause; and how old the oldest was.
+class _Repeats(NamedTuple):
+    messages: int
+    unexplained: list[str]
+    most_of_one: int
+    longest_window_s: float
 
-    A cause: whoever did it before was hit before its next heartbeat could tell. An owner that could not tell for longer
-    than it may act starts nothing, so that is the bound.
+
+def _repeats(handled: Sequence[Handled], troubles: Sequence[Trouble], interval_s: float, *, allowed: bool) -> _Repeats:
+    """A repeat has a cause if whoever did it before was hit, and if all such of its partition were begun within one
+    interval. What was at work at the heartbeat before was begun a little sooner: as long as a handler takes.
     """
     hits = defaultdict(list)
     for one in troubles:
@@ -173,17 +205,36 @@ def _repeats(
     by_place: dict[tuple[int, int], list[Handled]] = defaultdict(list)
     for run in handled:
         by_place[run.partition, run.offset].append(run)
-    repeated, unexplained, oldest_ns = 0, list[str](), 0
+    done_again: dict[tuple[str, int, int], list[Handled]] = defaultdict(list)
+    unexplained: list[str] = []
     for runs in by_place.values():
         runs.sort(key=lambda one: one.begun_ns)
         for before, after in pairwise(runs):
-            repeated += 1
-            ages = [at_ns - before.begun_ns for at_ns in hits[before.process] if at_ns >= before.begun_ns]
-            if not allowed or not ages or min(ages) > (2 - MARGIN) * interval_s * _NS:
+            done_again[before.process, before.partition, before.token].append(before)
+            if not allowed or not any(at_ns >= before.begun_ns for at_ns in hits[before.process]):
                 unexplained.append(f"{before}, then {after}; {before.process} was hit at {hits[before.process]}")
-            else:
-                oldest_ns = max(oldest_ns, min(ages))
-    return repeated, unexplained, oldest_ns / _NS
+    longest_ns = _longest_runs(handled, hits)
+    windows_ns = [0]
+    for (process, *_), runs in done_again.items():
+        first_ns = min(one.begun_ns for one in runs)
+        windows_ns.append(max(one.begun_ns for one in runs) - first_ns)
+        limit_ns = interval_s * _NS + longest_ns[process]
+        unexplained += [
+            f"{one} was done again, and so was one begun {(one.begun_ns - first_ns) / _NS:.3f} s before it"
+            for one in runs
+            if one.begun_ns - first_ns > limit_ns
+        ]
+    of_one = Counter(process for (process, *_), runs in done_again.items() for _ in runs)
+    return _Repeats(of_one.total(), unexplained, max(of_one.values(), default=0), max(windows_ns) / _NS)
+
+
+def _longest_runs(handled: Sequence[Handled], hits: Mapping[str, Sequence[int]]) -> Mapping[str, int]:
+    """How long handlers of each process took at most, except those that were hit in their midst."""
+    longest: dict[str, int] = defaultdict(int)
+    for one in handled:
+        if one.ended_ns is not None and not any(one.begun_ns <= at <= one.ended_ns for at in hits[one.process]):
+            longest[one.process] = max(longest[one.process], one.ended_ns - one.begun_ns)
+    return longest
 
 
 def _late_starts(handled: Sequence[Handled], troubles: Sequence[Trouble]) -> tuple[int, int]:
@@ -209,22 +260,15 @@ def _late_starts(handled: Sequence[Handled], troubles: Sequence[Trouble]) -> tup
     return two_owners, late
 
 
-def _lost_with_their_owner(
-    missing: set[tuple[int, int]], taken: Mapping[int, list[tuple[int, str, int]]], hit: set[str]
-) -> int:
-    """How many of the missing were in the last batch that a consumer took of a partition before it was hit."""
-    last_of: dict[tuple[int, str], int] = {}
-    for partition, batches in taken.items():
-        for _, instance, at in batches:
-            last_of[partition, instance] = max(at, last_of.get((partition, instance), -1))
-    lost = set[tuple[int, int]]()
+def _lost_by(missing: set[tuple[int, int]], taken: Mapping[int, list[tuple[int, str, int]]]) -> Counter[str]:
+    """How many of the missing each instance had taken."""
+    found: Counter[str] = Counter()
     for partition, batches in taken.items():
         before = 0
-        for proposed, instance, at in sorted(batches, key=lambda one: one[2]):
-            if at == last_of[partition, instance] and instance in hit:
-                lost |= {place for place in missing if place[0] == partition and before <= place[1] < proposed}
+        for proposed, instance, _ in sorted(batches, key=lambda one: one[2]):
+            found[instance] += sum(place[0] == partition and before <= place[1] < proposed for place in missing)
             before = max(before, proposed)
-    return len(lost)
+    return found
 
 
 def _slowest_reclaim_s(tenures: Sequence[Tenure], troubles: Sequence[Trouble], instances: Mapping[str, str]) -> float:

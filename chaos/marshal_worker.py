@@ -22,17 +22,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 
-import keylane
 from keylane.core.picking import TopicPartition
-from keylane.marshal import (
-    Consumer,
-    ConsumerHooks,
-    CoordinationLog,
-    MarshalMessage,
-    Source,
-    StreamSource,
-    open_jetstream_log,
-)
+from keylane.marshal import Consumer, ConsumerHooks, CoordinationLog, MarshalMessage, Source
 from keylane.marshal.claiming import Mode
 
 
@@ -58,13 +49,26 @@ class Orders:
 
 @asynccontextmanager
 async def ground(on: str, url: str, log: str, interval_s: float) -> AsyncIterator[tuple[CoordinationLog, Source]]:
-    """The log and the source of a run."""
-    assert on == "jetstream", on
-    async with (
-        await keylane.connect(url) as connection,
-        open_jetstream_log(connection, log, interval_s=interval_s) as opened,
-    ):
-        yield opened, StreamSource(connection)
+    """The log and the source of a run. Only the client library in use is loaded."""
+    if on == "kafka":
+        from keylane.kafka import open_kafka, open_kafka_log, open_kafka_source  # noqa: PLC0415 - see above
+
+        async with (
+            open_kafka(url) as link,
+            open_kafka_log(link, log, interval_s=interval_s) as kafka_log,
+            open_kafka_source(link) as kafka_source,
+        ):
+            yield kafka_log, kafka_source
+    else:
+        sys.modules.setdefault("aiohttp", None)  # type: ignore[arg-type]  # for websockets only, and slow to load
+        import keylane  # noqa: PLC0415 - see above
+        from keylane.marshal import StreamSource, open_jetstream_log  # noqa: PLC0415 - see above
+
+        async with (
+            await keylane.connect(url) as connection,
+            open_jetstream_log(connection, log, interval_s=interval_s) as opened,
+        ):
+            yield opened, StreamSource(connection)
 
 
 def _write(line: str) -> None:

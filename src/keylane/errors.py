@@ -278,6 +278,26 @@ class NoSuchTopic(KeylaneError):
     """The source has no topic of this name, or this user may not see it."""
 
 
+class TopicReplaced(KeylaneError):
+    """The topic is not the one that was read before: it was cut off or made anew. Positions are void: stop."""
+
+
+# ---- Kafka ------------------------------------------------------------------------------------------
+
+
+class BrokerUnavailable(KeylaneError):
+    """Kafka cannot do it for the moment: a leader is being elected, or too few copies are in sync. Try again."""
+
+
+class KafkaRefused(KeylaneError):
+    """A broker, or the client library, refused; trying the same again cannot help. `code`, `name`: Kafka's own."""
+
+    def __init__(self, code: int, name: str, text: str) -> None:
+        self.code = code
+        self.name = name
+        super().__init__(text)
+
+
 # ---- exactly once -----------------------------------------------------------------------------------
 
 

@@ -298,6 +298,18 @@ def test_history_is_kept_on_request() -> None:
         World(INTERVAL_S).tenures()
 
 
+def test_a_history_can_be_taken_as_it_comes() -> None:
+    world = play("""
+        0   anna claims      -> won     anna@0 fresh, next None
+        1   anna releases 5  -> counted nobody, next 5
+        2   bert claims      -> won     bert@2 fresh, next 5
+    """)
+    assert [(one.owner.client, one.ended) for one in world.take_ended(0)] == [("anna", Ended.RELEASED)]
+    assert world.take_ended(0) == []
+    assert [(one.owner.client, one.ended) for one in world.tenures()] == [("bert", None)]
+    assert World(INTERVAL_S).take_ended(0) == [], "without a history there is nothing to take"
+
+
 def test_overlaps_are_found_in_what_is_no_work_of_ours() -> None:
     anna = Tenure(KEY, 0, Owner("anna", "i"), 0, 0, 0, Began.CLAIM, 5, 5000, Ended.RELEASED)
     bert = Tenure(KEY, 0, Owner("bert", "i"), 3, 3, 4000, Began.CLAIM, None, 9000, None)

@@ -19,8 +19,8 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "src" / "keylane"
 
-ROOMS = frozenset({"groups", "priority", "exactly_once", "journal", "fleet", "marshal", "spark"})
-ADAPTERS = frozenset({"jetstream", "kafka"})
+ROOMS = frozenset({"groups", "priority", "exactly_once", "journal", "fleet", "marshal", "kafka", "spark"})
+ADAPTERS = frozenset({"jetstream"})
 FOUNDATION = frozenset({"core", "errors"})
 EVERYTHING = frozenset({"*"})
 
@@ -31,7 +31,6 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "loop": frozenset(),
     "core": frozenset({"errors"}),
     "jetstream": FOUNDATION,
-    "kafka": FOUNDATION,
     "server": FOUNDATION,
     **dict.fromkeys(ROOMS, FOUNDATION | ADAPTERS | ROOMS),
     "metrics": FOUNDATION | ADAPTERS | ROOMS,

@@ -9,7 +9,7 @@ import pytest
 from keylane.errors import InvalidInput, KeylaneError, LakeBroken, ReadIncomplete
 from keylane.spark.address import Address
 from keylane.spark.options import read_options
-from keylane.spark.pipelines.running import Range, address_options, bounds, plain_error
+from keylane.spark.pipelines.running import Range, _is_scan, address_options, bounds, plain_error
 
 NOW = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
 
@@ -69,3 +69,9 @@ def test_errors_of_spark_become_one_line(text: str, kind: type[KeylaneError], sa
     assert type(error) is kind
     assert said in str(error)
     assert "\n" not in str(error)
+
+
+def test_progress_counts_what_is_read_from_the_server() -> None:
+    assert _is_scan("BatchScan keylane", "BatchScan keylane[subject#1, data#2] class PythonScan")
+    assert not _is_scan("Scan parquet ", "FileScan parquet [offset#1] file:/tmp/keylane-claims-x/records")
+    assert not _is_scan("Exchange", "keylane")

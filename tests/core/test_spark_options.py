@@ -22,7 +22,7 @@ def test_defaults() -> None:
     read = read_options({"stream": "ORDERS"}, "streaming")
     assert (read.stream, read.group, read.member, read.partitions, read.filters) == ("ORDERS", None, None, None, ())
     assert (read.start, read.end) == (Position("earliest"), Position("latest"))
-    assert (read.fail_on_data_loss, read.with_headers, read.acknowledge) == (True, False, False)
+    assert (read.fail_on_data_loss, read.with_headers, read.with_data, read.acknowledge) == (True, False, True, False)
     assert (read.max_offsets, read.max_bytes, read.split_by, read.min_partitions) == (None, None, None, None)
     assert (read.query_name, read.lease_s) == (None, 10.0)
 
@@ -137,6 +137,7 @@ BOTH: list[tuple[dict[str, str], str]] = [
     ({"stream": "S", "startingTimestamp": "99999999999999999999"}, r"are no date"),
     ({"stream": "S", "failOnDataLoss": "yes"}, r"option 'failOnDataLoss' is 'yes': give true or false"),
     ({"stream": "S", "includeHeaders": "1"}, r"option 'includeHeaders' is '1'"),
+    ({"stream": "S", "includeData": "no"}, r"option 'includeData' is 'no'"),
 ]
 
 STREAMING: list[tuple[dict[str, str], str]] = [

@@ -10,6 +10,11 @@ from keylane.spark.java import provided_java as _provided_java
 from tests.peers.presence import PeerMissing
 from tests.peers.store import PEERS
 
+LIGHT_FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For a JVM that does little and ends soon: the second compiler would use more time than it saves."""
+LIGHT_JAVA = {"JAVA_TOOL_OPTIONS": LIGHT_FLAGS}
+"""The same for the environment of a process that starts a JVM."""
+
 
 @cache
 def java() -> Java:

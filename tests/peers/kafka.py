@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -101,9 +101,10 @@ class Broker:
         return self._log.read_text() if self._log.exists() else ""
 
     def launch(self) -> None:
-        """Starts the process and returns at once; `wait_started` waits for it."""
+        """Starts the process, which ends with the thread that did this, and returns at once; see `wait_started`."""
         assert self._process is None, "the broker is already running"
         self._started.clear()
+        self._log.unlink(missing_ok=True)
         command = _java_command("kafka.Kafka", str(self._directory / "server.properties"))
         self._process = subprocess.Popen(
             [sys.executable, tether.__file__, *command],
@@ -123,7 +124,6 @@ class Broker:
 
     def start(self) -> None:
         """Starts a stopped or killed broker again, on its ports and with its data."""
-        self._log.unlink(missing_ok=True)
         self.launch()
         self.wait_started(time.monotonic() + _START_TIMEOUT_S)
 
@@ -175,12 +175,22 @@ class Kafka:
         return ",".join(f"127.0.0.1:{broker.port}" for broker in self.brokers)
 
     @classmethod
-    def start(cls, brokers: int = 1) -> Self:
-        """Formats and starts the brokers; a free port that someone else took meanwhile is replaced."""
+    def start(
+        cls,
+        brokers: int = 1,
+        *,
+        settings: Mapping[str, object] | None = None,
+        logins: Mapping[str, str] | None = None,
+    ) -> Self:
+        """Formats and starts the brokers; a free port that someone else took meanwhile is replaced.
+
+        `settings` are added to those of every broker. `logins`: names and passwords (SASL/PLAIN); the first may do
+        everything, the others what ACLs allow.
+        """
         jars()
         for attempt in range(1, _PORT_TRIES + 1):
             directory = Path(tempfile.mkdtemp(prefix="keylane-kafka-"))
-            kafka = cls(_prepare(brokers, directory), directory)
+            kafka = cls(_prepare(brokers, directory, {**_login_settings(logins), **(settings or {})}), directory)
             try:
                 _format(kafka.brokers, directory)
                 for broker in kafka.brokers:
@@ -227,7 +237,7 @@ def _java_command(main_class: str, *arguments: str) -> list[str]:
     return [str(java().executable), *options, main_class, *arguments]
 
 
-def _prepare(count: int, directory: Path) -> list[Broker]:
+def _prepare(count: int, directory: Path, more: Mapping[str, object]) -> list[Broker]:
     ports = _free_ports(2 * count)
     clients, controllers = ports[:count], ports[count:]
     voters = ",".join(f"{node}@127.0.0.1:{port}" for node, port in enumerate(controllers, start=1))
@@ -236,6 +246,10 @@ def _prepare(count: int, directory: Path) -> list[Broker]:
         home = directory / str(node)
         home.mkdir()
         settings = _settings(node, client, controller, voters=voters, copies=min(count, 3), data=home / "data")
+        listener = str(more.get("inter.broker.listener.name", "PLAINTEXT"))
+        for name in ("listeners", "advertised.listeners"):
+            settings[name] = str(settings[name]).replace("PLAINTEXT://", f"{listener}://")
+        settings |= more
         (home / "server.properties").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
         brokers.append(Broker(node, home, client))
     return brokers
@@ -266,6 +280,28 @@ def _settings(node: int, client: int, controller: int, *, voters: str, copies: i
         "broker.session.timeout.ms": 4000,
         "broker.heartbeat.interval.ms": 500,
         "log.cleaner.dedupe.buffer.size": 2_000_000,
+        # What is to go by age goes soon, so that a test can wait for it.
+        "log.retention.check.interval.ms": 300,
+        "log.initial.task.delay.ms": 300,
+    }
+
+
+def _login_settings(logins: Mapping[str, str] | None) -> dict[str, object]:
+    if not logins:
+        return {}
+    admin, password = next(iter(logins.items()))
+    users = " ".join(f'user_{name}="{secret}"' for name, secret in logins.items())
+    module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+    return {
+        "inter.broker.listener.name": "SASL_PLAINTEXT",
+        "listener.security.protocol.map": "SASL_PLAINTEXT:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "sasl.mechanism.inter.broker.protocol": "PLAIN",
+        "listener.name.sasl_plaintext.plain.sasl.jaas.config": (
+            f'{module} required username="{admin}" password="{password}" {users};'
+        ),
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": f"User:{admin};User:ANONYMOUS",  # controllers talk to each other without a login
     }
 
 

@@ -6,6 +6,7 @@ Owns the words of the commands. The log is opened by `marshal_ground`, shown by 
 from __future__ import annotations
 
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -28,6 +29,14 @@ app = typer.Typer(
 _Log = Annotated[
     str | None,
     typer.Option("--log", metavar="NAME", help="The coordination log. Default: marshal, on Kafka __marshal."),
+]
+_Kafka = Annotated[
+    str | None,
+    typer.Option("--kafka", metavar="BROKERS", help="The log and the topics are in Kafka, here: host:port,host:port."),
+]
+_KafkaConfig = Annotated[
+    Path | None,
+    typer.Option("--kafka-config", metavar="FILE", help="A file of Kafka client properties: security, login, brokers."),
 ]
 _Interval = Annotated[
     float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="The heartbeat interval of the log.")
@@ -52,6 +61,8 @@ def world(
     ] = None,
     lag: Annotated[bool, typer.Option("--lag", help="Also count the messages that wait.")] = False,
     log: _Log = None,
+    kafka: _Kafka = None,
+    kafka_config: _KafkaConfig = None,
     interval: _Interval = 10.0,
     placing: _Placing = "topic_partition",
     as_json: Json = False,
@@ -60,7 +71,7 @@ def world(
     """Show who owns what, now or at an earlier time."""
     from keylane.cli.marshal_told import chosen, table_of, world_object
 
-    where = _where(link, log, interval, placing)
+    where = _where(link, kafka, kafka_config, log, interval, placing)
     when = None if at is None else _time_of(at)
 
     async def look(ground: Ground) -> None:
@@ -93,6 +104,8 @@ def watch(
     group: _OnlyGroup = None,
     topic: _OnlyTopic = None,
     log: _Log = None,
+    kafka: _Kafka = None,
+    kafka_config: _KafkaConfig = None,
     interval: _Interval = 10.0,
     placing: _Placing = "topic_partition",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each change.")] = False,
@@ -106,7 +119,7 @@ def watch(
 
     from keylane.cli.marshal_watch import JsonLines, PlainLines, Screen, Watch
 
-    where = _where(link, log, interval, placing)
+    where = _where(link, kafka, kafka_config, log, interval, placing)
     console = Console()
     if as_json:
         _on(where, Watch(group, topic, JsonLines()).run)
@@ -125,6 +138,8 @@ def release_group(
     ],
     *,
     log: _Log = None,
+    kafka: _Kafka = None,
+    kafka_config: _KafkaConfig = None,
     interval: _Interval = 10.0,
     as_json: Json = False,
     link: ConnectionOptions,
@@ -135,7 +150,7 @@ def release_group(
     async def pause(ground: Ground) -> None:
         await ground.admin.release_group(group, when)
 
-    _on(_where(link, log, interval), pause)
+    _on(_where(link, kafka, kafka_config, log, interval), pause)
     say(as_json, {"group": group, "until": when.isoformat()}, f"group {group!r} is paused until {when.isoformat()}")
 
 
@@ -144,6 +159,8 @@ def resume(
     group: _Group,
     *,
     log: _Log = None,
+    kafka: _Kafka = None,
+    kafka_config: _KafkaConfig = None,
     interval: _Interval = 10.0,
     as_json: Json = False,
     link: ConnectionOptions,
@@ -153,7 +170,7 @@ def resume(
     async def go_on(ground: Ground) -> None:
         await ground.admin.resume(group)
 
-    _on(_where(link, log, interval), go_on)
+    _on(_where(link, kafka, kafka_config, log, interval), go_on)
     say(as_json, {"group": group}, f"group {group!r} may claim again")
 
 
@@ -172,6 +189,8 @@ def consume(
     sleep: Annotated[float, typer.Option("--sleep", metavar="SECONDS", min=0, help="How long each takes.")] = 0.0,
     release_when_behind: Annotated[bool, typer.Option("--release-when-behind")] = False,
     log: _Log = None,
+    kafka: _Kafka = None,
+    kafka_config: _KafkaConfig = None,
     interval: _Interval = 10.0,
     placing: _Placing = "topic_partition",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each event.")] = False,
@@ -194,12 +213,14 @@ def consume(
         sleep_s=sleep,
         release_when_behind=release_when_behind,
     )
-    where = _where(link, log, interval, placing, may_make=True)
+    where = _where(link, kafka, kafka_config, log, interval, placing, may_make=True)
     asyncio.run(take_part(trial, where, as_json=as_json))
 
 
-def _where(
+def _where(  # noqa: PLR0917 - the options that all commands have, in their order
     link: ConnectionOptions,
+    kafka: str | None,
+    kafka_config: Path | None,
     log: str | None,
     interval: float,
     placing: Literal["topic_partition", "topic"] = "topic_partition",
@@ -208,7 +229,15 @@ def _where(
 ) -> Where:
     from keylane.cli.marshal_ground import Where
 
-    return Where(link=link, log=log, interval_s=interval, placing=placing, may_make=may_make)
+    return Where(
+        link=link,
+        kafka=kafka,
+        kafka_config=kafka_config,
+        log=log,
+        interval_s=interval,
+        placing=placing,
+        may_make=may_make,
+    )
 
 
 def _on(where: Where, work: Any) -> None:

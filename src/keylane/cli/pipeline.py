@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from keylane.spark.address import Address
 
 app = typer.Typer(
-    help="Pipelines on Spark: what a stream and its journal tell.",
+    help="Pipelines on Spark: what a stream, its journal and a coordination log tell.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -63,6 +63,10 @@ _WORDS = {
     "parity": """Compare two consumers of one stream: missing, extra, other order, other outcome.
 
     Exit code 0: they agree. 3: they differ.
+    """,
+    "claims": """Replay a coordination log: who owned which partition when, overlaps, gaps and pauses.
+
+    Exit code 0: no partition had two owners at any place in the log. 3: one had, with evidence.
     """,
 }
 
@@ -109,7 +113,10 @@ def _run(name: str, given: Given) -> int:
     _check_files(given)
     as_json = bool(given.running["json"])
     line = _Line(quiet=bool(given.running["quiet"]))
-    if not getattr(settings, "only_compact", False):
+    if name == "claims":
+        _check_one_server(given)
+        _look_at_log(given.link, settings)
+    elif not getattr(settings, "only_compact", False):
         _look(given.link, settings.stream)
     try:
         line.say("starting Spark")
@@ -138,12 +145,24 @@ def _show(report: Any, *, as_json: bool) -> None:
 def _check_required(name: str, given: Given) -> None:
     from keylane.errors import InvalidInput
 
-    more = {"lake": ("table",), "parity": ("group", "other_group")}.get(name, ("group",))
-    for one in ("stream", *more):
+    needed = {"lake": ("stream", "table"), "parity": ("stream", "group", "other_group"), "claims": ()}
+    for one in needed.get(name, ("stream", "group")):
         if one not in given.settings:
             raise InvalidInput(
                 f"--{one.replace('_', '-')} is missing: give it on the command line or in the file of --config"
             )
+
+
+def _check_one_server(given: Given) -> None:
+    """A coordination log is in NATS or in Kafka."""
+    from dataclasses import fields
+
+    from keylane.errors import InvalidInput
+
+    on_kafka = any(given.settings.get(one) is not None for one in ("kafka", "kafka_config"))
+    for spec in fields(ConnectionOptions) if on_kafka else ():
+        if spec.name != "timeout" and getattr(given.link, spec.name) is not None:
+            raise InvalidInput(f"--{spec.name} is for NATS and --kafka for Kafka: give one of the two")
 
 
 def _check_files(given: Given) -> None:
@@ -203,6 +222,22 @@ def _look(link: ConnectionOptions, stream: str) -> None:
     from keylane.jetstream import streams
 
     connected(link, lambda connection: streams.info(connection, stream))
+
+
+def _look_at_log(link: ConnectionOptions, settings: Any) -> None:
+    """See that the server is there, and the log, and that something is in it."""
+    from keylane.errors import NotFound
+    from keylane.marshal.jetstream_log import DEFAULT_NAME
+    from keylane.spark.pipelines.claims import look
+    from keylane.spark.pipelines.claims_log import no_such_log
+
+    if not settings.is_on_kafka:
+        name = settings.log or DEFAULT_NAME
+        try:
+            _look(link, name)
+        except NotFound as error:
+            raise no_such_log(name) from error
+    look(settings)
 
 
 # ---- while it runs ------------------------------------------------------------------------------------

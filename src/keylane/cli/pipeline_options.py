@@ -39,6 +39,7 @@ class Option:
 _STREAM = Option("stream", str, "The stream.", "NAME")
 _GROUP = Option("group", str, "The group.", "NAME")
 _WHERE = "earliest, a sequence, a time such as 2026-05-01T12:00:00Z, or how long ago: -15m."
+_PLACE = "an offset, a time such as 2026-05-01T12:00:00Z, or how long ago: -15m."
 _FROM = Option("start", str, f"Where to begin: {_WHERE}", "WHERE", "from")
 _TO = Option("end", str, "Where to end, in the same words; latest is what is there now.", "WHERE", "to")
 _TOLERANCE = Option("tolerance_s", float, "How far the clocks of two members may be apart.", "SECONDS")
@@ -114,6 +115,20 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         _TOLERANCE,
         _SETTLE,
         _COMPLETE,
+        _EVIDENCE,
+    ),
+    "claims": (
+        Option("log", str, "The coordination log. Default: marshal, on Kafka __marshal.", "NAME"),
+        Option("kafka", str, "The log is in Kafka, here: host:port,host:port.", "BROKERS"),
+        Option("kafka_config", str, "A file of Kafka client properties: security, login, brokers.", "FILE"),
+        Option("interval_s", float, "The heartbeat interval of the log. Default: 10.", "SECONDS"),
+        Option("placing", str, "What is hashed to find a log partition: topic_partition, or topic.", "WHAT"),
+        Option("group", str, "Only this group.", "NAME"),
+        Option("topic", str, "Only this topic.", "NAME"),
+        Option("start", str, f"Tell of what was owned from there on: {_PLACE}", "WHERE", "from"),
+        Option("at", str, f"The log as it was there: {_PLACE}", "WHERE"),
+        Option("gap_s", float, "Tell of partitions that were nobody's for longer. Default: the interval.", "SECONDS"),
+        Option("out", str, "Keep all tables here, as Parquet.", "DIR"),
         _EVIDENCE,
     ),
 }

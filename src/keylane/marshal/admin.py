@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from keylane.core.claim_facts import Claim, Freshness, Owner
 from keylane.core.claim_records import Placing, check_id
@@ -124,6 +124,12 @@ class Admin:
         until_ms = _unix_ms(until, "until")
         if until_ms <= self._wall_clock() * 1000:
             raise InvalidInput(f"until is {until.isoformat()}, which is past: give a later time, or use resume")
+        kept_s = await self._log.kept_for_s()
+        if kept_s is not None and until_ms > (self._wall_clock() + kept_s) * 1000:
+            raise InvalidInput(
+                f"until is {until.isoformat()}, and the log keeps records for {timedelta(seconds=kept_s)} only: "
+                "whoever starts later would not know of the pause; give an earlier time, and pause again before it ends"
+            )
         await self._write_everywhere(group, -(-until_ms // 1000))
 
     async def resume(self, group: str) -> None:

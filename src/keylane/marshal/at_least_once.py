@@ -21,6 +21,8 @@ class AtLeastOnce:
     """How far one partition is, and the reading of it."""
 
     retries = True
+    hold = 1.0
+    """Whoever dies has begun one interval of messages at most that no heartbeat told of."""
 
     def __init__(self, offset: int) -> None:
         self._prefix = Prefix(offset)
@@ -61,3 +63,6 @@ class AtLeastOnce:
     async def stop(self, running: asyncio.Task[None], tenure: Tenure, grace_s: float) -> None:
         """Read nothing more. What has not started is for whoever comes next."""
         running.cancel()
+
+    def close(self) -> None:
+        """Nothing is shared with other tenures."""

@@ -7,14 +7,14 @@ consumer gave up is released at once, so that it never stays unserved.
 from __future__ import annotations
 
 import logging
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from keylane.core.claim_facts import Claim, Verdict
 from keylane.core.picking import TopicPartition
 from keylane.core.prefix import resume
 from keylane.errors import KeylaneError, RevisionConflict
 from keylane.marshal.at_least_once import AtLeastOnce
-from keylane.marshal.at_most_once import AtMostOnce
+from keylane.marshal.at_most_once import Allowance, AtMostOnce
 from keylane.marshal.author import Author
 from keylane.marshal.logbook import LogBook
 from keylane.marshal.source import Source
@@ -25,18 +25,21 @@ _log = logging.getLogger("keylane.marshal")
 
 Mode: TypeAlias = Literal["at_least_once", "at_most_once"]
 Work: TypeAlias = AtLeastOnce | AtMostOnce
-WORKS: dict[Mode, type[Work]] = {"at_least_once": AtLeastOnce, "at_most_once": AtMostOnce}
+MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 class Claimer:
-    """Claims for one consumer."""
+    """Claims for one consumer. `batch_size`: at most once, how many messages it may have taken and not done."""
 
-    def __init__(self, book: LogBook, author: Author, source: Source, mode: Mode, patience: Patience) -> None:
+    def __init__(
+        self, book: LogBook, author: Author, source: Source, mode: Mode, patience: Patience, *, batch_size: int
+    ) -> None:
         self._book = book
         self._author = author
         self._source = source
         self._mode = mode
         self._patience = patience
+        self._allowance = Allowance(batch_size)
         self._writing = book.new_patience()
         self.trying: set[TopicPartition] = set()
         """What a claim or a release of ours is under way for."""
@@ -118,7 +121,7 @@ class Claimer:
         return (tenure, work) if await tenure.heartbeat() else None
 
     def _work(self, offset: int) -> Work:
-        return WORKS[self._mode](offset)
+        return AtLeastOnce(offset) if self._mode == "at_least_once" else AtMostOnce(offset, self._allowance)
 
     async def _place(self, claim: Claim) -> int:
         """Where to go on."""

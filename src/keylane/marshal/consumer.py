@@ -47,7 +47,7 @@ class Consumer:
 
     `log` decides who owns what, `source` has the messages. `client_id` is this consumer's name in the group: one that
     stays the same over a restart takes its partitions back at once. `mode`: `at_least_once`, or `at_most_once` with
-    `batch_size` messages taken at a time.
+    no more than `batch_size` messages taken and not done.
 
     `pick`: `random`, `round_robin`, or an `Appetite` with more wishes; `max_claims`: own no more than this.
     `heartbeat_interval_s` and `placing` must be the same for everybody on the log. `release_when_behind`: give up a
@@ -113,7 +113,9 @@ class Consumer:
             placing=placing,
             wall_s=wall_clock,
         )
-        self._claimer = Claimer(self._book, self._author, source, mode, self._patience("the source"))
+        self._claimer = Claimer(
+            self._book, self._author, source, mode, self._patience("the source"), batch_size=batch_size
+        )
         self._counts: dict[str, int] = {}
         self._counted_at = 0.0
         self._tenures: dict[TopicPartition, Tenure] = {}
@@ -226,19 +228,24 @@ class Consumer:
     # ---- looking ------------------------------------------------------------------------------------
 
     async def _look_for_ever(self, tasks: asyncio.TaskGroup, crew: Crew) -> None:
+        """Read the whole log now and then; between that, as long as there is something to claim, only what matters."""
         interval_s = self._terms.heartbeat_interval_s
+        look_at = 0.0
         while not self._stop.is_set():
             if own_clock() > self._counted_at + _COUNT_TOPICS_EVERY * interval_s:
                 await self._count_topics()
-            await self._book.read(self._log_partitions())
+            if own_clock() >= look_at:
+                await self._book.read(self._log_partitions())
+                look_at = own_clock() + _LOOK_EVERY * interval_s
             self._obey()
             for stray in self._claimer.strays(set(self._tenures)):
                 await self._claimer.release_stray(stray)
             tried = await self._claim_some(tasks, crew)
             # Consumers that start together and try one at a time share what there is.
-            pause_s = _BETWEEN_CLAIMS * random.random() if tried else _LOOK_EVERY  # noqa: S311 - spreads consumers
+            spread_s = _BETWEEN_CLAIMS * interval_s * random.random()  # noqa: S311 - guards nothing
+            pause_s = spread_s if tried else max(look_at - own_clock(), 0.0)
             with suppress(TimeoutError):
-                async with asyncio.timeout(pause_s * interval_s):
+                async with asyncio.timeout(pause_s):
                     await self._stop.wait()
 
     def _log_partitions(self) -> set[int]:
@@ -271,6 +278,8 @@ class Consumer:
         if not picked:
             return False
         self._after = picked[-1]
+        await self._book.read(self._book.where(self._author.key(one)) for one in picked)
+        picked = [one for one in picked if self._standing(one) is Standing.FREE]
         with first_error():
             async with asyncio.TaskGroup() as claims:
                 for where in picked:

@@ -133,6 +133,12 @@ class JetStreamLog:
                 yield LogRecord(0, message.sequence, (message.timestamp - _EPOCH) // _MILLISECOND, message.data)
                 offset = message.sequence + 1
 
+    async def kept_for_s(self) -> float | None:
+        try:
+            return (await streams.info(self._connection, self.name)).config.max_age or None
+        except NotFound as gone:
+            raise LogReplaced(f"coordination log {self.name!r} was deleted; stop all its consumers") from gone
+
     async def _store(self, subject: str, value: bytes, last: int | None) -> Position:
         headers = {"Nats-Expected-Stream": self.name}
         if last is not None:

@@ -72,6 +72,10 @@ class CoordinationLog(Protocol):
         """
         ...
 
+    async def kept_for_s(self) -> float | None:
+        """How many seconds a record stays in the log, at least; None: for ever."""
+        ...
+
 
 async def catch_up(log: CoordinationLog, world: World, partition: int | None = None) -> None:
     """Read the log into the world to the end as it is now: one partition of it, or all.
@@ -123,6 +127,8 @@ class MemoryLog:
             raise InvalidInput(f"a coordination log of {partitions} partitions: it has at least 1")
         self.now_ms = now_ms
         """The log's time: what the next record is stamped with."""
+        self.retention_s: float | None = None
+        """What it says that it keeps records for. It forgets nothing by itself: see `trim`."""
         self._records: list[list[LogRecord]] = [[] for _ in range(partitions)]
         self._ends = [0] * partitions
         self._newest: list[dict[tuple[str, str, int], int]] = [{} for _ in range(partitions)]
@@ -170,3 +176,6 @@ class MemoryLog:
             raise ReadIncomplete(f"records {offset} to {first - 1} of the coordination log are gone by age")
         for record in self._records[partition][offset - first : end - first]:
             yield record
+
+    async def kept_for_s(self) -> float | None:
+        return self.retention_s

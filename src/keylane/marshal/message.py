@@ -62,6 +62,11 @@ class MarshalMessage:
         """What it was published on, where the source has subjects."""
         return self.record.subject
 
+    @property
+    def is_tombstone(self) -> bool:
+        """Whether it has no data at all: in a compacted topic its key is deleted."""
+        return self.record.is_tombstone
+
 
 Handler = Callable[[MarshalMessage], Awaitable[None]] | Callable[[MarshalMessage], None]
 Failure = Callable[[MarshalMessage, BaseException, int], None]

@@ -57,6 +57,7 @@ async def serve(tenure: Tenure, work: Work, source: Source, crew: Crew, *, patie
             task.cancel()
         await asyncio.gather(beating, working, asked, return_exceptions=True)
         crew.drop(tenure)
+        work.close()
 
 
 def _raise_errors_of(*tasks: asyncio.Task[None]) -> None:

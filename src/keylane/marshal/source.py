@@ -22,7 +22,8 @@ class SourceRecord(NamedTuple):
     """One message of a partition.
 
     `key`: messages of one key are handled in order; those without a key share one lane, that of their partition.
-    `subject`: what it was published on, where the source has subjects.
+    `subject`: what it was published on, where the source has subjects. `is_tombstone`: it has no data, not even empty
+    data, which in a compacted topic means that its key is deleted.
     """
 
     offset: int
@@ -31,6 +32,7 @@ class SourceRecord(NamedTuple):
     timestamp_ms: int
     headers: tuple[tuple[str, bytes], ...] = ()
     subject: str | None = None
+    is_tombstone: bool = False
 
 
 class Extent(NamedTuple):

@@ -1,9 +1,9 @@
 """One partition that this consumer owns: what it writes into the log about it, and until when it may act.
 
 Owns: the fence. An owner may start handlers only while nobody else can own the partition: until two intervals, less a
-margin, after it *sent* the last heartbeat that the log counted. The log's stamp on that heartbeat is later than the
-sending, so by the log's time the claim holds longer than that. The clock is this machine's own and only measures how
-long ago something was; what time it is does not matter.
+margin, after it *sent* the last heartbeat that the log counted, or sooner if its way of working says so. The log's
+stamp on that heartbeat is later than the sending, so by the log's time the claim holds longer than that. The clock is
+this machine's own and only measures how long ago something was; what time it is does not matter.
 
 Every write is read back before it counts. Where the outcome of a write is unknown, the log is read before it is
 written to again.
@@ -32,6 +32,11 @@ _TAKE_TRIES = 5
 
 class Progress(Protocol):
     """How far the messages of a partition are."""
+
+    @property
+    def hold(self) -> float:
+        """For how many intervals after a heartbeat handlers may start; at most two, less the margin."""
+        ...
 
     @property
     def offset(self) -> int:
@@ -81,7 +86,7 @@ class Tenure:
         self._writing = asyncio.Lock()
         self._asked = asyncio.Event()
         self._some_done = asyncio.Event()
-        self._hold_s = (2 - MARGIN) * book.interval_s
+        self._hold_s = min(progress.hold, 2 - MARGIN) * book.interval_s
         self._safe_until = float("-inf")  # nothing starts before the first heartbeat
 
     def __repr__(self) -> str:
@@ -181,8 +186,9 @@ class Tenure:
 
     async def _write(self, make: Callable[[], Message], has_landed: Callable[[Claim, int], bool]) -> _Written | None:
         """Until it is in the log and the log was read beyond it. None: the partition is not ours any more."""
-        sent_at, patience = own_clock(), self._book.new_patience()
+        first_sent_at, patience = own_clock(), self._book.new_patience()
         while self.is_ours:
+            sent_at = own_clock()
             newest = self._book.world.newest_of(*self.key)
             before = -1 if newest is None else newest
             position, conflict = None, None
@@ -192,13 +198,14 @@ class Tenure:
                 conflict = error  # somebody wrote about this partition: read what it was
             except KeylaneError as error:
                 await patience.after(error)
-            reading_at = own_clock()
             await self._book.read([self._book.where(self.key)])
             if conflict is not None and self._book.world.newest_of(*self.key) == newest:
                 await patience.after(ReadIncomplete(f"what is in conflict cannot be read: {conflict}"))
-            if position is not None or (self._is_or_was_ours and has_landed(self._claim, before)):
+            if position is not None:
                 return _Written(sent_at, position)
-            sent_at = reading_at  # what the log did not have then cannot be older
+            if self._is_or_was_ours and has_landed(self._claim, before):
+                # Any of our tries may be the one that landed: a log stamps a record before others can read it.
+                return _Written(first_sent_at, None)
         return None
 
     @property

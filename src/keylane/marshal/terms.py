@@ -9,7 +9,7 @@ from typing import get_args
 
 from keylane.core.picking import Appetite, TopicPartition
 from keylane.errors import InvalidInput, KeylaneError
-from keylane.marshal.claiming import WORKS, Mode
+from keylane.marshal.claiming import MODES, Mode
 from keylane.marshal.crew import Order
 from keylane.marshal.message import Failure, GiveUp
 
@@ -49,8 +49,8 @@ class Terms:
     patience_s: float
 
     def __post_init__(self) -> None:
-        if self.mode not in WORKS:
-            raise InvalidInput(f"mode is {self.mode!r}: use one of {', '.join(WORKS)}")
+        if self.mode not in MODES:
+            raise InvalidInput(f"mode is {self.mode!r}: use one of {', '.join(MODES)}")
         if self.order not in get_args(Order):
             raise InvalidInput(f"order is {self.order!r}: use one of {', '.join(get_args(Order))}")
         if not isinstance(self.appetite, Appetite):

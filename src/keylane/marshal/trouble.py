@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from keylane.errors import (
     ApiError,
     ApiUnavailable,
+    BrokerUnavailable,
     Disconnected,
     JetStreamDisabled,
     KeylaneError,
@@ -30,6 +31,7 @@ _LONGEST_PAUSE_S = 2.0
 
 _PASSING = (
     ApiUnavailable,
+    BrokerUnavailable,
     Disconnected,
     JetStreamDisabled,
     NotStored,

@@ -70,6 +70,7 @@ def make_splits(
         numbered=layout.numbered,
         partitioning=layout.partitioning,
         with_headers=options.with_headers,
+        with_data=options.with_data,
     )
     pieces = plan(
         found.after,

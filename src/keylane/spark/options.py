@@ -41,6 +41,7 @@ NAMES = (
     "maxBytesPerTrigger",
     "failOnDataLoss",
     "includeHeaders",
+    "includeData",
     "queryName",
     "leaseSeconds",
     "acknowledge",
@@ -87,6 +88,7 @@ class ReadOptions:
     max_bytes: int | None = None
     fail_on_data_loss: bool = True
     with_headers: bool = False
+    with_data: bool = True
     query_name: str | None = None
     lease_s: float = DEFAULT_LEASE_S
     acknowledge: bool = False
@@ -121,6 +123,7 @@ def read_options(options: Mapping[str, str], mode: Mode | None = None) -> ReadOp
         max_bytes=_count("maxBytesPerTrigger", given),
         fail_on_data_loss=read_flag("failOnDataLoss", given.get("failondataloss", "true")),
         with_headers=read_flag("includeHeaders", given.get("includeheaders", "false")),
+        with_data=read_flag("includeData", given.get("includedata", "true")),
         query_name=_query_name(given),
         lease_s=_lease_s(given),
         acknowledge=read_flag("acknowledge", given.get("acknowledge", "false")),

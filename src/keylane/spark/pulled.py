@@ -97,6 +97,7 @@ class PulledRange:
             opt_start_seq=self._after + 1,
             ack_policy="none",
             filter_subject=self._split.subject_filter,
+            headers_only=None if self._split.reading.with_data else True,
             mem_storage=True,
             num_replicas=1,
             inactive_threshold_s=_INACTIVE_S,

@@ -66,7 +66,7 @@ def read_split(split: Split, *, patience_s: float = PATIENCE_S) -> Iterator[pa.R
     schema = arrow_schema(with_headers=split.reading.with_headers)
     while not reader.done:
         for messages in reader.read_on():
-            yield _batch(messages, columns, schema)
+            yield _batch(messages, columns, schema, with_data=split.reading.with_data)
             reader.moved()
 
 
@@ -177,11 +177,11 @@ def _may_pass(error: KeylaneError) -> bool:
     return isinstance(error, _PASSING) or (isinstance(error, ApiError) and error.code >= 500)
 
 
-def _batch(messages: Messages, place: SubjectColumns, schema: pa.Schema) -> pa.RecordBatch:
+def _batch(messages: Messages, place: SubjectColumns, schema: pa.Schema, *, with_data: bool) -> pa.RecordBatch:
     rows = len(messages.sequences)
     columns = [
         *place(messages.subjects),
-        messages.data,
+        messages.data if with_data else pa.nulls(rows, pa.binary()),
         messages.sequences,
         messages.timestamps,
         *source_columns(messages.headers, rows),

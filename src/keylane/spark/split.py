@@ -26,6 +26,8 @@ class Reading:
     partitioning: tuple[Partitioning, ...] = ()
     """Tells the key of a subject without its number; where not `numbered`, its partition too. Empty: no keys."""
     with_headers: bool = False
+    with_data: bool = True
+    """False: payloads are left out, at the server where it can, and the column `data` is null."""
 
 
 class Split(InputPartition):

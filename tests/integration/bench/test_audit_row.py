@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench import audit
+from tests.peers.java import LIGHT_JAVA
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -14,6 +15,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 def test_small_journals_are_audited_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "SIZES", (2_000, 4_000))
     monkeypatch.setattr(audit, "KEYS", 50)
+    for name, value in LIGHT_JAVA.items():
+        monkeypatch.setenv(name, value)
     said: list[str] = []
     figures, text = audit.run(1, 1.0, said.append, chart=tmp_path / "audit.png")
     sizes = figures["sizes"]

@@ -41,3 +41,15 @@ def test_growing_streams() -> None:
     assert isinstance(linear, list)
     assert [one["rows"] for one in linear] == [100_000, 200_000]
     assert all(one["rate"] > 0 and one["worker_megabytes"] > 0 for one in linear)
+
+
+def test_a_connector_that_is_not_there() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "bench", "spark-read", "--connector", "/nowhere/connector.jar"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert "/nowhere/connector.jar is not a file" in ended.stderr

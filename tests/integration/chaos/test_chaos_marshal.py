@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from chaos import marshal
+from chaos.log_check import two_fresh_owners
 from chaos.marshal_judge import Findings, Handled, Trouble, findings, read_evidence
 from keylane.core.claim_facts import LogRecord
 from keylane.core.claim_records import ClaimingMessages, ClaimingPartition, Heartbeat, Message, encode
@@ -29,6 +30,7 @@ async def test_a_short_run_with_kills_is_clean(mode: Mode) -> None:
     assert outcome.found.lost == 0
     if mode == "at_most_once":
         assert outcome.found.repeated == 0
+        assert outcome.found.most_lost_by_one <= settings.batch
     assert json.dumps(outcome.as_json())
 
 
@@ -51,7 +53,7 @@ def judged(
     *,
     troubles: list[Trouble] | None = None,
     records: list[LogRecord] | None = None,
-    at_most_once: bool = False,
+    batch: int | None = None,
 ) -> Findings:
     if records is None:
         records = log_of((0, ClaimingPartition("ia", "a", "g", "t", 0, 1)))
@@ -65,7 +67,7 @@ def judged(
         interval_s=1.0,
         log_partitions=1,
         first_offset=0,
-        at_most_once=at_most_once,
+        batch=batch,
     )
 
 
@@ -83,11 +85,21 @@ def test_a_lost_message_is_found() -> None:
     assert found.lost == 1
 
 
-@pytest.mark.parametrize(("kill_s", "unexplained"), [(2.5, 0), (4.0, 1)])
-def test_a_repeat_needs_a_death_soon_after(kill_s: float, unexplained: int) -> None:
+@pytest.mark.parametrize(("kill_s", "unexplained"), [(2.5, 0), (0.5, 1), (None, 1)])
+def test_a_repeat_needs_a_death_after_it(kill_s: float | None, unexplained: int) -> None:
     handled = [run(0, 1), run(1, 2), run(1, 5, token=2, process="b"), run(2, 6, token=2, process="b")]
-    found = judged(handled, troubles=[killed_at(kill_s)])
+    found = judged(handled, troubles=[] if kill_s is None else [killed_at(kill_s)])
     assert (found.repeated, found.unexplained_repeats) == (1, unexplained)
+
+
+@pytest.mark.parametrize(("first_s", "unexplained"), [(1.2, 0), (0.9, 1)])
+def test_repeats_of_one_death_were_begun_within_one_interval(first_s: float, unexplained: int) -> None:
+    handled = [run(0, first_s), run(1, 2.0), run(2, 2.1, ended=False)]
+    again = [run(offset, 5 + offset, token=2, process="b") for offset in range(3)]
+    found = judged([*handled, *again], troubles=[killed_at(2.15)])
+    assert (found.repeated, found.unexplained_repeats) == (3, 2 * unexplained)
+    assert found.longest_window_s == pytest.approx(2.1 - first_s)
+    assert found.most_repeated_of_one == 3
 
 
 def test_two_owners_are_found() -> None:
@@ -100,8 +112,9 @@ def test_order_is_judged_per_key() -> None:
     assert found.out_of_order == 1
 
 
-@pytest.mark.parametrize(("killed", "lost"), [(True, 0), (False, 1)])
-def test_at_most_once_may_lose_the_last_batch_of_a_killed_consumer_only(killed: bool, lost: int) -> None:
+@pytest.mark.parametrize(("killed", "batch", "lost"), [(True, 2, 0), (True, 1, 1), (False, 2, 2)])
+def test_at_most_once_may_lose_one_batch_with_a_killed_consumer(killed: bool, batch: int, lost: int) -> None:
+    """Whatever it had taken, from however many batches: not more messages than one batch has."""
     records = log_of(
         (0, ClaimingPartition("ia", "a", "g", "t", 0, 1)),
         (1, Heartbeat("ia", "a", "g", "t", 0, 0, 1)),
@@ -109,10 +122,46 @@ def test_at_most_once_may_lose_the_last_batch_of_a_killed_consumer_only(killed: 
         (3, Heartbeat("ia", "a", "g", "t", 0, 2, 1)),
         (4, ClaimingMessages("ia", "a", "g", "t", 0, 3, 1)),
     )
-    found = judged(
-        [run(0, 1), run(1, 2)], troubles=[killed_at(3)] if killed else [], at_most_once=True, records=records
-    )
+    found = judged([run(0, 1)], troubles=[killed_at(3)] if killed else [], batch=batch, records=records)
     assert found.lost == lost
+    assert found.most_lost_by_one == 2
+
+
+def test_at_most_once_allows_no_repeat() -> None:
+    found = judged([run(0, 1), run(0, 3, token=2, process="b")], troubles=[killed_at(2)], batch=2)
+    assert found.unexplained_repeats == 1
+
+
+# ---- the log, read in another way ---------------------------------------------------------------------
+
+
+def fresh_pairs(trace: str) -> list[int]:
+    """Records with two fresh owners. Each line: seconds, who (client and instance), what."""
+    words = {"claims": "ClaimingPartition", "beats": "Heartbeat", "releases": "ReleasingPartition"}
+    records = []
+    for number, line in enumerate(trace.strip().splitlines()):
+        seconds, who, what = line.split()
+        kind, offset = words[what], "" if what == "claims" else "/5"
+        value = f"{kind}/1/0/{who}/{who[:-1]}/g/t/0{offset}".encode()
+        records.append((0, number, int(float(seconds) * 1000), value))
+    return [one.at for one in two_fresh_owners(records, 10.0)]
+
+
+@pytest.mark.parametrize(
+    ("trace", "found"),
+    [
+        ("0 a1 claims\n1 a1 beats\n8 a1 beats\n", []),
+        ("0 a1 claims\n0 b1 claims\n1 a1 beats\n8 a1 beats\n9 b1 claims\n15 a1 beats", []),  # losers know it
+        ("0 a1 claims\n1 a1 beats\n5 b1 claims\n6 b1 beats\n8 a1 beats\n13 b1 beats", [2, 3, 4, 5]),
+        ("0 a1 claims\n1 a1 beats\n2 a1 releases\n3 b1 claims\n4 b1 beats", []),
+        ("0 a1 claims\n1 a1 beats\n22 b1 claims\n23 b1 beats\n24 a1 beats\n30 b1 beats", []),  # a1 was frozen
+        ("0 a1 claims\n1 a1 beats\n13 b1 claims\n14 b1 beats\n15 a1 beats", [4]),  # taken too soon
+        ("0 a1 claims\n1 a1 beats\n3 a2 beats\n3 a2 beats\n9 a2 beats", []),  # a came back under its name
+        ("0 a1 claims\n1 a1 beats\n26 a1 beats\n27 b1 claims\n33 a1 beats", []),  # nobody else was there
+    ],
+)
+def test_two_fresh_owners_are_found_in_the_log(trace: str, found: list[int]) -> None:
+    assert fresh_pairs(trace) == found
 
 
 def test_evidence_that_ends_in_the_middle_of_a_line(tmp_path: Path) -> None:

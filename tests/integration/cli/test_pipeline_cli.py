@@ -143,6 +143,16 @@ def test_the_program_for_a_cluster_is_a_file() -> None:
         (["slo", "--stream", "S", "--group", "g", "--window", "0"], "window_s is 0"),
         (["slo", "--stream", "S", "--group", "g", "--config", "/none.toml"], "cannot be read: No such file"),
         (["slo", "--stream", "S", "--group", "g", "--from", "x"], "from is 'x'"),
+        (["claims", "--at", "x"], "at is 'x': give an offset of the log, a time such as"),
+        (["claims", "--at", "2026-05-01T12:00:00"], "without a time zone"),
+        (["claims", "--at", "1:2,1:3"], "it names a partition twice"),
+        (["claims", "--from", "0:2"], "from is '0:2': give one offset, a time"),
+        (["claims", "--interval", "0"], "interval_s is 0"),
+        (["claims", "--gap", "-1"], "gap_s is -1.0: give seconds, 0 or more"),
+        (["claims", "--placing", "x"], "placing is 'x'"),
+        (["claims", "--group", "a/b"], "a slash separates the fields"),
+        (["claims", "--out", "s3://x"], "out is 's3://x'"),
+        (["claims", "--kafka", "127.0.0.1:1", "-s", "nats://a"], "--server is for NATS and --kafka for Kafka"),
         (
             ["slo", "--stream", "S", "--group", "g", "--master", "spark://h:1", "--user", "a", "--password", "b"],
             "NATS_PASSWORD, NATS_USER would have to reach the executors",
@@ -176,6 +186,9 @@ async def test_a_server_or_a_stream_that_is_not_there_is_told_before_spark_start
     assert "127.0.0.1:1" in done.refusal
     done = await here("pipeline", "run", "skew", "-s", nats_server.url, "--stream", "NONE", "--group", "g")
     assert "stream not found" in done.refusal
+    assert "Spark" not in done.refusal
+    done = await here("pipeline", "run", "claims", "-s", nats_server.url, "--log", "nowhere")
+    assert "there is no coordination log 'nowhere': name it with --log" in done.refusal
     assert "Spark" not in done.refusal
 
 

@@ -67,6 +67,10 @@ class View:
         async for record in self.log.read(partition, offset):
             yield record
 
+    async def kept_for_s(self) -> float | None:
+        await self._through()
+        return await self.log.kept_for_s()
+
     async def _through(self) -> None:
         await asyncio.sleep(0)
         if self.down:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
+import pytest
+
+from keylane.core.claim_records import Message
 from keylane.core.picking import TopicPartition
-from keylane.marshal import MarshalMessage, MemorySource
+from keylane.errors import OutcomeUnknown
+from keylane.marshal import Appetite, MarshalMessage, MemorySource
 from tests.integration.marshal.rig import (
     GROUP,
     INTERVAL_S,
     TOPIC,
     LiveLog,
     Seen,
+    View,
     check_log,
     consumer,
     fill,
@@ -20,6 +26,8 @@ from tests.integration.marshal.rig import (
     until,
     world_of,
 )
+
+ONLY = TopicPartition(TOPIC, 0)
 
 
 async def test_one_consumer_takes_all_and_handles_each_message_once() -> None:
@@ -181,3 +189,54 @@ async def test_the_interval_is_kept_by_heartbeats() -> None:
         world = await check_log(log)
         [tenure] = world.tenures()
         assert tenure.ended is None
+
+
+async def test_no_more_is_begun_than_one_interval_of_messages_that_no_heartbeat_told_of() -> None:
+    """So whoever comes next repeats no more than that, however long the heartbeats of a dying owner take."""
+    log, source, seen = LiveLog(), MemorySource({TOPIC: 1}), Seen()
+    view, heard = View(log), list[float]()
+
+    def lose_heartbeats(message: Message) -> None:
+        if seen.messages:
+            raise OutcomeUnknown("nobody answers")
+        heard.append(time.monotonic())
+
+    view.before_append = lose_heartbeats
+
+    async def trickle() -> None:
+        while True:
+            fill(source, 1, 1, first=len(seen.began))
+            await asyncio.sleep(INTERVAL_S / 50)
+
+    async with consumer(view, source, "anna", seen) as anna:
+        await until(lambda: len(anna.owned) == 1)
+        trickling = asyncio.create_task(trickle())
+        await until(lambda: bool(seen.messages) and not anna._tenures[ONLY].may_start())
+        begun = len(seen.began)
+        await asyncio.sleep(INTERVAL_S / 4)
+        trickling.cancel()
+        assert len(seen.began) == begun, "it waits"
+        assert seen.began_at[-1] - heard[-1] < INTERVAL_S
+        view.before_append = None
+        await seen.until(lambda one: len(one.began) > begun)
+
+
+@pytest.mark.parametrize("interval_s", [1.0, 60.0])
+async def test_intervals_from_a_second_to_a_minute(interval_s: float) -> None:
+    """A death is noticed two intervals after the last heartbeat by the log's time, whatever the interval."""
+    log, source, seen = LiveLog(), MemorySource({TOPIC: 4}), Seen()
+    fill(source, 4, 10)
+    anna = await consumer(
+        log, source, "anna", seen, heartbeat_interval_s=interval_s, pick=Appetite(greedy=True)
+    ).start()
+    await seen.until(lambda one: len(one.messages) == 40)
+    await kill(anna)
+    log.ahead_ms += int(1500 * interval_s)
+    records = log._ends[0]
+    async with consumer(log, source, "bert", seen, heartbeat_interval_s=interval_s) as bert:
+        await until(lambda: log._ends[0] > records)  # it has tried
+        assert bert.owned == []
+    log.ahead_ms += int(500 * interval_s)
+    async with consumer(log, source, "carl", seen, heartbeat_interval_s=interval_s, pick=Appetite(greedy=True)) as carl:
+        await until(lambda: len(carl.owned) == 4)
+    assert len(seen.times) == 40

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.peers.java import LIGHT_FLAGS
 from tests.peers.spark import spark_session
 
 if TYPE_CHECKING:
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One session for the whole run: a process can hold only one JVM."""
-    with spark_session(tmp_path_factory.mktemp("spark")) as session:
+    directory: Path = tmp_path_factory.mktemp("spark")
+    java = f'{LIGHT_FLAGS} "-Dderby.system.home={directory / "derby"}"'
+    with spark_session(directory, settings={"spark.driver.extraJavaOptions": java}) as session:
         yield session
 
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from keylane import Connection, groups
 from keylane.core.journal_record import OUTCOME_NUMBERS, BatchHead, Columns, pack, seal
 from keylane.core.partitions import partition_number
+from keylane.errors import NotFound
 from keylane.jetstream import streams
 from keylane.jetstream.publish import open_publisher
-from keylane.journal.stream import journal_subject, prepare
+from keylane.journal.stream import journal_stream, journal_subject, prepare
 from tests.integration.jetstream.rig import eventually
 
 PARTITIONS = 4
@@ -170,6 +172,18 @@ def columns(acts: list[Act]) -> Columns:
 
 def partition_of(key: str) -> int:
     return partition_number(key, PARTITIONS)
+
+
+@asynccontextmanager
+async def named(connection: Connection, stream: str, *more_groups: str) -> AsyncIterator[str]:
+    """The name of a stream that a test makes; it, its journal and the queues of its groups are removed afterwards."""
+    try:
+        yield stream
+    finally:
+        queues = [groups.queue_stream(stream, group) for group in (GROUP, *more_groups)]
+        for one in (*queues, journal_stream(stream), stream):
+            with suppress(NotFound):
+                await streams.delete(connection, one)
 
 
 async def make_stream(connection: Connection, stream: str) -> None:

@@ -91,9 +91,10 @@ class Ground:
         numbered: bool = False,
         partitioning: tuple[Partitioning, ...] = (),
         with_headers: bool = False,
+        with_data: bool = True,
         last: int | None = None,
     ) -> Split:
-        reading = Reading(self.address, self.stream, way, numbered, partitioning, with_headers)
+        reading = Reading(self.address, self.stream, way, numbered, partitioning, with_headers, with_data)
         newest = self.last(subject_filter) if last is None else last
         return Split(reading, after, self.last() if upto is None else upto, subject_filter, newest)
 

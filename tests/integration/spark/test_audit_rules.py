@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import defaultdict
 from collections.abc import Iterable
@@ -9,6 +10,7 @@ from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
+from pyspark.sql import Observation
 
 from keylane.spark.pipelines import audit_rules as rules
 from keylane.testing import Effect, judge
@@ -132,6 +134,17 @@ def dumb_late(finals: list[Final], tolerance: int) -> set[tuple[int, str, int]]:
     return late
 
 
+def is_flawless(finals: list[Final]) -> bool:
+    """One after the other, by the clock and by every line, and no instance comes back."""
+    in_order = sorted(finals, key=lambda one: one.sequence)
+    return all(
+        a.sequence < b.sequence and a.ended < b.started and (a.instance != b.instance or a.place < b.place)
+        for a, b in itertools.pairwise(in_order)
+    ) and len({(one.instance, one.pin) for one in finals}) == 1 + sum(
+        (a.instance, a.pin) != (b.instance, b.pin) for a, b in itertools.pairwise(in_order)
+    )
+
+
 # ---- both -----------------------------------------------------------------------------------------------
 
 
@@ -146,6 +159,10 @@ def test_rules_agree_with_a_dumb_version(spark: SparkSession, tolerance: int) ->
             del pasts[key]
     assert len(pasts) > CASES // 2
     final = rules.finals(rules.records(journal(spark, [one for past in pasts.values() for one in past]), copies=False))
+    finals_seen = Observation()
+    found_suspects = rules.of_suspects(final, rules.suspects(final, finals_seen))
+    suspects = {row["key"] for row in found_suspects.select("key").distinct().collect()}
+    assert finals_seen.get["finals"] == sum(map(len, pasts.values()))
     pairs = rules.successions(rules.tenures(final))
     ordered = rules.order(rules.effects(final), tolerance)
     found = rules.together(
@@ -174,6 +191,8 @@ def test_rules_agree_with_a_dumb_version(spark: SparkSession, tolerance: int) ->
         for sequence in judge([], [Effect(one.key, one.sequence) for one in past]).duplicated
     }
     assert {one[:2] for one in got[rules.DUPLICATE]} == repeated
+    assert {row["key"] for row in found} <= suspects, "what is told of a key must make it a suspect"
+    assert not any(key in suspects for key, past in pasts.items() if is_flawless(past))
     assert all((expected_order, expected_late, counted, repeated)), (
         "the cases hold none of some kind: they test nothing"
     )
@@ -184,6 +203,28 @@ def test_rules_agree_with_a_dumb_version(spark: SparkSession, tolerance: int) ->
             for sequence in judge([], [Effect(one.key, one.sequence) for one in past]).out_of_order
         }
         assert judged >= expected_order
+
+
+def test_a_line_counts_by_its_notes_and_a_tenure_by_its_clock(spark: SparkSession) -> None:
+    finals = [
+        # Noted in the other order than the clock says.
+        Final("noted", 1, "i0", "p0", 0, 10, 1, 1),
+        Final("noted", 2, "i0", "p0", 10, 20, 1, 0),
+        # A clock that was set back, within one line: that proves nothing.
+        Final("set back", 1, "i0", "p0", 0, 20, 1, 2),
+        Final("set back", 2, "i0", "p0", 5, 10, 1, 3),
+        # The next one began while the first was still at work on an earlier message.
+        Final("late", 1, "i0", "p0", 0, 30, 1, 4),
+        Final("late", 2, "i1", "p1", 10, 20, 1, 0),
+    ]
+    final = rules.finals(rules.records(journal(spark, finals), copies=False))
+    suspects = rules.of_suspects(final, rules.suspects(final, Observation()))
+    assert {row["key"] for row in suspects.collect()} == {"noted", "late"}
+    told = rules.order_findings(rules.order(rules.effects(final), 0)).collect()
+    assert {(row["key"], row["sequence"], row["kind"]) for row in told} == {
+        ("noted", 1, rules.ORDER),
+        ("late", 1, rules.ORDER),
+    }
 
 
 def journal(spark: SparkSession, finals: list[Final]) -> DataFrame:

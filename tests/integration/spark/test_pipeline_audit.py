@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from contextlib import contextmanager
 from pathlib import Path
 from subprocess import run as command
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from keylane import Connection, groups
+from keylane import Connection
 from keylane.core.journal_record import in_sample
 from keylane.errors import InvalidInput, JournalTooNew, KeylaneError, NotFound
-from keylane.jetstream import streams
-from keylane.journal import journal_stream
 from keylane.server import NatsServer
 from keylane.spark.address import Address
 from keylane.spark.pipelines import audit as pipeline
 from keylane.spark.pipelines.audit import Report, Settings
 from tests.integration.spark import journal_rig as rig
-from tests.integration.spark.journal_rig import ALICE, BOB, GROUP, MS, STANDBY, Act, Ground, Past
+from tests.integration.spark.journal_rig import ALICE, BOB, GROUP, MS, STANDBY, Act, Past
+from tests.integration.spark.planted import eventful, faulty, findings_in, keys_of, sequences, told
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,19 +29,13 @@ Audit = Callable[..., Awaitable[Report]]
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
-BOBS_STANDBY = Ground("bob", "b2", "pin-b2", writer="00000000000000dd")
 CLEAN = {"lost": 0, "duplicated": 0, "out_of_order": 0, "two_owners": 0, "late_effect": 0}
 
 
 @pytest.fixture
 async def stream(connection: Connection, unique: Callable[..., str]) -> AsyncIterator[str]:
-    name = unique("orders")
-    try:
+    async with rig.named(connection, unique("orders")) as name:
         yield name
-    finally:
-        for one in (groups.queue_stream(name, GROUP), journal_stream(name), name):
-            with suppress(NotFound):
-                await streams.delete(connection, one)
 
 
 @pytest.fixture
@@ -55,40 +47,7 @@ def audit(spark: SparkSession, nats_server: NatsServer, stream: str) -> Audit:
     return run
 
 
-def keys_of(past: Past, ground: Ground) -> list[str]:
-    return [key for key in dict.fromkeys(past.keys) if past.of(key)[0].ground == ground]
-
-
-def sequences(report: Report, kind: str) -> list[int]:
-    return sorted(one["sequence"] for one in report.evidence.get(kind, ()))
-
-
 # ---- clean ----------------------------------------------------------------------------------------------
-
-
-def eventful(messages: int) -> Past:
-    """Much happens, and nothing of it is wrong."""
-    past = Past.clean(messages, 100)
-    of_alice, of_bob = keys_of(past, ALICE), keys_of(past, BOB)
-    moved = past.of(of_alice[0])
-    third = len(moved) // 3
-    # The partition goes to bob with one revision and comes back with the next.
-    past.move(of_alice[0], moved[third].sequence, moved[2 * third].sequence, replace(BOB, revision=2))
-    past.move(of_alice[0], moved[2 * third + 1].sequence, moved[-1].sequence, replace(ALICE, revision=3))
-    # alice's standby takes over another key, and later alice has it back, with a new pin.
-    taken = past.of(of_alice[1])
-    past.move(of_alice[1], taken[5].sequence, taken[9].sequence, STANDBY)
-    past.move(of_alice[1], taken[10].sequence, taken[-1].sequence, replace(ALICE, pin="pin-a1-again"))
-    for act in past.of(of_bob[0])[::7]:
-        past.acts.append(replace(act, outcome="failed", started_ns=act.started_ns - 2, ended_ns=act.started_ns - 1))
-    for act in past.of(of_bob[1])[::7]:
-        past.change(act, outcome="dead")
-    for act in past.of(of_bob[2])[::7]:
-        past.change(act, outcome="terminated")
-    for act in past.of(of_bob[3])[::7]:
-        past.acts.append(replace(act, ground=BOBS_STANDBY, outcome="cancelled", ended_ns=act.ended_ns + 9_000 * MS))
-    past.twice.add(("b1", 2))
-    return past
 
 
 async def test_nothing_is_found_in_a_clean_journal_of_50_000_records(
@@ -107,36 +66,6 @@ async def test_nothing_is_found_in_a_clean_journal_of_50_000_records(
 
 
 # ---- faults ---------------------------------------------------------------------------------------------
-
-
-def faulty() -> tuple[Past, dict[str, list[int]], tuple[int, int]]:
-    """Every kind of fault, each on its own keys; the sequences that must be told; messages of keys with two owners."""
-    past = Past.clean(6_000, 60)
-    alices, bobs = keys_of(past, ALICE), keys_of(past, BOB)
-    lost = [past.of(alices[0])[40].sequence, past.of(bobs[0])[0].sequence, past.of(bobs[0])[-1].sequence]
-    for sequence in lost:
-        past.lose(sequence)
-    swapped = [past.of(bobs[1])[20].sequence, past.of(bobs[1])[21].sequence]
-    past.swap(*swapped)
-    again, copied = past.of(bobs[2])[30].sequence, past.of(bobs[3])[30].sequence
-    past.repeat(again, delivered=2)
-    past.repeat(copied, after_ns=400 * MS, queue_sequence=99_999)
-    shared = past.of(alices[1])[50:60:2]
-    past.share(alices[1], [act.sequence for act in shared])
-    frozen = past.of(bobs[4])[70].sequence
-    past.freeze(frozen, 700 * MS, BOBS_STANDBY)
-    overtaken = past.of(bobs[5])[10]
-    past.change(overtaken, ground=BOBS_STANDBY, ended_ns=past.of(bobs[5])[14].ended_ns)
-    return (
-        past,
-        {
-            "lost": sorted(lost),
-            "duplicated": sorted([again, copied, frozen]),
-            "out_of_order": sorted([swapped[0], overtaken.sequence]),
-            "late_effect": [frozen],
-        },
-        (shared[0].sequence, overtaken.sequence),
-    )
 
 
 async def test_every_planted_fault_is_found_in_a_batch_and_in_a_stream_alike(
@@ -158,7 +87,7 @@ async def test_every_planted_fault_is_found_in_a_batch_and_in_a_stream_alike(
     await rig.publish(connection, stream, past.keys[2_500:])
     await rig.empty_queue(connection, stream, len(past.keys))
     await rig.write(connection, stream, batches[2:])
-    batch = await audit(tolerance_s=0.1, complete=True)
+    batch = await audit(tolerance_s=0.1, complete=True, work=str(tmp_path / "batch"))
     for kind, expected in planted.items():
         assert sequences(batch, kind) == expected, (kind, batch.as_text())
     owners = {one["key"]: (one["record"]["instance"], one["other"]["instance"]) for one in batch.evidence["two_owners"]}
@@ -168,8 +97,8 @@ async def test_every_planted_fault_is_found_in_a_batch_and_in_a_stream_alike(
     assert (batch.verdict, batch.exit_code) == (False, 3)
 
     streamed = await audit(available_now=True, work=work, tolerance_s=0.1, complete=True)
-    same = {name: value for name, value in batch.as_json().items() if name not in ("seconds", "findings")}
-    assert {name: value for name, value in streamed.as_json().items() if name not in ("seconds", "findings")} == same
+    assert told(streamed.as_json()) == told(batch.as_json())
+    assert findings_in(tmp_path / "work") == findings_in(tmp_path / "batch") != []
     assert streamed.findings == str(tmp_path / "work" / "findings")
 
     with pytest.raises(InvalidInput, match=r"start is '2', and the audit in .* is about 'earliest'"):
@@ -291,12 +220,23 @@ async def test_a_journal_of_a_newer_version_is_refused(connection: Connection, s
 async def test_a_full_disk_is_said_and_nothing_half_written_counts(
     connection: Connection, stream: str, audit: Audit, tmp_path: Path
 ) -> None:
-    await rig.stage(connection, stream, Past.clean(20_000, 2_000))
+    past = Past.clean(20_000, 2_000)
+    lost = past.of("k7")[4].sequence
+    past.lose(lost)
+    await rig.stage(connection, stream, past)
     with small_disk(tmp_path / "disk") as disk:
         with pytest.raises(KeylaneError, match="no space is left on the disk") as raised:
             await audit(work=str(disk))
         assert "\n" not in str(raised.value)
         assert list(disk.iterdir()) == []
+        with pytest.raises(KeylaneError, match="no space is left on the disk"):
+            await audit(work=str(disk), available_now=True)
+        assert not (disk / "findings").exists()
+        make_room(disk)
+        report = await audit(work=str(disk), available_now=True)
+        assert sequences(report, "lost") == [lost], report.as_text()
+        assert report.violations == CLEAN | {"lost": 1}
+        assert report.facts["handled"] == report.facts["final_records"] == len(past.keys) - 1
 
 
 @contextmanager
@@ -309,6 +249,10 @@ def small_disk(place: Path) -> Iterator[Path]:
         yield place
     finally:
         command(["umount", "--lazy", str(place)], check=True)  # Spark may hold a file that it could not close
+
+
+def make_room(disk: Path) -> None:
+    command(["mount", "-o", "remount,size=64m", str(disk)], check=True)
 
 
 @pytest.mark.parametrize(

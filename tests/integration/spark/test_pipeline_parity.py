@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from keylane import Connection, groups
+import keylane
+from keylane import Connection
 from keylane.errors import InvalidInput, NotFound
-from keylane.jetstream import streams
-from keylane.journal import journal_stream
 from keylane.server import NatsServer
 from keylane.spark.address import Address
 from keylane.spark.pipelines import parity as pipeline
 from keylane.spark.pipelines.parity import Report, Settings
+from tests.integration.cli.groups_rig import here
 from tests.integration.spark import journal_rig as rig
 from tests.integration.spark.journal_rig import GROUP, MS, Past
 
@@ -34,14 +34,8 @@ Parity = Callable[..., Awaitable[Report]]
 
 @pytest.fixture
 async def stream(connection: Connection, unique: Callable[..., str]) -> AsyncIterator[str]:
-    name = unique("orders")
-    try:
+    async with rig.named(connection, unique("orders"), NEW) as name:
         yield name
-    finally:
-        queues = [groups.queue_stream(name, group) for group in (GROUP, NEW)]
-        for one in (*queues, journal_stream(name), name):
-            with suppress(NotFound):
-                await streams.delete(connection, one)
 
 
 @pytest.fixture
@@ -122,6 +116,43 @@ async def test_every_difference_is_told(connection: Connection, stream: str, par
     assert (tmp_path / "work" / "findings" / "_SUCCESS").exists()
     sure = await parity(complete=True, start=str(unproven), end=str(unproven))
     assert sure.differences == SAME | {"missing": 1}, sure.as_text()
+
+
+async def test_a_group_on_another_server_from_the_command_line(
+    spark: SparkSession, connection: Connection, nats_server: NatsServer, stream: str, tmp_path: Path
+) -> None:
+    """The other server has the stream with the same sequences. It runs in the session that is there."""
+    one, other = twins(600, 6)
+    dead = one.of("k0")[70].sequence
+    other.change(other.act(dead), outcome="dead")
+    await rig.make_stream(connection, stream)
+    await rig.make_group(connection, stream)
+    await rig.publish(connection, stream, one.keys)
+    await rig.empty_queue(connection, stream, len(one.keys))
+    await rig.write(connection, stream, one.batches(stream))
+    with NatsServer.start() as there:
+        async with await keylane.connect(there.url) as link:
+            await rig.make_stream(link, stream)
+            await rig.make_group(link, stream, NEW)
+            await rig.publish(link, stream, other.keys)
+            await rig.empty_queue(link, stream, len(other.keys), group=NEW)
+            await rig.write(link, stream, other.batches(stream))
+        config = tmp_path / "parity.toml"
+        config.write_text(
+            f'stream = "{stream}"\ngroup = "{GROUP}"\nother-group = "{NEW}"\nserver = "{nats_server.url}"\n'
+            f'other_server = "{there.url}"\nto = {dead - 1}\nsettle = 0\nquiet = true\n'
+        )
+        asked = ("pipeline", "run", "parity", "--config", str(config))
+        same = await here(*asked, "--json")
+        assert (same.returncode, same.stderr) == (0, "")
+        told = json.loads(same.stdout)
+        assert (told["pipeline"], told["verdict"], told["differences"]) == ("parity", "same", SAME)
+        assert (told["facts"]["handled_here"], told["facts"]["handled_there"]) == (dead - 1, dead - 1)
+        differs = await here(*asked, "--to", "latest")
+        assert (differs.returncode, differs.stderr) == (3, "")
+        assert differs.stdout.splitlines()[0] == f"{stream}: {GROUP} here, {NEW} there: 1 other outcome"
+        assert "1 times: done here, dead there" in differs.stdout
+        assert f"{dead} of key k0" in differs.stdout
 
 
 async def test_nothing_to_compare_is_said_in_one_message(connection: Connection, stream: str, parity: Parity) -> None:

@@ -108,6 +108,25 @@ def test_many_messages_with_headers_of_different_lengths(ground: Ground, way: Wa
 
 
 @both_ways
+def test_without_payloads_everything_else_is_the_same(ground: Ground, way: Way) -> None:
+    ground.create(f"{ground.stream}.>")
+    ground.publish(
+        [
+            Outgoing(f"{ground.stream}.{number % 3}", b"x" * (number % 2000), {"Trace": "a"} if number % 5 == 0 else {})
+            for number in range(3000)
+        ]
+    )
+    whole, without = (rows_of(ground.split(way, with_headers=True, with_data=one)) for one in (True, False))
+    assert [row["data"] for row in without] == [None] * 3000
+    assert [row["data"] for row in whole] == [b"x" * (number % 2000) for number in range(3000)]
+    for row, other in zip(without, whole, strict=True):
+        headers = dict(row["headers"])
+        assert headers.pop("Nats-Msg-Size", None) == (str(len(other["data"])) if way == "consumer" else None)
+        assert headers == dict(other["headers"])
+        assert row | {"data": other["data"], "headers": other["headers"]} == other
+
+
+@both_ways
 def test_bytes_that_are_no_text(ground: Ground, way: Way) -> None:
     ground.create(f"{ground.stream}.>")
     subject = ground.stream.encode() + b".caf\xe9"

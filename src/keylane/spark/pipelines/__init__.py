@@ -1,7 +1,7 @@
-"""Pipelines on Spark: what a stream and its journal tell.
+"""Pipelines on Spark: what a stream, its journal and a coordination log tell.
 
-Each is a module with `Settings` and `run(spark, settings, say) -> Report`: `lake`, `audit`, `parity`, `slo`, `skew`.
-They need `keylane[spark]` and are imported when they are asked for.
+Each is a module with `Settings` and `run(spark, settings, say) -> Report`: `lake`, `audit`, `parity`, `slo`, `skew`,
+`claims`. They need `keylane[spark]` and are imported when they are asked for.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-PIPELINES = ("audit", "lake", "parity", "skew", "slo")
+PIPELINES = ("audit", "claims", "lake", "parity", "skew", "slo")
 
-__all__ = ["audit", "lake", "parity", "skew", "slo"]
+__all__ = ["audit", "claims", "lake", "parity", "skew", "slo"]
 
 
 def __getattr__(name: str) -> ModuleType:

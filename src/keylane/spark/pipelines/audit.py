@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from keylane.core.names import check_group_name, check_stream_name
 from keylane.errors import InvalidInput
-from keylane.groups import ElasticConfig
 from keylane.spark.address import Address
 from keylane.spark.options import read_options
 from keylane.spark.pipelines.places import building, check_work, put_in_place, working
@@ -200,7 +199,7 @@ class _Run:
             where = self._where(aside)
             self.say(f"reading the messages {part.after + 1:,} to {part.upto:,} of {settings.stream}")
             self.tables.write_messages(self.spark, where, part)
-            pending = self._look_at_pending(where)
+            pending = self.tables.pending_of(self.spark, where)
             last = self._journal_end()
             self.say(f"reading the journal, {last:,} batches")
             self.tables.write_journal(self.spark, where, part, last)
@@ -244,7 +243,7 @@ class _Run:
         where = self._where(self.directory)
         first, last = part.after + 1, part.upto or None
         self.tables.append_messages(self.spark, where, {"startingOffsets": str(first)}, last)
-        pending = self._look_at_pending(where)
+        pending = self.tables.pending_of(self.spark, where)
         time.sleep(self.settings.settle_s)
         self.tables.append_journal(self.spark, where, first, last)
         return self._judge(where, pending, must_have=False)
@@ -253,15 +252,9 @@ class _Run:
 
     def _where(self, directory: Path) -> Where:
         settings = self.settings
-        for table in ("messages", "pending", "journal"):
+        for table in ("messages", "journal"):
             (directory / table).mkdir(parents=True, exist_ok=True)
         return self.tables.Where(settings.address, settings.stream, settings.group, self.config, directory)
-
-    def _look_at_pending(self, where: Where) -> Pending:
-        found = self.tables.look_at_pending(where.address, where.stream, where.group, where.config)
-        if isinstance(where.config, ElasticConfig):
-            self.tables.write_pending(self.spark, where)
-        return found
 
     def _journal_end(self) -> int:
         from keylane.spark.pipelines.journal_frame import journal_stand  # noqa: PLC0415 - needs pyspark

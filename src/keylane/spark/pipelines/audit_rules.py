@@ -18,7 +18,8 @@ Words, exactly:
 - A message is **lost** if it has no final record, was not pending, and its record cannot be missing by accident: see
   `audit_losses`. Otherwise it is **unproven**.
 
-All of it is windows and joins over keys or sequences: Spark sorts and spills, and no group is ever held in memory.
+All of it is windows and joins over keys or sequences: Spark sorts and spills, and no group is ever held in memory. What
+is told of a key is told from its own records only, so the rules need to look at `suspects` and at no other key.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.window import Window
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, Observation, SparkSession
 
 FINAL = ("done", "dead", "terminated")
 
@@ -47,9 +48,18 @@ RECORD_FIELDS = (
     "line", "pin", "revision", "source_sequence", "sequence", "delivered", "outcome", "started_ns", "ended_ns", "batch",
     "row",
 )  # fmt: skip
-_FINDING = ("kind", "key", "partition", "sequence", "why", "record", "other")
+_FINDING = {
+    "kind": "STRING",
+    "key": "STRING",
+    "partition": "INT",
+    "sequence": "BIGINT",
+    "why": "STRING",
+    "record": RECORD_TYPE,
+    "other": RECORD_TYPE,
+}
 _LINE = ("writer", "member", "instance")
 _TENURE = ("key", "line", "pin", "revision")
+_PLACE = ("source_sequence", "started_ns", "ended_ns", "batch", "row")
 
 
 def record() -> Column:
@@ -66,22 +76,32 @@ def no_record() -> Column:
 
 def batches(journal: DataFrame) -> DataFrame:
     """Every batch of every line once. `before` is the number of the batch before it; 0 before the first one."""
-    heads = journal.where("kind = 'head'").groupBy(*_LINE, "batch")
-    once = heads.agg(
-        F.max("dropped").alias("dropped"),
-        F.max("records").alias("records"),
-        F.min("sample").alias("sample"),
-        F.min("journal_sequence").alias("kept"),
-        (F.count(F.lit(1)) - 1).alias("copies"),
+    return _numbered(journal.where("kind = 'head'"))
+
+
+def _numbered(heads: DataFrame) -> DataFrame:
+    once = (
+        heads.repartition(*_LINE)  # everything after it goes by line: this is the only exchange
+        .groupBy(*_LINE, "batch")
+        .agg(
+            F.max("dropped").alias("dropped"),
+            F.max("records").alias("records"),
+            F.min("sample").alias("sample"),
+            F.min("journal_sequence").alias("kept"),
+            (F.count(F.lit(1)) - 1).alias("copies"),
+        )
     )
     numbers = Window.partitionBy(*_LINE).orderBy("batch")
     return once.withColumn("before", F.coalesce(F.lag("batch").over(numbers), F.lit(0)))
 
 
 def lines(journal: DataFrame) -> DataFrame:
-    """One row for each line, and how much of it is missing."""
+    """One row for each line, and how much of it is missing.
+
+    What is no whole batch has no line: one more row, without names, has the `copies` of nothing that there are.
+    """
     return (
-        batches(journal)
+        _numbered(journal.where("kind <> 'record'"))
         .groupBy(*_LINE)
         .agg(
             F.count(F.lit(1)).alias("batches"),
@@ -114,6 +134,51 @@ def records(journal: DataFrame, *, copies: bool) -> DataFrame:
 
 def finals(of: DataFrame) -> DataFrame:
     return of.where(F.col("outcome").isin(*FINAL)).select("key", "partition", *RECORD_FIELDS)
+
+
+# ---- suspects: where to look at all ---------------------------------------------------------------------
+
+
+def suspects(final: DataFrame, counted: Observation) -> DataFrame:
+    """The keys of which the rules below may tell something, as `key_hash`: too many at times, never too few.
+
+    A key is beyond suspicion if every line wrote down its messages in the order of their sequences, each once, and no
+    tenure has a message or a moment in common with the one before it: everything ended before the next one started
+    anything, so nobody was overtaken, late, or second. That holds for two keys if it holds for both taken as one, so a
+    hash stands for the key, and one exchange of a few numbers per record tells. Counts the `finals`.
+    """
+    in_line = Window.partitionBy("key_hash", "line").orderBy("source_sequence")
+    batch, row = (F.lag(name).over(in_line) for name in ("batch", "row"))
+    in_order = (F.lag("source_sequence").over(in_line) < F.col("source_sequence")) & (
+        (batch < F.col("batch")) | ((batch == F.col("batch")) & (row < F.col("row")))
+    )
+    fine = F.coalesce(in_order, F.lit(True)) & (F.col("started_ns") <= F.col("ended_ns"))
+    spans = (
+        final.select(key_hash(), "line", F.xxhash64("pin", "revision").alias("tenure"), *_PLACE)
+        .withColumn("fine", fine)
+        .groupBy("key_hash", "line", "tenure")
+        .agg(
+            F.count(F.lit(1)).alias("finals"),
+            F.bool_and("fine").alias("fine"),
+            F.min("source_sequence").alias("first"),
+            F.max("source_sequence").alias("last"),
+            F.min("started_ns").alias("begun_ns"),
+            F.max("ended_ns").alias("ended_ns"),
+        )
+        .observe(counted, F.coalesce(F.sum("finals"), F.lit(0)).alias("finals"))
+    )
+    in_turn = Window.partitionBy("key_hash").orderBy("first")
+    apart = (F.lag("last").over(in_turn) < F.col("first")) & (F.lag("ended_ns").over(in_turn) < F.col("begun_ns"))
+    told = spans.withColumn("apart", F.coalesce(apart, F.lit(True))).where("NOT (fine AND apart)")
+    return told.select("key_hash").distinct()
+
+
+def of_suspects(final: DataFrame, found: DataFrame) -> DataFrame:
+    return final.withColumn("key_hash", key_hash()).join(found, "key_hash", "left_semi").drop("key_hash")
+
+
+def key_hash() -> Column:
+    return F.xxhash64("key").alias("key_hash")
 
 
 # ---- effects: duplicates and order ----------------------------------------------------------------------
@@ -274,11 +339,16 @@ def together(parts: list[DataFrame]) -> DataFrame:
     return reduce(lambda one, other: one.unionByName(other), [part.select(*_FINDING) for part in parts])
 
 
-def named(findings: DataFrame, lined: DataFrame) -> DataFrame:
+def no_findings(spark: SparkSession) -> DataFrame:
+    nothing = spark.range(1).where(F.lit(False))  # Spark sees at once that there is nothing to do
+    return nothing.select(*(F.lit(None).cast(kind).alias(name) for name, kind in _FINDING.items()))
+
+
+def named(findings: DataFrame, lines: DataFrame) -> DataFrame:
     """Findings with the names of the instances instead of their lines."""
     found = findings
     for side in ("record", "other"):
-        names = F.broadcast(lined.select(F.col("line").alias("of_line"), *_LINE))
+        names = F.broadcast(lines.select(F.col("line").alias("of_line"), *_LINE))
         fields = [F.col(f"{side}.{name}").alias(name) for name in RECORD_FIELDS if name != "line"]
         told = F.when(F.col(side).isNotNull(), F.struct(*_LINE, *fields))
         found = (

@@ -10,6 +10,7 @@ by then; one that was not is pending.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -87,17 +88,20 @@ class Pending:
 
     floors: dict[int, int] | None = None
     """Static groups: the sequence up to which everything of a partition was acked."""
+    queued: int = 0
+    """Elastic groups: how many messages were in the queue."""
     lag: int = 0
     """Elastic groups: how many messages the server had not copied into the queue yet."""
 
 
 def look_at_pending(address: Address, stream: str, group: str, config: GroupConfig) -> Pending:
-    """What the consumers of a group say. The messages in an elastic group's queue are read by Spark."""
+    """What the consumers of a group say, or the queue of an elastic one."""
 
     async def look(connection: Connection) -> Pending:
         if isinstance(config, ElasticConfig):
             wire = await connection.api.request(f"STREAM.INFO.{queue_stream(stream, group)}")
-            return Pending(lag=sum(one.get("lag", 0) for one in wire.get("sources") or ()))
+            lag = sum(one.get("lag", 0) for one in wire.get("sources") or ())
+            return Pending(queued=wire["state"]["messages"], lag=lag)
         floors = dict.fromkeys(range(config.max_members), 0)
         for member in config.plan.members:
             try:
@@ -144,16 +148,31 @@ def append_messages(spark: SparkSession, where: Where, start: dict[str, str], la
     _append(placed(frame, where.config), where, "messages")
 
 
-def write_pending(spark: SparkSession, where: Where) -> None:
-    """What lies in the queue of an elastic group now, by its sequence in the stream."""
+def pending_of(spark: SparkSession, where: Where) -> Pending:
+    """What the group had still to do; what lies in an elastic group's queue is a table then, by sequence in the stream.
+
+    An empty queue that nothing is on the way to stays empty as far as this range goes, and needs no reading.
+    """
+    found = look_at_pending(where.address, where.stream, where.group, where.config)
+    table = Path(where.path("pending"))
+    shutil.rmtree(table, ignore_errors=True)
+    if found.queued or found.lag:
+        _write_queue(spark, where)
+    else:
+        table.mkdir()
+    return found
+
+
+def _write_queue(spark: SparkSession, where: Where) -> None:
     options = address_options(where.address) | {
         "stream": where.stream,
         "group": where.group,
         "splitBy": "sequence",
+        "includeData": "false",
         "failOnDataLoss": "false",
     }
     queue = load(spark, options).selectExpr("source_sequence AS sequence").where("sequence IS NOT NULL")
-    queue.write.mode("overwrite").parquet(where.path("pending"))
+    queue.write.parquet(where.path("pending"))
 
 
 def write_journal(spark: SparkSession, where: Where, part: Range, last: int) -> None:
@@ -170,7 +189,7 @@ def append_journal(spark: SparkSession, where: Where, first: int, last: int | No
 
 
 def _of_stream(where: Where) -> dict[str, str]:
-    return address_options(where.address) | {"stream": where.stream, "splitBy": "sequence"}
+    return address_options(where.address) | {"stream": where.stream, "splitBy": "sequence", "includeData": "false"}
 
 
 def _append(frame: DataFrame, where: Where, table: str) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from keylane.errors import InvalidInput
@@ -15,9 +16,10 @@ from keylane.spark.address import Address
 from keylane.spark.pipelines import audit_rules as rules
 from keylane.spark.pipelines import audit_tables as tables
 from keylane.spark.pipelines import parity_rules as parity
+from keylane.spark.pipelines.audit_lines import Lines
 from keylane.spark.pipelines.audit_losses import Proof, losses
 from keylane.spark.pipelines.audit_text import record_in_words
-from keylane.spark.pipelines.audit_verdict import counted_findings
+from keylane.spark.pipelines.audit_verdict import kept, write_findings
 from keylane.spark.pipelines.journal_frame import journal_stand
 from keylane.spark.pipelines.running import Range, Say, group_of
 
@@ -44,10 +46,8 @@ class Side:
     where: tables.Where
     pending: tables.Pending
     records: DataFrame
-    lined: DataFrame
+    lines: Lines
     holes: DataFrame
-    whole: bool
-    sample: float
 
     @property
     def effects(self) -> DataFrame:
@@ -73,44 +73,49 @@ def compare(spark: SparkSession, settings: Settings, part: Range, aside: Path, s
         _where(settings.address, settings.stream, settings.group, aside / "one"),
         _where(settings.other_address, settings.stream, settings.other_group, aside / "other"),
     )
-    grounds = [(where, _look(spark, where)) for where in places]
+    # Before the journals are read, so that nothing falls between.
+    grounds = [(where, tables.pending_of(spark, where)) for where in places]
     time.sleep(settings.settle_s)
     one, other = (_read(spark, where, pending, part, say) for where, pending in grounds)
-    if one.sample != other.sample:
+    if one.lines.sample != other.lines.sample:
         raise InvalidInput(
-            f"the journals keep different samples of the keys: {one.sample:g} of group {settings.group!r} and "
-            f"{other.sample:g} of {settings.other_group!r}; compare groups with the same"
+            f"the journals keep different samples of the keys: {one.lines.sample:g} of group {settings.group!r} and "
+            f"{other.lines.sample:g} of {settings.other_group!r}; compare groups with the same"
         )
     say("comparing message by message")
-    parity.paired(one.effects, other.effects).write.parquet(str(aside / "pairs"))
-    pairs = spark.read.parquet(str(aside / "pairs"))
+    counted = Observation()
+    both = parity.paired(one.effects, other.effects).observe(
+        counted, F.count("record").alias("handled_here"), F.count("other").alias("handled_there")
+    )
+    pairs = kept(spark, both, aside / "pairs")
     tolerance_ns = round(settings.tolerance_s * 1e9)
     parts = [parity.outcome_findings(pairs), parity.order_findings(pairs, tolerance_ns)]
-    facts: dict[str, int] = {}
+    facts: dict[str, int] = counted.get
     for side, column, words, name in (
         (other, "other", (parity.MISSING, parity.MISSING_UNPROVEN), "pending_there"),
         (one, "record", (parity.EXTRA, parity.EXTRA_UNPROVEN), "pending_here"),
     ):
         lacking = parity.without(pairs, column)
-        waits = side.still_to_do(spark, lacking)
-        waits.write.parquet(str(aside / name))
-        waits = spark.read.parquet(str(aside / name))
+        waits = kept(spark, side.still_to_do(spark, lacking), aside / name)
         facts[name] = waits.count()
         gone = lacking.join(waits.select("sequence"), "sequence", "left_anti")
-        proof = Proof(settings.complete and side.whole, side.holes, tolerance_ns)
+        proof = Proof(settings.complete and side.lines.whole, side.holes, tolerance_ns)
         found = losses(gone, side.records, proof)
         parts.append(parity.absent(found, *words, pairs.select("sequence", "record", "other")))
-    path = str(aside / "findings")
-    rules.named(rules.together(parts), one.lined.unionByName(other.lined)).write.parquet(path)
-    handled = pairs.agg(F.count("record").alias("here"), F.count("other").alias("there")).first()
-    assert handled is not None
-    totals, causes, evidence = counted_findings(spark.read.parquet(path), parity.KINDS, settings.evidence)
+    totals, causes, evidence = write_findings(
+        spark,
+        parts,
+        one.lines.names(spark).unionByName(other.lines.names(spark)),
+        aside / "findings",
+        kinds=parity.KINDS,
+        most=settings.evidence,
+    )
     return {
         "differences": {kind: totals.get(kind, 0) for kind in parity.DIFFERENCES},
         "unproven": {kind: totals.get(kind, 0) for kind in parity.KINDS if kind not in parity.DIFFERENCES},
         "causes": causes,
         "evidence": evidence,
-        "facts": {"handled_here": handled["here"], "handled_there": handled["there"], **facts},
+        "facts": facts,
     }
 
 
@@ -118,14 +123,6 @@ def _where(address: Address, stream: str, group: str, directory: Path) -> tables
     journal_stand(address, stream)
     directory.mkdir()
     return tables.Where(address, stream, group, group_of(address, stream, group), directory)
-
-
-def _look(spark: SparkSession, where: tables.Where) -> tables.Pending:
-    """What this group had still to do: before the journals are read, so that nothing falls between."""
-    pending = tables.look_at_pending(where.address, where.stream, where.group, where.config)
-    if isinstance(where.config, ElasticConfig):
-        tables.write_pending(spark, where)
-    return pending
 
 
 def _read(spark: SparkSession, where: tables.Where, pending: tables.Pending, part: Range, say: Say) -> Side:
@@ -136,24 +133,14 @@ def _read(spark: SparkSession, where: tables.Where, pending: tables.Pending, par
     else:
         Path(where.path("journal")).mkdir()
     journal = spark.read.schema(tables.JOURNAL_DDL).parquet(where.path("journal"))
-    rules.lines(journal).write.parquet(where.path("lines"))
-    lined = spark.read.parquet(where.path("lines"))
-    sums = lined.agg(
-        F.count(F.lit(1)).alias("lines"),
-        F.sum("copies").alias("copies"),
-        F.min("sample").alias("sample"),
-        (F.sum("missing") + F.sum("dropped")).alias("holes"),
-    ).first()
-    assert sums is not None
-    if not sums["lines"]:
+    lines = Lines.of(journal)
+    if not len(lines):
         raise InvalidInput(
             f"the journal of stream {where.stream!r} has nothing of group {where.group!r}: let its members write one, "
             "with join(…, journal=…)"
         )
-    broken = journal.where("kind = 'broken'").limit(1).count()
-    records = rules.records(journal, copies=bool(sums["copies"]))
-    missing = rules.holes(journal)
-    return Side(where, pending, records, lined, missing, whole=not (sums["holes"] or broken), sample=sums["sample"])
+    records = rules.records(journal, copies=bool(lines.total("copies")))
+    return Side(where, pending, records, lines, rules.holes(journal))
 
 
 # ---- in words -------------------------------------------------------------------------------------------

@@ -16,10 +16,10 @@ from keylane.spark.pipelines.running import plain_error
 _BUILDING = ".building-"
 
 
-def check_work(work: str | None) -> None:
+def check_work(work: str | None, name: str = "work") -> None:
     if work is not None and "://" in work and not work.startswith("file://"):
         raise InvalidInput(
-            f"work is {work!r}: findings are put in place by renaming; give a path that driver and executors share"
+            f"{name} is {work!r}: findings are put in place by renaming; give a path that driver and executors share"
         )
 
 

@@ -261,12 +261,17 @@ def _rows_read(spark: SparkSession) -> Iterator[tuple[int, int]]:
         for number in range(nodes.size()):
             node = nodes.apply(number)
             metrics = node.metrics()
-            for one in range(metrics.size()) if "keylane" in node.desc() and "Scan" in node.name() else ():
+            for one in range(metrics.size()) if _is_scan(node.name(), node.desc()) else ():
                 metric = metrics.apply(one)
                 if metric.name() == "number of output rows":
                     told = values.get(metric.accumulatorId())
                     text = told.get().replace(",", "") if told.isDefined() else ""
                     yield metric.accumulatorId(), int(text) if text.isdecimal() else 0
+
+
+def _is_scan(name: str, description: str) -> bool:
+    """A scan of ours; those of Parquet may have our name in their path."""
+    return "keylane" in description and "Scan" in name and "parquet" not in name
 
 
 # ---- what went wrong ----------------------------------------------------------------------------------
@@ -285,16 +290,19 @@ def plainly() -> Iterator[None]:
     except Exception as error:
         if type(error).__module__.split(".")[0] not in ("pyspark", "py4j"):
             raise
-        raise plain_error(str(error)) from error
+        raise plain_error(str(error), getattr(error, "_stackTrace", "")) from error
 
 
-def plain_error(text: str) -> KeylaneError:
-    """The error in a text of Spark's: keylane's own where a task raised one, else Spark's first line."""
-    if found := _OURS.findall(text):
+def plain_error(text: str, causes: str = "") -> KeylaneError:
+    """The error in a text of Spark's: keylane's own where a task raised one, else Spark's first line.
+
+    `causes` is what the JVM says besides: an error of a streaming query names there what it came from.
+    """
+    if found := _OURS.findall(text) or _OURS.findall(causes):
         name, words = found[-1]
         kind = getattr(errors, name, KeylaneError)
         return KeylaneError(words) if issubclass(kind, ApiError) else kind(words)
-    if "No space left on device" in text or "Disk quota exceeded" in text:
+    if any(words in told for words in ("No space left on device", "Disk quota exceeded") for told in (text, causes)):
         return LakeBroken(
             "no space is left on the disk that was written to: what was committed before is whole; make room and run "
             "the same command again"

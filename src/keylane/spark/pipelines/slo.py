@@ -161,7 +161,7 @@ def _messages(
     """One row for each message of the group: published, first started, finished, by whom."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as everybody writes it
 
-    published = load_group(spark, base, config, part).select(
+    published = load_group(spark, {**base, "includeData": "false"}, config, part).select(
         "partition",
         F.col("sequence").alias("source_sequence"),
         (F.unix_micros("timestamp") * 1000).alias("published_ns"),

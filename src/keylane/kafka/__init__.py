@@ -1,0 +1,54 @@
+"""Marshal on Apache Kafka: the coordination log in a topic, and topics as sources.
+
+Needs `pip install "keylane[kafka]"`. Names are loaded when they are first used, and the client library with them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from keylane.errors import ExtraMissing
+
+if TYPE_CHECKING:
+    from keylane.kafka.client import KafkaAddress, KafkaLink, open_kafka
+    from keylane.kafka.log import KafkaLog, open_kafka_log
+    from keylane.kafka.source import KafkaSource, open_kafka_source
+
+_HOMES = {
+    "keylane.kafka.client": ("KafkaAddress", "KafkaLink", "open_kafka"),
+    "keylane.kafka.log": ("KafkaLog", "open_kafka_log"),
+    "keylane.kafka.source": ("KafkaSource", "open_kafka_source"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "KafkaAddress",
+    "KafkaLink",
+    "KafkaLog",
+    "KafkaSource",
+    "open_kafka",
+    "open_kafka_log",
+    "open_kafka_source",
+]
+
+if not TYPE_CHECKING:  # a type checker that saw this would take every misspelt name for good
+
+    def __getattr__(name: str) -> object:
+        home = _HOME_OF.get(name)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        try:
+            value = getattr(import_module(home), name)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != "confluent_kafka":
+                raise
+            raise ExtraMissing(
+                f'keylane.kafka.{name} needs confluent-kafka, which is not installed: pip install "keylane[kafka]"'
+            ) from error
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,185 @@
+"""The topic of a coordination log: made with safe settings if it is missing, refused if its settings lose claims.
+
+Owns: which settings a coordination log needs, and why. Never changes a topic that is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaError, TopicCollection
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its own documentation imports them from here
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+    TopicDescription,
+)
+
+from keylane.errors import BrokerUnavailable, InvalidInput, KafkaRefused, NoSuchTopic, PermissionDenied, UnsafeLog
+from keylane.kafka.client import KafkaLink
+from keylane.kafka.ends import Ends
+
+DEFAULT_TOPIC = "__marshal"
+DEFAULT_PARTITIONS = 8
+DEFAULT_RETENTION_S = 7 * 24 * 3600.0
+LEAST_INTERVALS = 10
+"""How long records must stay, at least. A claim lives for two; the rest is for slow readers and brokers' clocks."""
+
+_SAFE_COPIES = 3
+_SEGMENTS = 7
+_LONGEST_SEGMENT_S = 24 * 3600.0
+_SEGMENT_BYTES = 64 << 20
+_PAUSE_S = 0.05
+_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+
+@dataclass(frozen=True, slots=True)
+class LogTopic:
+    """A topic as it was found. `topic_id` is new when a topic is made anew under the same name."""
+
+    name: str
+    topic_id: str
+    partitions: int
+    copies: int
+
+
+def check_topic_name(name: str) -> str:
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (".", ".."):
+        raise InvalidInput(
+            f"topic {name!r}: a Kafka topic's name has 1 to 249 letters, digits, '.', '_' or '-'; correct it"
+        )
+    return name
+
+
+async def provide(
+    link: KafkaLink,
+    name: str,
+    *,
+    interval_s: float,
+    partitions: int | None,
+    retention_s: float | None,
+    copies: int | None,
+) -> LogTopic:
+    """The topic, made if it is missing. `UnsafeLog` if it cannot be a coordination log."""
+    try:
+        topic = await describe(link, name)
+    except NoSuchTopic:
+        topic = await _create(link, name, partitions or DEFAULT_PARTITIONS, retention_s or DEFAULT_RETENTION_S, copies)
+    if partitions is not None and topic.partitions != partitions:
+        raise UnsafeLog(
+            f"topic {name!r} has {topic.partitions} partitions, and {partitions} are asked for: the number decides "
+            "where claims are kept; leave it as it is for as long as anybody uses the log, or choose another topic"
+        )
+    if problem := problem_of(await settings(link, name), topic.copies, interval_s):
+        raise UnsafeLog(f"topic {name!r} cannot be a coordination log: {problem}")
+    return topic
+
+
+async def describe(link: KafkaLink, name: str) -> LogTopic:
+    """`NoSuchTopic` if there is none, or if this user may not know."""
+    asked = link.admin.describe_topics(TopicCollection([name]), request_timeout=link.timeout_s)[name]
+    found: TopicDescription = await link.answer(asked, doing=f"looking for topic {name!r}")
+    copies = min(len(partition.replicas) for partition in found.partitions)
+    return LogTopic(name, str(found.topic_id), len(found.partitions), copies)
+
+
+async def settings(link: KafkaLink, name: str) -> dict[str, str]:
+    """All settings of a topic, those by default among them."""
+    resource = ConfigResource(ResourceType.TOPIC, name)
+    asked = link.admin.describe_configs([resource], request_timeout=link.timeout_s)[resource]
+    try:
+        found = await link.answer(asked, doing=f"reading the settings of topic {name!r}")
+    except PermissionDenied as denied:
+        raise PermissionDenied(
+            f"{denied}: DescribeConfigs on the topic, to see whether claims are safe there"
+        ) from denied
+    return {key: str(entry.value) for key, entry in found.items()}
+
+
+def retention_of(config: Mapping[str, str]) -> float | None:
+    """How many seconds a record stays at least; None: for ever."""
+    retention_ms = int(config["retention.ms"])
+    return None if retention_ms < 0 else retention_ms / 1000
+
+
+def problem_of(config: Mapping[str, str], copies: int, interval_s: float) -> str:
+    """Why a topic would lose claims or put them out of order; empty if it would not."""
+    retention_s, in_sync = retention_of(config), int(config["min.insync.replicas"])
+    most = copies // 2 + 1
+    wrong = {
+        f"cleanup.policy is {config['cleanup.policy']}, not delete: compaction drops the first claim": (
+            config["cleanup.policy"] != "delete"
+        ),
+        f"message.timestamp.type is {config['message.timestamp.type']}, not LogAppendTime: "
+        "every writer's own clock would decide who is alive": config["message.timestamp.type"] != "LogAppendTime",
+        f"retention.ms is {config['retention.ms']}, less than {LEAST_INTERVALS} intervals of {interval_s:g} s": (
+            retention_s is not None and retention_s < LEAST_INTERVALS * interval_s
+        ),
+        f"retention.bytes is {config['retention.bytes']}, which drops claims that hold": (
+            int(config["retention.bytes"]) >= 0
+        ),
+        "unclean.leader.election.enable is true, which loses records that were confirmed": (
+            config["unclean.leader.election.enable"] == "true"
+        ),
+        f"min.insync.replicas is {in_sync} of {copies} copies: a claim could be confirmed and lost; set it to {most}": (
+            in_sync < most
+        ),
+        f"min.insync.replicas is {in_sync}, more than its {copies} copies: nothing can be written": in_sync > copies,
+    }
+    found = [text for text, is_so in wrong.items() if is_so]
+    return f"{'; '.join(found)}; change it, or choose another topic to have it made" if found else ""
+
+
+def safe_settings(retention_s: float, copies: int) -> dict[str, str]:
+    """What a coordination log is made with. Old records go segment by segment, so segments are short."""
+    segment_s = min(retention_s / _SEGMENTS, _LONGEST_SEGMENT_S)
+    return {
+        "cleanup.policy": "delete",
+        "message.timestamp.type": "LogAppendTime",
+        "retention.ms": str(int(retention_s * 1000)),
+        "retention.bytes": "-1",
+        "segment.ms": str(max(int(segment_s * 1000), 1)),
+        "segment.jitter.ms": "0",
+        "segment.bytes": str(_SEGMENT_BYTES),
+        "min.insync.replicas": str(copies // 2 + 1),
+        "unclean.leader.election.enable": "false",
+        "compression.type": "producer",
+    }
+
+
+async def _create(link: KafkaLink, name: str, partitions: int, retention_s: float, copies: int | None) -> LogTopic:
+    if copies is None:
+        asked = link.admin.describe_cluster(request_timeout=link.timeout_s)
+        nodes = (await link.answer(asked, doing="counting brokers")).nodes or []
+        copies = max(1, min(_SAFE_COPIES, len(nodes)))
+    wanted = NewTopic(name, partitions, copies, config=safe_settings(retention_s, copies))
+    making = link.admin.create_topics([wanted], request_timeout=link.timeout_s)[name]
+    try:
+        await link.answer(making, doing=f"making topic {name!r}")
+    except PermissionDenied as denied:
+        raise PermissionDenied(f"{denied}; allow it to create the topic, or create it yourself") from denied
+    except KafkaRefused as refused:
+        if refused.code == KafkaError.INVALID_REPLICATION_FACTOR:
+            raise InvalidInput(f"copies is {copies}: there are not so many brokers ({refused})") from refused
+        if refused.code != KafkaError.TOPIC_ALREADY_EXISTS:  # another consumer made it at the same moment
+            raise
+    return await _made(link, name)
+
+
+async def _made(link: KafkaLink, name: str) -> LogTopic:
+    """Brokers hear of a new topic one after the other, and leaders of what they lead."""
+    loop = asyncio.get_running_loop()
+    deadline, ends = loop.time() + link.timeout_s, Ends(link, name)
+    while True:
+        try:
+            topic = await describe(link, name)
+            await asyncio.gather(*(ends.ask("ends", number) for number in range(topic.partitions)))
+        except (NoSuchTopic, BrokerUnavailable):
+            if loop.time() > deadline:
+                raise
+            await asyncio.sleep(_PAUSE_S)
+        else:
+            return topic

@@ -1,0 +1,324 @@
+"""A coordination log replayed in tasks: each takes the records of some keys, and the rules of `core/claims.py`.
+
+What a record is worth depends on the records of its own key, on the pauses of its group, and on the log's time, which
+`claims_records` tells. So any task can replay any keys by themselves: it applies their records and all pauses, each at
+the log's time, and before them, where the log begins with somebody else's record, one that says nothing.
+
+Owns nothing of the rules, and needs no Spark: from Arrow to Arrow. Memory is bounded by the number of keys and pauses.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
+
+from keylane.core.claim_facts import Claim, Ended, Key, LogRecord, Owner, Tenure, Verdict, gaps, overlaps
+from keylane.core.claim_records import HEARTBEAT, RELEASE_GROUP, Placing, Unreadable, split
+from keylane.core.claims import World
+from keylane.spark.pipelines.claims_pauses import Pauses
+from keylane.spark.pipelines.claims_records import Extent
+
+_WORDS = (
+    "kind", "group", "topic", "client", "instance", "began", "ended", "freshness", "record", "verdict",
+    "released_client", "released_instance", "owner_client", "owner_instance", "next_client",
+)  # fmt: skip
+_NUMBERS = (
+    "token", "from_offset", "from_ms", "to_offset", "to_ms", "heartbeat_offset", "heartbeat_ms", "fresh_until_ms",
+    "holds_until_ms", "next_offset", "taken_offset", "taken_to", "taken_token", "released_offset", "released_ms",
+    "released_next", "expiry_ms", "gap_ms", "paused_ms", "heartbeats", "now_ms", "times", "rank",
+)  # fmt: skip
+REPLAYED_DDL = ", ".join(
+    [
+        "log_partition INT, partition INT, misplaced BOOLEAN",
+        *(f"{name} STRING" for name in _WORDS),
+        *(f"{name} BIGINT" for name in _NUMBERS),
+    ]
+)
+"""`kind`: `span`, `claim` (a key as it is in the end), `gap`, `pause`, `rival` (heartbeats of somebody who is not the
+owner), `overlap` (a span that began before the one before it had ended: no more than that there is one), `count`.
+`rank`: what is shown first of its kind."""
+
+_REPLAYED = pa.schema(
+    [
+        ("log_partition", pa.int32()),
+        ("partition", pa.int32()),
+        ("misplaced", pa.bool_()),
+        *((name, pa.string()) for name in _WORDS),
+        *((name, pa.int64()) for name in _NUMBERS),
+    ]
+)
+
+HELD, EXPIRED, PAUSED = "held", "expired", "paused"
+ENDS = (HELD, EXPIRED, Ended.TAKEN.value, Ended.RELEASED.value, PAUSED, Ended.RECLAIMED.value, Ended.LAPSED.value)
+"""How a span ended, besides the words of `Ended`: it still holds; it ran out and nobody has won it since; it was
+released because its group was paused."""
+
+_SAYS_NOTHING: Final = b""
+_ROWS_A_BATCH = 10_000
+_RIVALS_KEPT = 100_000
+
+Row = dict[str, Any]
+
+
+class Record(NamedTuple):
+    """A row of `claims_records.RECORDS_DDL`, as far as it is needed; `task` says where: pauses are in every task."""
+
+    log_partition: int
+    offset: int
+    piece: int
+    seen_ms: int
+    value: bytes
+    kind: str
+    group: str
+    topic: str
+    partition: int
+    task: int
+
+    @property
+    def key(self) -> Key:
+        return Key(self.group, self.topic, self.partition)
+
+
+@dataclass(frozen=True, slots=True)
+class Replayer:
+    """Replays the records of some keys, sorted by partition of the log and offset, with all pauses among them.
+
+    Tells of what did not end before `since_ms`, and of gaps longer than `gap_ms`.
+    """
+
+    interval_s: float
+    partitions: int
+    placing: Placing
+    first_offset: int
+    extents: Mapping[int, Extent]
+    before: Mapping[tuple[int, int], int]
+    since_ms: int
+    gap_ms: int
+
+    def __call__(self, tables: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        waiting: list[Row] = []
+        for row in self._rows(tables):
+            waiting.append(row)
+            if len(waiting) >= _ROWS_A_BATCH:
+                yield pa.RecordBatch.from_pylist(waiting, schema=_REPLAYED)
+                waiting = []
+        if waiting:
+            yield pa.RecordBatch.from_pylist(waiting, schema=_REPLAYED)
+
+    def _rows(self, tables: Iterable[pa.RecordBatch]) -> Iterator[Row]:
+        for number, records in groupby(_records_of(tables), key=attrgetter("log_partition")):
+            extent = self.extents.get(number)
+            if extent is None:
+                continue
+            replay = _PartitionReplay(self, extent)
+            for record in records:
+                if record.offset < extent.stop:
+                    yield from replay.apply(record)
+            yield from replay.finish()
+
+    def new_world(self, partitions: int) -> World:
+        return World(
+            self.interval_s,
+            partitions,
+            placing=self.placing,
+            first_offset=self.first_offset,
+            keep_history=True,
+        )
+
+
+def _records_of(tables: Iterable[pa.RecordBatch]) -> Iterator[Record]:
+    for table in tables:
+        yield from map(Record, *(table.column(name).to_pylist() for name in Record._fields))
+
+
+class _Strand:
+    """A world that is given some records of one partition of the log, and when the log begins."""
+
+    def __init__(self, world: World, number: int, extent: Extent) -> None:
+        self.world = world
+        self.number = number
+        self._extent = extent
+        self._is_begun = False
+        world.begins(number, extent.begins, extent.end)
+
+    def apply(self, offset: int, time_ms: int, value: bytes) -> Verdict:
+        if not self._is_begun:
+            self._is_begun = True
+            if offset > self._extent.first:
+                self.world.apply(LogRecord(self.number, self._extent.first, self._extent.first_ms, _SAYS_NOTHING))
+        return self.world.apply(LogRecord(self.number, offset, time_ms, value))
+
+
+class _PartitionReplay:
+    """One partition of the log in one task.
+
+    `astray` is the world as those see it who look for a key where it does not belong: by another hash, or with another
+    number of partitions. It makes nobody an owner, but it tells whom two hashes have made one.
+    """
+
+    def __init__(self, replayer: Replayer, extent: Extent) -> None:
+        self._replayer = replayer
+        self._number = extent.log_partition
+        self._now_ms = extent.now_ms
+        self._right = _Strand(replayer.new_world(replayer.partitions), extent.log_partition, extent)
+        self._astray = _Strand(replayer.new_world(1), 0, extent)
+        self._pauses = Pauses(extent.log_partition, extent.now_ms)
+        self._last: dict[Key, tuple[Tenure, str]] = {}
+        self._rivals: dict[tuple[Key, Owner], Row] = {}
+        self._counts: Counter[tuple[str, Verdict]] = Counter()
+
+    def apply(self, record: Record) -> Iterable[Row]:
+        time_ms = max(record.seen_ms, self._replayer.before.get((self._number, record.piece), record.seen_ms))
+        verdict = self._right.apply(record.offset, time_ms, record.value)
+        if record.kind == RELEASE_GROUP:
+            self._astray.apply(record.offset, time_ms, record.value)
+            return self._shown(self._pauses.add(record, time_ms))
+        self._counts[record.kind, verdict] += 1
+        if verdict is Verdict.MISPLACED:
+            self._astray.apply(record.offset, time_ms, record.value)
+            ended = self._astray.world.take_ended(0)
+            return self._shown(row for one in ended for row in self._span(self._astray.world, one, misplaced=True))
+        if verdict is Verdict.IGNORED:
+            return self._rival(record, time_ms) if record.kind == HEARTBEAT else ()
+        ended = self._right.world.take_ended(self._number)
+        return self._shown(row for one in ended for row in self._span(self._right.world, one)) if ended else ()
+
+    def finish(self) -> Iterator[Row]:
+        for strand in (self._right, self._astray):
+            for tenure in strand.world.tenures():
+                yield from self._shown(self._span(strand.world, tenure, misplaced=strand is self._astray))
+        for tenure, ended in self._last.values():
+            if ended != HELD:
+                yield from self._shown(self._gap(tenure, ended, None))
+        yield from self._shown(self._pauses.finish())
+        yield from self._rivals.values()
+        for claim in self._right.world.claims():
+            yield self._claim(claim)
+        for (kind, verdict), times in self._counts.items():
+            yield {"kind": "count", "record": kind, "verdict": verdict.value, "times": times}
+
+    def _shown(self, rows: Iterable[Row]) -> Iterable[Row]:
+        since_ms = self._replayer.since_ms
+        return [row for row in rows if row["to_ms"] is None or row["to_ms"] >= since_ms]
+
+    # ---- rows ---------------------------------------------------------------------------------------
+
+    def _span(self, world: World, tenure: Tenure, *, misplaced: bool = False) -> Iterator[Row]:
+        ended = self._how_ended(world, tenure)
+        yield {
+            "kind": "span",
+            "log_partition": self._number,
+            **tenure.key._asdict(),
+            **tenure.owner._asdict(),
+            "misplaced": misplaced,
+            "token": tenure.token,
+            "began": tenure.began.value,
+            "ended": ended,
+            "from_offset": tenure.since,
+            "from_ms": tenure.since_ms,
+            "to_offset": tenure.until,
+            "to_ms": tenure.until_ms,
+            "now_ms": self._now_ms,
+            "rank": -tenure.since_ms,
+        }
+        if misplaced:
+            return
+        if tenure.key in self._last:
+            before, before_ended = self._last[tenure.key]
+            yield from self._gap(before, before_ended, tenure)
+            if any(overlaps((before, tenure))):
+                yield {"kind": "overlap", "to_ms": tenure.until_ms}
+        self._last[tenure.key] = tenure, ended
+
+    def _how_ended(self, world: World, tenure: Tenure) -> str:
+        """Asked at once after a tenure ended, so pauses in force are those that were in force then."""
+        if tenure.ended is None:
+            return HELD if self._now_ms < tenure.until_ms else EXPIRED
+        if tenure.ended is Ended.RELEASED and any(one.by != tenure.owner for one in world.pauses(tenure.key.group)):
+            return PAUSED
+        return tenure.ended.value
+
+    def _gap(self, before: Tenure, ended: str, after: Tenure | None) -> Iterator[Row]:
+        """The time between two spans, or since the last one, if it is long."""
+        from_ms, to_ms = before.until_ms, self._now_ms
+        if after is not None:
+            found = next(gaps((before, after)), None)
+            to_ms = from_ms if found is None else found.to_ms
+        if to_ms - from_ms > self._replayer.gap_ms:
+            yield {
+                "kind": "gap",
+                "log_partition": self._number,
+                **before.key._asdict(),
+                "client": before.owner.client,
+                "next_client": None if after is None else after.owner.client,
+                "ended": ended,
+                "from_ms": from_ms,
+                "to_ms": None if after is None else to_ms,
+                "gap_ms": to_ms - from_ms,
+                "paused_ms": self._pauses.within(before.key.group, from_ms, to_ms),
+                "rank": from_ms - to_ms,
+            }
+
+    def _rival(self, record: Record, time_ms: int) -> Iterable[Row]:
+        """A heartbeat that did not count is a rival's if somebody else's claim holds."""
+        claim = self._right.world.claim_of(*record.key)
+        if claim is None or claim.owner is None or not claim.holds(time_ms) or time_ms < self._replayer.since_ms:
+            return ()
+        fields = split(record.value)
+        assert not isinstance(fields, Unreadable), record
+        writer = Owner(fields[2], fields[1])
+        full = list(self._rivals.values()) if len(self._rivals) >= _RIVALS_KEPT else []
+        if full:
+            self._rivals.clear()
+        row = self._rivals.setdefault(
+            (record.key, writer),
+            {
+                "kind": "rival",
+                "log_partition": self._number,
+                **record.key._asdict(),
+                **writer._asdict(),
+                "owner_client": claim.owner.client,
+                "owner_instance": claim.owner.instance,
+                "from_offset": record.offset,
+                "from_ms": time_ms,
+                "heartbeats": 0,
+            },
+        )
+        heartbeats = row["heartbeats"] + 1
+        row |= {"heartbeats": heartbeats, "to_offset": record.offset, "to_ms": time_ms, "rank": -heartbeats}
+        return full
+
+    def _claim(self, claim: Claim) -> Row:
+        owner, taken, released = claim.owner, claim.messages, claim.released
+        freshness = claim.freshness(self._now_ms)
+        return {
+            "kind": "claim",
+            "log_partition": claim.log_partition,
+            **claim.key._asdict(),
+            "client": owner.client if owner else None,
+            "instance": owner.instance if owner else None,
+            "token": claim.token,
+            "freshness": freshness.value if freshness else None,
+            "from_ms": claim.since_ms,
+            "heartbeat_offset": claim.heartbeat_at,
+            "heartbeat_ms": claim.heartbeat_ms,
+            "fresh_until_ms": claim.fresh_until_ms,
+            "holds_until_ms": claim.holds_until_ms,
+            "next_offset": claim.offset,
+            "taken_offset": taken.at if taken else None,
+            "taken_to": taken.proposed if taken else None,
+            "taken_token": taken.token if taken else None,
+            "released_client": released.owner.client if released else None,
+            "released_instance": released.owner.instance if released else None,
+            "released_offset": released.at if released else None,
+            "released_ms": released.time_ms if released else None,
+            "released_next": released.offset if released else None,
+            "now_ms": self._now_ms,
+            "rank": 0,
+        }

@@ -1,0 +1,55 @@
+"""Random coordination logs for the replay on Spark: several partitions, groups and topics, and all that goes wrong."""
+
+from __future__ import annotations
+
+import random
+
+from keylane.core.claim_facts import Key, LogRecord
+from keylane.core.claim_records import (
+    ClaimingMessages,
+    ClaimingPartition,
+    Heartbeat,
+    Message,
+    ReleaseGroup,
+    ReleasingPartition,
+    coordinating_partition,
+    encode,
+)
+
+INTERVAL_S = 10
+_STEPS_MS = [0, 0, 1, 500, 4000, 9999, 10_000, 19_999, 20_000, 25_000, -3000]
+_KINDS = ["claim"] * 4 + ["beat"] * 8 + ["release"] * 2 + ["take"] * 2 + ["pause", "noise"]
+
+
+def history(dice: random.Random, count: int, partitions: int, *, first: int, strays: bool) -> list[LogRecord]:
+    """Each partition of the log in its order, one after the other. `strays`: some records are in a wrong one."""
+    logs: list[list[LogRecord]] = [[] for _ in range(partitions)]
+    time_ms = 1_700_000_000_000
+    writers = [(client, instance) for client in ("anna", "bert", "carl") for instance in ("1", "2")]
+    writers = dice.sample(writers, dice.randint(1, 4))
+    for _ in range(count):
+        time_ms += dice.choice(_STEPS_MS)
+        kind, (client, instance) = dice.choice(_KINDS), dice.choice(writers)
+        group, topic, partition = dice.choice(["g", "h"]), dice.choice(["t", "u"]), dice.choice([0, 0, 1])
+        home = coordinating_partition(topic, partition, partitions)
+        if strays and dice.random() < 0.2:
+            home = dice.randrange(partitions)
+        value = _value(dice, kind, (instance, client), Key(group, topic, partition), time_ms)
+        for number in range(partitions) if kind == "pause" else [home]:
+            log = logs[number]
+            offset = first + len(log) if not log else log[-1].offset + dice.choice([1, 1, 1, 3])
+            log.append(LogRecord(number, offset, time_ms, value))
+    return [record for log in logs for record in log]
+
+
+def _value(dice: random.Random, kind: str, writer: tuple[str, str], key: Key, time_ms: int) -> bytes:
+    number = dice.randrange(40)
+    (instance, client), (group, topic, partition) = writer, key
+    messages: dict[str, Message] = {
+        "claim": ClaimingPartition(instance, client, group, topic, partition, 1),
+        "beat": Heartbeat(instance, client, group, topic, partition, number, 1),
+        "release": ReleasingPartition(instance, client, group, topic, partition, number, 1),
+        "take": ClaimingMessages(instance, client, group, topic, partition, number, 1),
+        "pause": ReleaseGroup(instance, client, group, dice.choice([0, time_ms // 1000 + 30, 2**63 - 1]), 1),
+    }
+    return encode(messages[kind]) if kind in messages else dice.choice([b"", b"noise", b"Heartbeat/1/x", b"\xff/1"])

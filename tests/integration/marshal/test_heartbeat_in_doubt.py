@@ -1,0 +1,63 @@
+"""A heartbeat whose outcome was unknown, on a log that stamps a record before others can read it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from keylane.core.claim_facts import LogRecord
+from keylane.core.claim_records import Message
+from keylane.core.picking import TopicPartition
+from keylane.errors import OutcomeUnknown
+from keylane.marshal.at_least_once import AtLeastOnce
+from keylane.marshal.author import Author
+from keylane.marshal.log import Bounds, Newest, Position
+from keylane.marshal.logbook import LogBook, own_clock
+from keylane.marshal.tenure import Tenure
+from keylane.marshal.trouble import Patience
+from tests.integration.marshal.rig import GROUP, TOPIC, LiveLog, View
+
+INTERVAL_S = 2.0
+WHERE = TopicPartition(TOPIC, 0)
+
+
+class SlowToShow(View):
+    """The first append is written and not confirmed, and is not shown before the second, which is never written."""
+
+    def __init__(self, log: LiveLog) -> None:
+        super().__init__(log, compares=False)
+        self.tries = 0
+
+    async def append(self, message: Message, partition: int, *, expect: Newest | None = None) -> Position:
+        self.tries += 1
+        if self.tries == 1:
+            await self.log.append(message, partition)
+            await asyncio.sleep(0.3 * INTERVAL_S)
+        raise OutcomeUnknown("no answer in time")
+
+    async def bounds(self, partition: int) -> Bounds:
+        first, end = await super().bounds(partition)
+        return Bounds(first, end - (self.tries == 1))
+
+    async def read(self, partition: int, offset: int) -> AsyncIterator[LogRecord]:
+        end = (await self.bounds(partition)).end
+        async for record in super().read(partition, offset):
+            if record.offset < end:
+                yield record
+
+
+async def test_an_owner_counts_from_the_first_sending_that_may_have_landed() -> None:
+    log, author = LiveLog(), Author("anna", GROUP)
+    won = await log.append(author.claiming(WHERE), 0)
+    view = SlowToShow(log)
+    book = LogBook(view, INTERVAL_S, lambda: Patience("the log", 30))
+    await book.read()
+    tenure = Tenure(book, author, WHERE, won.offset, AtLeastOnce(0))
+    began = own_clock()
+    assert await tenure.heartbeat()
+    assert view.tries == 2
+    claim = book.claim_of(tenure.key)
+    assert claim is not None
+    assert claim.heartbeat_at == won.offset + 1
+    counted_from = tenure._safe_until - tenure._hold_s
+    assert counted_from < began + 0.3 * INTERVAL_S, "others may begin two intervals after the stamp"
