@@ -79,9 +79,9 @@ def feed_worker(url: str, parts: Iterator[Part], ready: Callable[[], None]) -> i
 
 def split_worker(url: str, parts: Iterator[Part], ready: Callable[[], None]) -> int:
     from keylane.spark.address import Address  # noqa: PLC0415 - needs pyspark, which the other reader does not
+    from keylane.spark.executor.reading import read_split  # noqa: PLC0415
+    from keylane.spark.executor.split import Reading, Split  # noqa: PLC0415
     from keylane.spark.link import link_to  # noqa: PLC0415
-    from keylane.spark.reading import read_split  # noqa: PLC0415
-    from keylane.spark.split import Reading, Split  # noqa: PLC0415
 
     reading = Reading(Address(url=url), STREAM, "consumer", numbered=True, partitioning=(PARTITIONING,))
     link_to(reading.address)

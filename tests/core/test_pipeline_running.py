@@ -8,7 +8,7 @@ import pytest
 
 from keylane.errors import InvalidInput, KeylaneError, LakeBroken, ReadIncomplete
 from keylane.spark.address import Address
-from keylane.spark.options import read_options
+from keylane.spark.driver.options import read_options
 from keylane.spark.pipelines.running import Range, _is_scan, address_options, bounds, plain_error
 
 NOW = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)

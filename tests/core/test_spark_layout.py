@@ -11,8 +11,8 @@ from keylane.core.plans import Plan
 from keylane.core.subjects import matches
 from keylane.errors import InvalidInput, NotAMember
 from keylane.groups import ElasticConfig, StaticConfig
-from keylane.spark.layout import GroupConfig, Layout, lay_out, numbering
-from keylane.spark.options import read_options
+from keylane.spark.driver.layout import GroupConfig, Layout, lay_out, numbering
+from keylane.spark.driver.options import read_options
 
 ORDERS = Partitioning("orders.*", (1,), 3)
 

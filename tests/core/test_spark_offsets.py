@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keylane.errors import DataLost, InvalidInput
-from keylane.spark.losses import Losses
-from keylane.spark.offsets import Loss, Offset, Stand, planned, resume
+from keylane.spark.driver.losses import Losses
+from keylane.spark.driver.offsets import Loss, Offset, Stand, planned, resume
 
 
 def stand(first: int, last: int, created: str = "t1") -> Stand:

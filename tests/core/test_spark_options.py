@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from keylane.core.partitions import Partitioning
 from keylane.errors import InvalidInput
 from keylane.spark.address import ADDRESS_NAMES
-from keylane.spark.options import NAMES, Mode, Position, read_options
+from keylane.spark.driver.options import NAMES, Mode, Position, read_options
 
 MODES: tuple[Mode, ...] = ("batch", "streaming")
 NOON = datetime(2025, 3, 31, 12, tzinfo=UTC)

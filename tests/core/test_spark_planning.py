@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keylane.spark.admission import admit
-from keylane.spark.offsets import Stand
-from keylane.spark.options import SplitBy
-from keylane.spark.planning import MOST_PIECES, Piece, plan
+from keylane.spark.driver.admission import admit
+from keylane.spark.driver.offsets import Stand
+from keylane.spark.driver.options import SplitBy
+from keylane.spark.driver.planning import MOST_PIECES, Piece, plan
 
 
 def stand(last: int, *, first: int = 1, size: int = 100) -> Stand:

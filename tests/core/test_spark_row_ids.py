@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from keylane.spark.row_ids import IdScope, RowIds
+from keylane.spark.sink.row_ids import IdScope, RowIds
 
 SCOPE = IdScope("copy", "5f1c:7", 3)
 

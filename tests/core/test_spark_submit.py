@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from keylane.errors import InvalidInput
-from keylane.spark.submit import Command, Machine, Submission, build, is_elsewhere
+from keylane.spark.cluster.submit import Command, Machine, Submission, build, is_elsewhere
 
 HERE = Machine("/opt/spark", "/opt/java", "/home/me/.venv/bin/python")
 ON_CLUSTER = Submission(app="app.py", master="spark://host:7077", env="env.tar.gz")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 from keylane.errors import JavaMissing
-from keylane.spark.java import Java, find_java
-from keylane.spark.java import provided_java as _provided_java
+from keylane.spark.cluster.java import Java, find_java
+from keylane.spark.cluster.java import provided_java as _provided_java
 from tests.peers.presence import PeerMissing
 from tests.peers.store import PEERS
 

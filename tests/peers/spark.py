@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keylane.spark.java import Java
+from keylane.spark.cluster.java import Java
 from tests.peers.java import java
 from tests.peers.presence import PeerMissing
 

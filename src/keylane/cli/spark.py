@@ -1,7 +1,8 @@
 """`keylane spark`: packs the Python that executors need, and submits programs to Spark.
 
 Owns the words of the commands, the look at files before anything starts, and the running of `spark-submit`. What is
-said to Spark is decided by `keylane.spark.submit`. Exit codes: 2 if nothing was started, else what the program gave.
+said to Spark is decided by `keylane.spark.cluster.submit`. Exit codes: 2 if nothing was started, else what the program
+gave.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import typer
 from keylane.cli.refusing import refusals
 
 if TYPE_CHECKING:
-    from keylane.spark.submit import Command, Machine, Submission
+    from keylane.spark.cluster.submit import Command, Machine, Submission
 
 app = typer.Typer(help="Programs on Apache Spark.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -49,7 +50,7 @@ def pack(
     The packages are those installed here. Workers need the same Python (such as 3.11, unless --interpreter brings
     it), the same kind of machine, and Spark. `keylane spark submit --env FILE` uses the archive.
     """
-    from keylane.spark.packing import pack as write
+    from keylane.spark.cluster.packing import pack as write
 
     with refusals():
         note = write(output, extra=with_ or (), interpreter=interpreter)
@@ -96,7 +97,7 @@ def submit(
     stand before the program; what follows it is the program's own. A file shipped with --files is found by its name:
     --files app.creds and .option("credsFile", "app.creds").
     """
-    from keylane.spark.submit import Submission, build
+    from keylane.spark.cluster.submit import Submission, build
 
     asked = Submission(
         app=program,
@@ -127,7 +128,7 @@ def _refuse(why: str) -> None:
 
 
 def _look_at_files(asked: Submission) -> None:
-    from keylane.spark.submit import is_elsewhere
+    from keylane.spark.cluster.submit import is_elsewhere
 
     if not asked.app.endswith(".py"):
         _refuse(f"{asked.app!r} must be a Python file: its name has to end in .py")
@@ -142,7 +143,7 @@ def _look_at_files(asked: Submission) -> None:
 
 def _look_at_archive(archive: Path, *, driver_is_here: bool) -> None:
     """Refuse one that differs from this driver, which would fail later and less clearly. Others' archives are taken."""
-    from keylane.spark.packing import python_version, read_note, source_fingerprint
+    from keylane.spark.cluster.packing import python_version, read_note, source_fingerprint
 
     if not archive.is_file():
         _refuse(f"--env {str(archive)!r} is no file here: make it with `keylane spark pack -o {archive}`")
@@ -162,8 +163,8 @@ def _look_at_archive(archive: Path, *, driver_is_here: bool) -> None:
 
 
 def _machine() -> Machine:
-    from keylane.spark.java import find_java, java_cache
-    from keylane.spark.submit import Machine
+    from keylane.spark.cluster.java import find_java, java_cache
+    from keylane.spark.cluster.submit import Machine
 
     home = _spark_home()
     java = find_java(java_cache())

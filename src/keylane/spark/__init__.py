@@ -14,12 +14,12 @@ from keylane.errors import ExtraMissing
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from keylane.spark.java import provide_java
+    from keylane.spark.cluster.java import provide_java
     from keylane.spark.key_order import in_key_order
 
 __all__ = ["in_key_order", "provide_java", "register"]
 
-_HOMES = {"in_key_order": "keylane.spark.key_order", "provide_java": "keylane.spark.java"}
+_HOMES = {"in_key_order": "keylane.spark.key_order", "provide_java": "keylane.spark.cluster.java"}
 
 
 if not TYPE_CHECKING:  # a type checker that saw this would take every misspelt name for good

@@ -29,10 +29,10 @@ from pyspark.sql.types import StructType
 
 from keylane.errors import InvalidInput
 from keylane.spark.columns import arrow_schema, ddl
-from keylane.spark.options import ReadOptions, read_options
+from keylane.spark.driver.options import ReadOptions, read_options
 
 if TYPE_CHECKING:
-    from keylane.spark.query import Query
+    from keylane.spark.driver.query import Query
 
 
 class KeylaneSource(DataSource):
@@ -61,12 +61,12 @@ class KeylaneSource(DataSource):
         return StreamReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from keylane.spark.sink import batch_writer  # noqa: PLC0415 - a reader never needs it
+        from keylane.spark.sink.writers import batch_writer  # noqa: PLC0415 - a reader never needs it
 
         return batch_writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
-        from keylane.spark.sink import stream_writer  # noqa: PLC0415 - a reader never needs it
+        from keylane.spark.sink.writers import stream_writer  # noqa: PLC0415 - a reader never needs it
 
         return stream_writer(self.options, schema, overwrite)
 
@@ -78,7 +78,7 @@ class BatchReader(DataSourceReader):
         self.options = options
 
     def partitions(self) -> list[InputPartition]:
-        from keylane.spark.batch import plan_batch  # noqa: PLC0415 - see above
+        from keylane.spark.driver.batch import plan_batch  # noqa: PLC0415 - see above
 
         return list(plan_batch(self.options))
 
@@ -95,7 +95,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def query(self) -> Query:
-        from keylane.spark.query import Query  # noqa: PLC0415 - see above
+        from keylane.spark.driver.query import Query  # noqa: PLC0415 - see above
 
         if self._query is None:
             self._query = Query(self.options)
@@ -153,8 +153,8 @@ def check_schema(schema: StructType, options: ReadOptions) -> None:
 
 
 def _read(options: ReadOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    from keylane.spark.split import Split  # noqa: PLC0415 - see above
-    from keylane.spark.watching import read_watched  # noqa: PLC0415 - see above
+    from keylane.spark.executor.split import Split  # noqa: PLC0415 - see above
+    from keylane.spark.executor.watching import read_watched  # noqa: PLC0415 - see above
 
     if not isinstance(partition, Split):  # Spark's stand-in where nothing was planned
         return iter(())

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from keylane.spark.layout import Layout
-from keylane.spark.options import ReadOptions, read_options
+from keylane.spark.driver.layout import Layout
+from keylane.spark.driver.options import ReadOptions, read_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -64,7 +64,7 @@ def why_layout_spreads(layout: Layout, options: ReadOptions) -> str | None:
 
 
 def _why_source_spreads(options: ReadOptions) -> str | None:
-    from keylane.spark.standing import Source  # noqa: PLC0415 - brings the client along
+    from keylane.spark.driver.standing import Source  # noqa: PLC0415 - brings the client along
 
     if options.split_by == "sequence":
         return "splitBy is sequence"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from keylane.spark import packing
-from keylane.spark.packing import NOTE, Note
+from keylane.spark.cluster import packing
+from keylane.spark.cluster.packing import NOTE, Note
 from tests.integration.cli.conftest import Done
 
 RECORDER = """#!/bin/sh

@@ -27,7 +27,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 @pytest.fixture(scope="session")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `keylane spark pack` writes: takes seconds to make."""
-    from keylane.spark.packing import pack  # noqa: PLC0415 - few tests need it
+    from keylane.spark.cluster.packing import pack  # noqa: PLC0415 - few tests need it
 
     archive: Path = tmp_path_factory.mktemp("packed") / "env.tar.gz"
     pack(archive)

@@ -14,7 +14,7 @@ import time
 
 import keylane
 from keylane.errors import QueryFenced
-from keylane.spark.lease import Lease, holder_name
+from keylane.spark.driver.lease import Lease, holder_name
 
 
 def say(text: str) -> None:

@@ -14,10 +14,10 @@ from keylane import Connection
 from keylane.groups.dead_letters import DeadLetter, list_dead_letters
 from keylane.jetstream.direct import StoredMessage, read_all
 from keylane.spark.link import link_to
-from keylane.spark.row_ids import IdScope
-from keylane.spark.target import Target, look_at_target
-from keylane.spark.write_options import WriteOptions, write_options
-from keylane.spark.writing import Written, write_batches
+from keylane.spark.sink.row_ids import IdScope
+from keylane.spark.sink.target import Target, look_at_target
+from keylane.spark.sink.write_options import WriteOptions, write_options
+from keylane.spark.sink.writing import Written, write_batches
 
 T = TypeVar("T")
 

@@ -16,9 +16,9 @@ from keylane.jetstream import consumers
 from keylane.jetstream.consumers import parse_time
 from keylane.jetstream.publish import Outgoing, publish_many
 from keylane.spark.address import Address
+from keylane.spark.executor.reading import read_split
+from keylane.spark.executor.split import Reading, Split, Way
 from keylane.spark.link import Link, link_to
-from keylane.spark.reading import read_split
-from keylane.spark.split import Reading, Split, Way
 
 WAYS: tuple[Way, ...] = ("consumer", "direct")
 Row = dict[str, Any]

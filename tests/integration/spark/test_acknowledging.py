@@ -26,10 +26,10 @@ from keylane.jetstream.consumers import ConsumerConfig
 from keylane.jetstream.publish import Outgoing, publish_many
 from keylane.jetstream.streams import RetentionPolicy, StreamConfig
 from keylane.server import NatsCluster
-from keylane.spark import claims
-from keylane.spark.acknowledging import Acknowledging
-from keylane.spark.lease import Lease
-from keylane.spark.room import bucket_of, claim_key, lease_key
+from keylane.spark.driver import claims
+from keylane.spark.driver.acknowledging import Acknowledging
+from keylane.spark.driver.lease import Lease
+from keylane.spark.driver.room import bucket_of, claim_key, lease_key
 
 Unique = Callable[..., str]
 PARTITIONS = 3

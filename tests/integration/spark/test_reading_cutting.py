@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keylane.jetstream.protocol import Scanner, Unrouted
-from keylane.spark import cutting
-from keylane.spark.cutting import Cutter, Run
-from keylane.spark.delivered import delivered_messages
-from keylane.spark.messages import together
-from keylane.spark.stored import stored_messages
+from keylane.spark.executor import cutting
+from keylane.spark.executor.cutting import Cutter, Run
+from keylane.spark.executor.delivered import delivered_messages
+from keylane.spark.executor.messages import together
+from keylane.spark.executor.stored import stored_messages
 
 pytestmark = pytest.mark.spark
 

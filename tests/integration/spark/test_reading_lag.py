@@ -14,12 +14,12 @@ import pytest
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.publish import Outgoing
 from keylane.server import NatsCluster, NatsServer
-from keylane.spark import reading
 from keylane.spark.address import Address
+from keylane.spark.executor import reading
+from keylane.spark.executor.reading import read_split
+from keylane.spark.executor.sentinel import what_is_missing
+from keylane.spark.executor.split import Split, Way
 from keylane.spark.link import link_to
-from keylane.spark.reading import read_split
-from keylane.spark.sentinel import what_is_missing
-from keylane.spark.split import Split, Way
 from tests.integration.spark.splits import WAYS, Ground, ground_at
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]

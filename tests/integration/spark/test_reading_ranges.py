@@ -12,8 +12,8 @@ from keylane.core.partitions import Partitioning
 from keylane.jetstream.publish import Outgoing
 from keylane.server import NatsServer
 from keylane.spark.columns import arrow_schema
-from keylane.spark.reading import read_split
-from keylane.spark.split import Way
+from keylane.spark.executor.reading import read_split
+from keylane.spark.executor.split import Way
 from tests.integration.spark.splits import WAYS, Ground, ground_at, rows_of, sequences_of
 
 pytestmark = pytest.mark.spark

@@ -14,9 +14,9 @@ from keylane.errors import ApiError, InvalidInput, NotFound, ReadIncomplete
 from keylane.jetstream import consumers
 from keylane.jetstream.publish import Outgoing
 from keylane.server import NatsServer
-from keylane.spark import reading
-from keylane.spark.reading import read_split
-from keylane.spark.split import Split, Way
+from keylane.spark.executor import reading
+from keylane.spark.executor.reading import read_split
+from keylane.spark.executor.split import Split, Way
 from tests.integration.spark.splits import WAYS, Ground, ground_at, sequences_of
 
 pytestmark = pytest.mark.spark
@@ -219,8 +219,8 @@ def test_a_worker_needs_no_pandas(ground: Ground) -> None:
     program = f"""
 import sys
 from keylane.spark.address import Address
-from keylane.spark.reading import read_split
-from keylane.spark.split import Reading, Split
+from keylane.spark.executor.reading import read_split
+from keylane.spark.executor.split import Reading, Split
 for way in ("consumer", "direct"):
     reading = Reading(Address(url={ground.address.url!r}), {ground.stream!r}, way, True, (), True)
     assert sum(batch.num_rows for batch in read_split(Split(reading, 0, 50, None, 50))) == 50

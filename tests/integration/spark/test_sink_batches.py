@@ -13,10 +13,10 @@ from keylane import Connection
 from keylane.errors import PermissionDenied
 from keylane.jetstream import streams
 from keylane.server import NatsServer
-from keylane.spark.row_atomic import RowAtomic
-from keylane.spark.row_batches import Interrupted, RowBatches
-from keylane.spark.row_ingest import RowIngest
-from keylane.spark.row_outlet import Outlet, Row, publish
+from keylane.spark.sink.row_atomic import RowAtomic
+from keylane.spark.sink.row_batches import Interrupted, RowBatches
+from keylane.spark.sink.row_ingest import RowIngest
+from keylane.spark.sink.row_outlet import Outlet, Row, publish
 
 pytestmark = pytest.mark.spark
 

@@ -29,17 +29,18 @@ from keylane.errors import (
 from keylane.jetstream import streams
 from keylane.jetstream.publish import Outgoing, publish_many
 from keylane.server import NatsServer
-from keylane.spark import patience, query, standing
+from keylane.spark import patience
 from keylane.spark.address import Address
-from keylane.spark.batch import plan_batch
-from keylane.spark.lease import Lease
+from keylane.spark.driver import query, standing
+from keylane.spark.driver.batch import plan_batch
+from keylane.spark.driver.lease import Lease
+from keylane.spark.driver.offsets import Stand
+from keylane.spark.driver.options import read_options
+from keylane.spark.driver.query import Query
+from keylane.spark.driver.standing import Source
+from keylane.spark.executor.split import Split
+from keylane.spark.executor.watching import read_watched
 from keylane.spark.link import link_to
-from keylane.spark.offsets import Stand
-from keylane.spark.options import read_options
-from keylane.spark.query import Query
-from keylane.spark.split import Split
-from keylane.spark.standing import Source
-from keylane.spark.watching import read_watched
 from tests.peers.store import REPOSITORY
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(120)]

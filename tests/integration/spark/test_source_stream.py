@@ -17,7 +17,7 @@ import pytest
 
 import keylane
 from keylane.server import NatsServer
-from keylane.spark.lease import Lease
+from keylane.spark.driver.lease import Lease
 from tests.integration.spark.source_rig import Ground, ground, numbers
 
 if TYPE_CHECKING:

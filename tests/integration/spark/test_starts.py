@@ -10,8 +10,8 @@ import pytest
 
 from keylane import Connection
 from keylane.errors import InvalidInput
-from keylane.spark.room import bucket_of, start_key
-from keylane.spark.starts import durable_start, forget_start
+from keylane.spark.driver.room import bucket_of, start_key
+from keylane.spark.driver.starts import durable_start, forget_start
 
 Unique = Callable[..., str]
 

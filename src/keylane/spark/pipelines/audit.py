@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from keylane.core.names import check_group_name, check_stream_name
 from keylane.errors import InvalidInput
 from keylane.spark.address import Address
-from keylane.spark.options import read_options
+from keylane.spark.driver.options import read_options
 from keylane.spark.pipelines.places import building, check_work, put_in_place, working
 from keylane.spark.pipelines.running import (
     Range,

@@ -30,7 +30,7 @@ from keylane.jetstream import consumers
 from keylane.jetstream.connection import Connection
 from keylane.journal import open_stored
 from keylane.spark.address import Address
-from keylane.spark.layout import GroupConfig
+from keylane.spark.driver.layout import GroupConfig
 from keylane.spark.patience import ask
 from keylane.spark.pipelines.journal_frame import RECORD, raw_batches, records_of, stored_in
 from keylane.spark.pipelines.running import Range, address_options, load

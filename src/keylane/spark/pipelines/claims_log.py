@@ -19,7 +19,7 @@ from keylane.jetstream.connection import Connection
 from keylane.marshal.jetstream_log import DEFAULT_NAME, JetStreamLog, open_jetstream_log
 from keylane.marshal.log import Bounds
 from keylane.spark.address import Address
-from keylane.spark.options import read_options
+from keylane.spark.driver.options import read_options
 from keylane.spark.patience import ask
 from keylane.spark.pipelines.running import address_options, bounds, load
 

@@ -18,9 +18,9 @@ from keylane.journal import open_stored
 from keylane.journal.arrow import to_arrow
 from keylane.journal.stream import journal_stream, journal_subject
 from keylane.spark.address import Address
-from keylane.spark.offsets import Stand
+from keylane.spark.driver.offsets import Stand
+from keylane.spark.driver.standing import stand_of
 from keylane.spark.pipelines.running import address_options
-from keylane.spark.standing import stand_of
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator

@@ -21,7 +21,7 @@ from keylane.core.coverage import Coverage, Span
 from keylane.core.names import check_stream_name
 from keylane.errors import InvalidInput, KeylaneError, LakeBroken
 from keylane.spark.address import Address
-from keylane.spark.options import read_options
+from keylane.spark.driver.options import read_options
 from keylane.spark.pipelines.running import Range, Say, address_options, bounds, find_range, load, plainly, say_nothing
 from keylane.spark.pipelines.table import Identity, Table
 

@@ -24,10 +24,10 @@ from keylane.groups import StaticConfig, get_config
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.consumers import parse_time
 from keylane.spark.address import FIELDS, Address
-from keylane.spark.layout import GroupConfig
-from keylane.spark.options import ReadOptions, read_options
+from keylane.spark.driver.layout import GroupConfig
+from keylane.spark.driver.options import ReadOptions, read_options
+from keylane.spark.driver.standing import Source
 from keylane.spark.patience import ask
-from keylane.spark.standing import Source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keylane.errors import ExtraMissing, InvalidInput, KeylaneError
-from keylane.spark.java import find_java, java_cache
+from keylane.spark.cluster.java import find_java, java_cache
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
