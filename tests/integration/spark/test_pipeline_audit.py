@@ -18,6 +18,7 @@ from keylane.server import NatsServer
 from keylane.spark.address import Address
 from keylane.spark.pipelines import audit as pipeline
 from keylane.spark.pipelines.audit import Report, Settings
+from keylane.spark.pipelines.running import no_guessed_broadcasts
 from tests.integration.spark import journal_rig as rig
 from tests.integration.spark.journal_rig import ALICE, BOB, GROUP, MS, STANDBY, Act, Past
 from tests.integration.spark.planted import eventful, faulty, findings_in, keys_of, sequences, told
@@ -45,6 +46,19 @@ def audit(spark: SparkSession, nats_server: NatsServer, stream: str) -> Audit:
         return await asyncio.to_thread(pipeline.run, spark, Settings(address=Address(url=nats_server.url), **settings))
 
     return run
+
+
+def test_nothing_large_is_broadcast_because_its_files_look_small(spark: SparkSession, tmp_path: Path) -> None:
+    spark.range(1000).write.parquet(str(tmp_path / "t"))
+
+    def joined() -> str:
+        table = spark.read.parquet(str(tmp_path / "t"))
+        return str(table.join(table.select("id"), "id", "left_anti")._jdf.queryExecution().executedPlan().toString())
+
+    assert "Broadcast" in joined()
+    with no_guessed_broadcasts(spark):
+        assert "Broadcast" not in joined()
+    assert "Broadcast" in joined()
 
 
 # ---- clean ----------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from keylane.spark.pipelines.running import (
     check_span,
     find_range,
     group_of,
+    no_guessed_broadcasts,
     plainly,
     say_nothing,
 )
@@ -158,7 +159,7 @@ def run(
         report = run(spark, Settings(stream="ORDERS", group="billing", start="-1h"))
         print(report.as_text())
     """
-    with working(settings.work, "audit") as directory, plainly():
+    with working(settings.work, "audit") as directory, plainly(), no_guessed_broadcasts(spark):
         return _Run(spark, settings, directory, say).go(stop or threading.Event())
 
 

@@ -23,6 +23,7 @@ from keylane.spark.pipelines.running import (
     check_evidence,
     check_span,
     find_range,
+    no_guessed_broadcasts,
     plainly,
     say_nothing,
 )
@@ -137,7 +138,12 @@ def run(spark: SparkSession, settings: Settings, say: Say = say_nothing) -> Repo
     from keylane.spark.pipelines.parity_verdict import compare  # noqa: PLC0415 - needs pyspark
 
     began_s = time.monotonic()
-    with working(settings.work, "parity") as directory, plainly(), building(directory) as aside:
+    with (
+        working(settings.work, "parity") as directory,
+        plainly(),
+        no_guessed_broadcasts(spark),
+        building(directory) as aside,
+    ):
         part = find_range(settings.options)
         if part.is_empty:
             raise InvalidInput(

@@ -293,6 +293,27 @@ def plainly() -> Iterator[None]:
         raise plain_error(str(error), getattr(error, "_stackTrace", "")) from error
 
 
+@contextmanager
+def no_guessed_broadcasts(spark: SparkSession) -> Iterator[None]:
+    """Let Spark broadcast only what it is told to.
+
+    It guesses the size of a table from its files, and sequences pack so well that millions of rows look small: the
+    guess would put them all into the memory of one process.
+    """
+    names = ("spark.sql.autoBroadcastJoinThreshold", "spark.sql.adaptive.autoBroadcastJoinThreshold")
+    before = {name: spark.conf.get(name, None) for name in names}
+    for name in names:
+        spark.conf.set(name, "-1")
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, value)
+
+
 def plain_error(text: str, causes: str = "") -> KeylaneError:
     """The error in a text of Spark's: keylane's own where a task raised one, else Spark's first line.
 
