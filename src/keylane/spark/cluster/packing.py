@@ -134,7 +134,7 @@ def python_version() -> str:
 
 def source_fingerprint() -> str:
     """Tells one state of keylane's code from another, also where the version is the same."""
-    root = Path(__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[2]
     digest = hashlib.sha256()
     for file in sorted(root.rglob("*.py")):
         digest.update(str(file.relative_to(root)).encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
