@@ -5,9 +5,13 @@ One process holds one JVM, so a test that needs another Java starts another proc
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import os
+import shlex
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -35,9 +39,22 @@ def spark_environment(jvm: Java) -> dict[str, str]:
     return {
         "JAVA_HOME": str(jvm.home),
         "PYSPARK_PYTHON": sys.executable,
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": _without_blanks(sys.executable),
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
+
+
+@cache
+def _without_blanks(python: str) -> str:
+    """This Python by a path without blanks: before Spark looks for data sources it asks a shell for it, unquoted."""
+    if not any(character.isspace() for character in python):
+        return python
+    directory = Path(tempfile.mkdtemp(prefix="keylane-python-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    door = directory / "python"
+    door.write_text(f'#!/bin/sh\nexec {shlex.quote(python)} "$@"\n')
+    door.chmod(0o755)
+    return str(door)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import keylane
+import keylane.spark
 from keylane import Connection, groups
 from keylane.jetstream import streams
 from keylane.jetstream.publish import Outgoing, publish_many
@@ -77,6 +78,7 @@ class Run:
 async def run(
     spark: SparkSession, connection: Connection, nats_server: NatsServer, unique: Unique, tmp_path: Path
 ) -> AsyncIterator[Run]:
+    keylane.spark.register(spark)
     source = unique("ORDERS")
     await streams.create(connection, StreamConfig(name=source, subjects=[f"{source}.*"]))
     await groups.create_elastic(
