@@ -40,7 +40,7 @@ def ground(server: NatsServer, unique: Callable[..., str]) -> Iterator[Ground]:
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that little data makes many batches, and most of it is still to be sent after the first."""
     for name in ("reading._ROWS", "pulled._MOST_HELD", "pulled._FIRST_PULL", "fetched._BATCH"):
-        monkeypatch.setattr(f"keylane.spark.{name}", 100)
+        monkeypatch.setattr(f"keylane.spark.executor.{name}", 100)
 
 
 def fill(ground: Ground, count: int, size: int = 10) -> None:
