@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-_SIGNS = ("Heartbeat", "ClaimingPartition", "ClaimingMessages")
 _FIELDS = {"Heartbeat": 9, "ClaimingPartition": 8, "ReleasingPartition": 9, "ClaimingMessages": 9}
 
 

@@ -6,8 +6,9 @@ NATS client, which takes longer than everything else a command line needs to ans
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from keylane.lazy import loader
 
 if TYPE_CHECKING:
     from keylane.jetstream.connection import Connection, connect
@@ -25,13 +26,7 @@ _HOMES = {
 
 
 if not TYPE_CHECKING:  # a type checker that saw this would take every misspelt name for good
-
-    def __getattr__(name: str) -> object:
-        home = _HOMES.get(name)
-        if home is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(home), name)
-        return value
+    __getattr__ = loader(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -1,10 +1,11 @@
-"""Random coordination logs for the replay on Spark: several partitions, groups and topics, and all that goes wrong."""
+"""Random coordination logs for the replay on Spark, with all that goes wrong; and a claim as a row of its world."""
 
 from __future__ import annotations
 
 import random
+from typing import Any
 
-from keylane.core.claim_facts import Key, LogRecord
+from keylane.core.claim_facts import Claim, Key, LogRecord
 from keylane.core.claim_records import (
     ClaimingMessages,
     ClaimingPartition,
@@ -53,3 +54,33 @@ def _value(dice: random.Random, kind: str, writer: tuple[str, str], key: Key, ti
         "pause": ReleaseGroup(instance, client, group, dice.choice([0, time_ms // 1000 + 30, 2**63 - 1]), 1),
     }
     return encode(messages[kind]) if kind in messages else dice.choice([b"", b"noise", b"Heartbeat/1/x", b"\xff/1"])
+
+
+def told_claim(claim: Claim, now_ms: int) -> dict[str, Any]:
+    """What one reader says of a claim, in the columns of the pipeline."""
+    freshness, taken, released = claim.freshness(now_ms), claim.messages, claim.released
+    return {
+        "group": claim.key.group,
+        "topic": claim.key.topic,
+        "partition": claim.key.partition,
+        "log_partition": claim.log_partition,
+        "client": claim.owner and claim.owner.client,
+        "instance": claim.owner and claim.owner.instance,
+        "token": claim.token,
+        "from_ms": claim.since_ms,
+        "heartbeat_ms": claim.heartbeat_ms,
+        "heartbeat_offset": claim.heartbeat_at,
+        "fresh_until_ms": claim.fresh_until_ms,
+        "holds_until_ms": claim.holds_until_ms,
+        "next_offset": claim.offset,
+        "freshness": freshness and freshness.value,
+        "now_ms": now_ms,
+        "taken_offset": taken and taken.at,
+        "taken_to": taken and taken.proposed,
+        "taken_token": taken and taken.token,
+        "released_client": released and released.owner.client,
+        "released_instance": released and released.owner.instance,
+        "released_offset": released and released.at,
+        "released_ms": released and released.time_ms,
+        "released_next": released and released.offset,
+    }

@@ -21,13 +21,14 @@ PACKAGE = Path(__file__).parents[2] / "src" / "keylane"
 
 ROOMS = frozenset({"groups", "priority", "exactly_once", "journal", "fleet", "marshal", "kafka", "spark"})
 ADAPTERS = frozenset({"jetstream"})
-FOUNDATION = frozenset({"core", "errors"})
+FOUNDATION = frozenset({"core", "errors", "lazy"})
 EVERYTHING = frozenset({"*"})
 
 # What each part may import of keylane besides itself. Of another room only its face, `keylane.<room>`, never
 # a module inside it; `EVERYTHING` is for those that wire the rooms together.
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "errors": frozenset(),
+    "lazy": frozenset(),
     "loop": frozenset(),
     "core": frozenset({"errors"}),
     "jetstream": FOUNDATION,

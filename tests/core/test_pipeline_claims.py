@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from keylane.core.claim_facts import Claim, LogRecord, Owner, Tenure, Verdict, gaps
+from keylane.core.claim_facts import LogRecord, Owner, Tenure, Verdict, gaps
 from keylane.core.claim_records import HEARTBEAT, ReleaseGroup, decode, encode
 from keylane.core.claims import World, replay
 from keylane.marshal.log import Bounds
-from tests.core.claim_histories import INTERVAL_S, history
+from tests.core.claim_histories import INTERVAL_S, history, told_claim
 
 pa = pytest.importorskip("pyarrow")
 
@@ -117,35 +117,6 @@ def kind_of(rows: Rows, kind: str) -> Rows:
 
 
 # ---- what one reader says, in the same columns ------------------------------------------------------------
-
-
-def told_claim(claim: Claim, now_ms: int) -> dict[str, Any]:
-    freshness, taken, released = claim.freshness(now_ms), claim.messages, claim.released
-    return {
-        "group": claim.key.group,
-        "topic": claim.key.topic,
-        "partition": claim.key.partition,
-        "log_partition": claim.log_partition,
-        "client": claim.owner and claim.owner.client,
-        "instance": claim.owner and claim.owner.instance,
-        "token": claim.token,
-        "from_ms": claim.since_ms,
-        "heartbeat_ms": claim.heartbeat_ms,
-        "heartbeat_offset": claim.heartbeat_at,
-        "fresh_until_ms": claim.fresh_until_ms,
-        "holds_until_ms": claim.holds_until_ms,
-        "next_offset": claim.offset,
-        "freshness": freshness and freshness.value,
-        "now_ms": now_ms,
-        "taken_offset": taken and taken.at,
-        "taken_to": taken and taken.proposed,
-        "taken_token": taken and taken.token,
-        "released_client": released and released.owner.client,
-        "released_instance": released and released.owner.instance,
-        "released_offset": released and released.at,
-        "released_ms": released and released.time_ms,
-        "released_next": released and released.offset,
-    }
 
 
 def told_tenure(tenure: Tenure) -> tuple[Any, ...]:

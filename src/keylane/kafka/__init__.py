@@ -5,10 +5,10 @@ Needs `pip install "keylane[kafka]"`. Names are loaded when they are first used,
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from keylane.errors import ExtraMissing
+from keylane.lazy import loader
 
 if TYPE_CHECKING:
     from keylane.kafka.client import KafkaAddress, KafkaLink, open_kafka
@@ -33,21 +33,17 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # a type checker that saw this would take every misspelt name for good
+    _load = loader(__name__, _HOME_OF)
 
     def __getattr__(name: str) -> object:
-        home = _HOME_OF.get(name)
-        if home is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         try:
-            value = getattr(import_module(home), name)
+            return _load(name)
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] != "confluent_kafka":
                 raise
             raise ExtraMissing(
                 f'keylane.kafka.{name} needs confluent-kafka, which is not installed: pip install "keylane[kafka]"'
             ) from error
-        globals()[name] = value
-        return value
 
 
 def __dir__() -> list[str]:

@@ -5,8 +5,9 @@ Names are loaded when they are first used: a program with a log in Kafka does no
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from keylane.lazy import loader
 
 if TYPE_CHECKING:
     from keylane.core.claim_facts import (
@@ -99,13 +100,7 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # a type checker that saw this would take every misspelt name for good
-
-    def __getattr__(name: str) -> object:
-        home = _HOME_OF.get(name)
-        if home is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(home), name)
-        return value
+    __getattr__ = loader(__name__, _HOME_OF)
 
 
 def __dir__() -> list[str]:

@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from keylane.errors import ExtraMissing
+from keylane.lazy import loader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,12 +23,7 @@ _HOMES = {"in_key_order": "keylane.spark.key_order", "provide_java": "keylane.sp
 
 
 if not TYPE_CHECKING:  # a type checker that saw this would take every misspelt name for good
-
-    def __getattr__(name: str) -> object:
-        home = _HOMES.get(name)
-        if home is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(home), name)
+    __getattr__ = loader(__name__, _HOMES)
 
 
 def register(spark: SparkSession) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from keylane.kafka import KafkaLink, open_kafka
+from tests.integration.kafka.log_rig import Unique, delete
 from tests.peers.kafka import Kafka
 
 
@@ -21,3 +23,19 @@ def kafka() -> Iterator[Kafka]:
     }
     with Kafka.start(settings=rules) as running:
         yield running
+
+
+@pytest.fixture
+async def link(kafka: Kafka) -> AsyncIterator[KafkaLink]:
+    async with open_kafka(kafka.bootstrap) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def name(link: KafkaLink, unique: Unique) -> AsyncIterator[str]:
+    """The name of a topic that is gone after the test."""
+    chosen = unique("claims")
+    try:
+        yield chosen
+    finally:
+        await delete(link, chosen)

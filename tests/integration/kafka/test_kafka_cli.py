@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from keylane.kafka import open_kafka
 from tests.integration.kafka.topic_rig import Unique, fill, make_topic
-from tests.integration.marshal.test_marshal_cli import count, events
+from tests.integration.marshal.command import Command, count, events
 from tests.peers.kafka import Kafka
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
@@ -23,52 +18,25 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
 PARTITIONS = 4
 
 
-class Command:
-    """Runs `keylane marshal` on one topic and one log."""
+class OnTopic(Command):
+    """On one topic and one log."""
 
     def __init__(self, bootstrap: str, topic: str, log: str) -> None:
+        super().__init__("--log", log, "--interval", "1", "--kafka", bootstrap, deadline_s=60)
         self.bootstrap = bootstrap
         self.topic = topic
         self.log = log
 
-    async def __call__(self, *words: str, kafka: str | None = None) -> tuple[int, str, str]:
-        async with self.running(*words, kafka=kafka) as process:
-            async with asyncio.timeout(60):
-                out, err = await process.communicate()
-            assert process.returncode is not None
-            return process.returncode, out.decode(), err.decode()
-
-    async def told(self, *words: str) -> Any:
-        code, out, err = await self(*words, "--json")
-        assert code == 0, err
-        return json.loads(out)
-
-    @asynccontextmanager
-    async def running(self, *words: str, kafka: str | None = None) -> AsyncIterator[asyncio.subprocess.Process]:
-        where = ["--log", self.log, "--interval", "1", "--kafka", kafka or self.bootstrap]
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "keylane.cli.main", "marshal", *words, *where),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        try:
-            yield process
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.communicate()
-
 
 @pytest.fixture
-async def marshal(kafka: Kafka, unique: Unique) -> Command:
+async def marshal(kafka: Kafka, unique: Unique) -> OnTopic:
     topic = unique("orders")
     async with open_kafka(kafka.bootstrap) as link:
         await make_topic(link, topic, PARTITIONS)
-    return Command(kafka.bootstrap, topic, unique("__marshal"))
+    return OnTopic(kafka.bootstrap, topic, unique("__marshal"))
 
 
-async def test_consume_watch_world_pause_and_resume(marshal: Command) -> None:
+async def test_consume_watch_world_pause_and_resume(marshal: OnTopic) -> None:
     fill(marshal.bootstrap, marshal.topic, PARTITIONS, 100)
     consuming = marshal.running("consume", "billing", "anna", marshal.topic, "--greedy", "--json")
     async with consuming as consumer:
@@ -118,7 +86,7 @@ async def test_consume_watch_world_pause_and_resume(marshal: Command) -> None:
         (["world", "--kafka-config", "/nowhere/at/all"], "the Kafka properties cannot be read"),
     ],
 )
-async def test_one_line_says_what_is_wrong(marshal: Command, words: list[str], said: str) -> None:
+async def test_one_line_says_what_is_wrong(marshal: OnTopic, words: list[str], said: str) -> None:
     code, out, err = await marshal(*words)
     assert (code, out) == (1, "")
     assert said in err
@@ -132,14 +100,14 @@ async def test_one_line_says_what_is_wrong(marshal: Command, words: list[str], s
         ("127.0.0.1:1", "check that a broker listens at 127.0.0.1:1"),
     ],
 )
-async def test_brokers_that_cannot_be_reached(marshal: Command, brokers: str, said: str) -> None:
-    code, out, err = await marshal("world", "--timeout", "1.5", kafka=brokers)
+async def test_brokers_that_cannot_be_reached(marshal: OnTopic, brokers: str, said: str) -> None:
+    code, out, err = await OnTopic(brokers, marshal.topic, marshal.log)("world", "--timeout", "1.5")
     assert (code, out) == (1, "")
     assert said in err
     assert len(err.splitlines()) == 1
 
 
-async def test_properties_are_used(marshal: Command, tmp_path: Path) -> None:
+async def test_properties_are_used(marshal: OnTopic, tmp_path: Path) -> None:
     """The broker talks plainly: a client that wants TLS is told so."""
     path = tmp_path / "client.properties"
     path.write_text("security.protocol=SSL\n")

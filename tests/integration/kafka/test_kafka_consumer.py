@@ -62,12 +62,6 @@ class Ground:
 
 
 @pytest.fixture
-async def link(kafka: Kafka) -> AsyncIterator[KafkaLink]:
-    async with open_kafka(kafka.bootstrap) as opened:
-        yield opened
-
-
-@pytest.fixture
 async def ground(kafka: Kafka, link: KafkaLink, unique: Unique) -> Ground:
     topic = unique("orders")
     await make_topic(link, topic, PARTITIONS)

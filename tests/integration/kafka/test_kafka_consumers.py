@@ -35,28 +35,13 @@ from keylane.marshal import (
     open_jetstream_log,
 )
 from keylane.marshal.log import Newest, Position
-from tests.integration.kafka.log_rig import Unique, add_partitions, delete
+from tests.integration.kafka.log_rig import add_partitions
 from tests.integration.marshal.rig import GROUP, TOPIC, Seen, fill, in_order_per_key, kill, until
 from tests.peers.kafka import Kafka
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
 INTERVAL_S = 1.0
-
-
-@pytest.fixture
-async def link(kafka: Kafka) -> AsyncIterator[KafkaLink]:
-    async with open_kafka(kafka.bootstrap) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def name(link: KafkaLink, unique: Unique) -> AsyncIterator[str]:
-    chosen = unique("claims")
-    try:
-        yield chosen
-    finally:
-        await delete(link, chosen)
 
 
 class Ground:

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Producer
 
 from keylane.errors import InvalidInput, KafkaRefused, NoSuchTopic, ReadIncomplete
-from keylane.kafka import KafkaLink, open_kafka
+from keylane.kafka import KafkaLink
 from keylane.kafka.fetching import open_fetcher
 from keylane.kafka.following import Following
 from keylane.kafka.producing import open_writer
@@ -20,12 +20,6 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
 
 PARTITIONS = 3
 EACH = 3000
-
-
-@pytest.fixture
-async def link(kafka: Kafka) -> AsyncIterator[KafkaLink]:
-    async with open_kafka(kafka.bootstrap) as opened:
-        yield opened
 
 
 @pytest.fixture

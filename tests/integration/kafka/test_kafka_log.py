@@ -31,7 +31,6 @@ from keylane.marshal import Bounds, CoordinationLog, MemoryLog, Newest, Verdict,
 from keylane.marshal.trouble import Patience
 from tests.integration.kafka.log_rig import (
     INTERVAL_S,
-    Unique,
     a_log,
     add_partitions,
     age_all,
@@ -47,22 +46,6 @@ from tests.integration.kafka.log_rig import (
 from tests.peers.kafka import Kafka
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
-
-
-@pytest.fixture
-async def link(kafka: Kafka) -> AsyncIterator[KafkaLink]:
-    async with open_kafka(kafka.bootstrap) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def name(link: KafkaLink, unique: Unique) -> AsyncIterator[str]:
-    """The name of a topic that is gone after the test."""
-    chosen = unique("claims")
-    try:
-        yield chosen
-    finally:
-        await delete(link, chosen)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AclOperation, ResourceType  # type: ignore[attr-defined]  # documented there
 
 from keylane.errors import InvalidInput, NoSuchTopic, PermissionDenied, ReadIncomplete, TopicReplaced
-from keylane.kafka import KafkaLink, KafkaSource, open_kafka, open_kafka_source
+from keylane.kafka import KafkaLink, KafkaSource, open_kafka_source
 from keylane.kafka.fetching import open_fetcher
 from keylane.marshal.trouble import may_pass
 from tests.integration.kafka.topic_rig import Unique, delete_before, deny, fill, make_topic, numbers, read
@@ -22,12 +22,6 @@ from tests.peers.kafka import Kafka
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
 
 PARTITIONS = 4
-
-
-@pytest.fixture
-async def link(kafka: Kafka) -> AsyncIterator[KafkaLink]:
-    async with open_kafka(kafka.bootstrap) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
-import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from typing import Any
+from contextlib import suppress
 
 import pytest
 
@@ -17,45 +14,19 @@ from keylane.errors import NotFound
 from keylane.jetstream import streams
 from keylane.jetstream.publish import Outgoing, publish_many
 from keylane.server import NatsServer
+from tests.integration.marshal.command import Command, count, events
 
 PARTITIONS = 4
 
 
-class Command:
-    """Runs `keylane marshal` on one stream and one log."""
+class OnStream(Command):
+    """On one stream and one log."""
 
     def __init__(self, server: NatsServer, connection: Connection, stream: str, log: str) -> None:
+        super().__init__("--log", log, "--interval", "1", "--server", server.url, deadline_s=40)
         self.connection = connection
         self.stream = stream
         self.log = log
-        self._rest = ["--log", log, "--interval", "1", "--server", server.url]
-
-    async def __call__(self, *words: str) -> tuple[int, str, str]:
-        async with self.running(*words) as process:
-            async with asyncio.timeout(40):
-                out, err = await process.communicate()
-            assert process.returncode is not None
-            return process.returncode, out.decode(), err.decode()
-
-    async def told(self, *words: str) -> Any:
-        code, out, err = await self(*words, "--json")
-        assert code == 0, err
-        return json.loads(out)
-
-    @asynccontextmanager
-    async def running(self, *words: str) -> AsyncIterator[asyncio.subprocess.Process]:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "keylane.cli.main", "marshal", *words, *self._rest),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        try:
-            yield process
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.communicate()
 
     async def publish(self, count: int) -> None:
         await publish_many(
@@ -66,7 +37,7 @@ class Command:
 @pytest.fixture
 async def marshal(
     nats_server: NatsServer, connection: Connection, unique: Callable[..., str]
-) -> AsyncIterator[Command]:
+) -> AsyncIterator[OnStream]:
     stream, log = unique("orders"), unique("claims")
     transform = {"src": f"{stream}.*", "dest": f"{{{{Partition({PARTITIONS},1)}}}}.{stream}.{{{{Wildcard(1)}}}}"}
     await connection.api.request(
@@ -74,32 +45,14 @@ async def marshal(
         {"name": stream, "subjects": [f"{stream}.*"], "subject_transform": transform, "allow_direct": True},
     )
     try:
-        yield Command(nats_server, connection, stream, log)
+        yield OnStream(nats_server, connection, stream, log)
     finally:
         for name in (stream, log):
             with suppress(NotFound):
                 await streams.delete(connection, name)
 
 
-async def events(
-    process: asyncio.subprocess.Process, until: Callable[[list[dict[str, Any]]], bool]
-) -> list[dict[str, Any]]:
-    """What a command prints as JSON lines, until there is enough."""
-    assert process.stdout is not None
-    found: list[dict[str, Any]] = []
-    async with asyncio.timeout(40):
-        while not until(found):
-            line = await process.stdout.readline()
-            assert line, f"it ended: {found}"
-            found.append(json.loads(line))
-    return found
-
-
-def count(found: list[dict[str, Any]], event: str) -> int:
-    return sum(one["event"] == event for one in found)
-
-
-async def test_consume_watch_world_pause_and_resume(marshal: Command) -> None:
+async def test_consume_watch_world_pause_and_resume(marshal: OnStream) -> None:
     await marshal.publish(100)
     consuming = marshal.running("consume", "billing", "anna", marshal.stream, "--greedy", "--json")
     async with consuming as consumer:
@@ -135,7 +88,7 @@ async def test_consume_watch_world_pause_and_resume(marshal: Command) -> None:
     assert (await marshal.told("world", "--at", "1d"))["claims"] == []
 
 
-async def test_the_world_in_words(marshal: Command) -> None:
+async def test_the_world_in_words(marshal: OnStream) -> None:
     await marshal.publish(5)
     async with marshal.running("consume", "billing", "anna", marshal.stream, "--json") as consumer:
         await events(consumer, lambda found: count(found, "message") == 5)
@@ -155,7 +108,7 @@ async def test_the_world_in_words(marshal: Command) -> None:
         (["release-group", "billing", "2001-01-01T00:00:00Z"], "there is no coordination log"),
     ],
 )
-async def test_one_line_says_what_is_wrong(marshal: Command, words: list[str], said: str) -> None:
+async def test_one_line_says_what_is_wrong(marshal: OnStream, words: list[str], said: str) -> None:
     code, out, err = await marshal(*words)
     assert code == 1
     assert out == ""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from keylane.core.claim_facts import Claim, LogRecord, Tenure
+from keylane.core.claim_facts import LogRecord, Tenure
 from keylane.core.claims import World
 from keylane.marshal.log import Bounds
 from keylane.spark.pipelines import claims
 from keylane.spark.pipelines.claims_records import ROWS_DDL
+from tests.core.claim_histories import told_claim
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -47,39 +48,12 @@ def told_by(report: claims.Report) -> tuple[list[dict[str, Any]], list[dict[str,
 
 def told_of(world: World) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The same by one reader, with a history."""
-    claims_told = [_told_claim(claim, world.now_ms(claim.log_partition) or 0) for claim in world.claims()]
+    claims_told = [told_claim(claim, world.now_ms(claim.log_partition) or 0) for claim in world.claims()]
     return sorted(claims_told, key=_key), sorted(map(_told_tenure, world.tenures()), key=_key)
 
 
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:
     return row["group"], row["topic"], row["partition"], row.get("from_offset")
-
-
-def _told_claim(claim: Claim, now_ms: int) -> dict[str, Any]:
-    freshness, taken, released = claim.freshness(now_ms), claim.messages, claim.released
-    return {
-        **claim.key._asdict(),
-        "log_partition": claim.log_partition,
-        "client": claim.owner and claim.owner.client,
-        "instance": claim.owner and claim.owner.instance,
-        "token": claim.token,
-        "freshness": freshness and freshness.value,
-        "from_ms": claim.since_ms,
-        "heartbeat_offset": claim.heartbeat_at,
-        "heartbeat_ms": claim.heartbeat_ms,
-        "fresh_until_ms": claim.fresh_until_ms,
-        "holds_until_ms": claim.holds_until_ms,
-        "next_offset": claim.offset,
-        "taken_offset": taken and taken.at,
-        "taken_to": taken and taken.proposed,
-        "taken_token": taken and taken.token,
-        "released_client": released and released.owner.client,
-        "released_instance": released and released.owner.instance,
-        "released_offset": released and released.at,
-        "released_ms": released and released.time_ms,
-        "released_next": released and released.offset,
-        "now_ms": now_ms,
-    }
 
 
 def _told_tenure(tenure: Tenure) -> dict[str, Any]:
