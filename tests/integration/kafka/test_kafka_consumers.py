@@ -291,8 +291,10 @@ async def test_many_questions_for_the_end_are_one_request(
         return await send(ends, which)
 
     async with open_kafka_log(link, name, interval_s=INTERVAL_S, partitions=64) as log:
+        await asyncio.gather(*(log.bounds(number) for number in range(64)))  # until all have a leader
         monkeypatch.setattr(Ends, "_send", counted)
-        await asyncio.gather(*(log.bounds(number) for number in range(64)))
+        await asyncio.gather(*(log._ends.ask("begins", number) for number in range(64)))
+        await asyncio.gather(*(log._ends.ask("ends", number) for number in range(64)))
     assert len(sent) == 2
 
 
