@@ -29,14 +29,17 @@ def test_rows_with_a_sequence_have_ids_that_name_scope_and_sequence() -> None:
     assert ids_of([(b"a", b"", b"x", 17)])[0].startswith(b"copy:17:")
 
 
-def test_other_rows_have_ids_that_name_run_partition_and_place() -> None:
-    found = RowIds(SCOPE).next([b"a", b"a"], [b"", b""], [b"x", b"x"])
-    assert [one.rsplit(b":", 1)[0] for one in found] == [b"5f1c:7:3:0", b"5f1c:7:3:1"]
+def test_other_rows_have_ids_by_run_partition_and_place() -> None:
+    scopes = [SCOPE, IdScope("copy", "5f1c:8", 3), IdScope("copy", "5f1c:7", 4)]
+    found = [one for scope in scopes for one in RowIds(scope).next([b"a", b"a"], [b"", b""], [b"x", b"x"])]
+    assert len(set(found)) == 6
+    assert {len(one) for one in found} == {16}
+    assert RowIds(SCOPE).next([b"a", b"a"], [b"", b""], [b"x", b"x"]) == found[:2]
 
 
 def test_a_row_without_a_sequence_among_others_is_named_by_its_place() -> None:
     found = ids_of([(b"a", b"", b"x", 1), (b"a", b"", b"x", None), (b"a", b"", b"x", 2)])
-    assert found[1].startswith(b"5f1c:7:3:1:")
+    assert found[1] == RowIds(SCOPE).next([b"a", b"a"], [b"", b""], [b"", b"x"])[1]
 
 
 def test_equal_rows_of_one_message_are_counted() -> None:
@@ -90,6 +93,7 @@ def test_the_name_of_a_source_cannot_break_a_header() -> None:
 )
 def test_whatever_is_published_counts(one: tuple[bytes, bytes, bytes], other: tuple[bytes, bytes, bytes]) -> None:
     assert ids_of([(*one, 1)]) != ids_of([(*other, 1)])
+    assert ids_of([(*one, None)]) != ids_of([(*other, None)])
 
 
 def test_no_two_rows_of_a_batch_share_an_id_however_they_are_split() -> None:

@@ -18,7 +18,8 @@ from keylane.errors import Fenced, KeylaneError
 from keylane.groups.acks import Acks
 from keylane.groups.calling import Handler, as_coroutine, is_coroutine_function
 from keylane.groups.message import GroupMessage, Outcome
-from keylane.groups.terms import LANES, Terms, backoff_s
+from keylane.groups.terms import LANES, Terms
+from keylane.retries import RetryTimer, backoff_s
 
 _log = logging.getLogger("keylane.groups")
 
@@ -51,8 +52,7 @@ class Handling:
         self._at_work: dict[asyncio.Task[None], Entry[GroupMessage]] = {}
         self._idle: deque[asyncio.Future[None]] = deque()
         self._nudge: asyncio.Handle | None = None
-        self._retry: asyncio.TimerHandle | None = None
-        self._retry_at = 0.0
+        self._retry = RetryTimer(self._due, self._wake)
         self._beat: asyncio.TimerHandle | None = None
         self._acks = Acks()
         self._quiet = asyncio.Event()
@@ -194,7 +194,8 @@ class Handling:
         """End now: handlers at work are cancelled, and their messages come again, here or elsewhere."""
         self._closed = True
         self._quiet.set()
-        for timer in (self._nudge, self._retry, self._beat, self._revoking):
+        self._retry.cancel()
+        for timer in (self._nudge, self._beat, self._revoking):
             if timer is not None:
                 timer.cancel()
         for worker in self._workers:
@@ -338,7 +339,7 @@ class Handling:
             return _CANCELLED
         if isinstance(error, Fenced):
             _log.warning("%r: %s", given, error)
-            self._schedule_retry(self._lanes.postponed(entry, self._loop.time(), backoff_s(1)))
+            self._retry.set(self._lanes.postponed(entry, self._loop.time(), backoff_s(1)))
             return "failed"
         return await self._try_again(entry, given, error)
 
@@ -355,7 +356,7 @@ class Handling:
         self._report(given, error, entry.tries)
         if retry_at is None:
             return await self._give_up(entry, error, entry.tries)
-        self._schedule_retry(retry_at)
+        self._retry.set(retry_at)
         return "failed"
 
     async def _give_up(self, entry: Entry[GroupMessage], error: BaseException, tries: int) -> str:
@@ -406,19 +407,8 @@ class Handling:
             except Exception:  # noqa: BLE001 - a hook may raise anything
                 _log.exception("the hook on_crowded failed")
 
-    def _schedule_retry(self, retry_at: float) -> None:
-        if self._retry is None or retry_at < self._retry_at:
-            if self._retry is not None:
-                self._retry.cancel()
-            self._retry_at = retry_at
-            self._retry = self._loop.call_at(retry_at, self._retry_due)
-
-    def _retry_due(self) -> None:
-        self._retry = None
-        following = self._lanes.due(self._loop.time())
-        if following is not None:
-            self._schedule_retry(following)
-        self._wake()
+    def _due(self, now: float) -> float | None:
+        return self._lanes.due(now)  # the lanes of now: a reset makes new ones
 
     def _keep_alive(self) -> None:
         """Messages that wait or are at work for long must not be delivered again meanwhile."""

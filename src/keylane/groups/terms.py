@@ -15,8 +15,6 @@ Failure = Callable[[GroupMessage, BaseException, int], None]
 GiveUp = Callable[[GroupMessage, BaseException, int], Awaitable[None]]
 Crowded = Callable[[GroupMessage, int], None]
 
-_FIRST_BACKOFF_S = 0.1
-_LONGEST_BACKOFF_S = 30.0
 
 LANES: dict[Order, Callable[[GroupMessage], Hashable]] = {
     "key": attrgetter("place.lane"),
@@ -36,10 +34,6 @@ class Noted(Protocol):
     def now_ns(self) -> int: ...
 
     def note(self, message: GroupMessage, outcome: str, started_ns: int, ended_ns: int) -> None: ...
-
-
-def backoff_s(tries: int) -> float:
-    return min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** min(tries - 1, 20))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

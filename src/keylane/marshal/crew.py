@@ -20,13 +20,12 @@ from keylane.marshal.logbook import own_clock
 from keylane.marshal.message import Failure, GiveUp, Handler, MarshalMessage, as_coroutine
 from keylane.marshal.source import SourceRecord
 from keylane.marshal.tenure import Tenure
+from keylane.retries import RetryTimer, backoff_s
 
 _log = logging.getLogger("keylane.marshal")
 
 Order: TypeAlias = Literal["key", "partition"]
 
-_FIRST_BACKOFF_S = 0.1
-_LONGEST_BACKOFF_S = 30.0
 _LOOK_AGAIN_S = 0.05
 _LONGEST_TURN_S = 0.02
 _CANCEL_S = 2.0
@@ -35,10 +34,6 @@ _CANCEL_S = 2.0
 class Job(NamedTuple):
     message: MarshalMessage
     tenure: Tenure
-
-
-def backoff_s(tries: int) -> float:
-    return min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** min(tries - 1, 20))
 
 
 class Crew:
@@ -66,8 +61,7 @@ class Crew:
         self._at_work: dict[asyncio.Task[None], Entry[Job]] = {}
         self._idle: deque[asyncio.Future[None]] = deque()
         self._cancelled: set[Entry[Job]] = set()
-        self._retry: asyncio.TimerHandle | None = None
-        self._retry_at = 0.0
+        self._retry = RetryTimer(self._lanes.due, self._wake)
         self._turn_began = own_clock()
         self._ended = asyncio.Event()
         self.failure: asyncio.Future[BaseException] = self._loop.create_future()
@@ -106,8 +100,7 @@ class Crew:
 
     async def close(self) -> None:
         """End now: handlers at work are cancelled."""
-        if self._retry is not None:
-            self._retry.cancel()
+        self._retry.cancel()
         for worker in self._workers:
             worker.cancel()
         if self._workers:
@@ -183,7 +176,7 @@ class Crew:
         if entry.item.tenure.is_over:
             self._lanes.release(entry)
         else:
-            self._schedule_retry(self._lanes.postponed(entry, self._loop.time(), _LOOK_AGAIN_S))
+            self._retry.set(self._lanes.postponed(entry, self._loop.time(), _LOOK_AGAIN_S))
 
     async def _run(self, me: asyncio.Task[None], entry: Entry[Job]) -> None:
         """Run the handler once and see what becomes of its message. Raises only if the worker is cancelled."""
@@ -211,7 +204,7 @@ class Crew:
         retry_at = self._lanes.failed(entry, self._loop.time())
         self._report(job.message, error, entry.tries)
         if retry_at is not None:
-            self._schedule_retry(retry_at)
+            self._retry.set(retry_at)
         elif await self._put_away(entry, error):
             self._finished(entry)
         else:
@@ -243,17 +236,3 @@ class Crew:
             self._on_failure(message, error, tries)
         except Exception:  # noqa: BLE001 - a hook may raise anything
             _log.exception("the hook on_failure failed")
-
-    def _schedule_retry(self, retry_at: float) -> None:
-        if self._retry is None or retry_at < self._retry_at:
-            if self._retry is not None:
-                self._retry.cancel()
-            self._retry_at = retry_at
-            self._retry = self._loop.call_at(retry_at, self._retry_due)
-
-    def _retry_due(self) -> None:
-        self._retry = None
-        following = self._lanes.due(self._loop.time())
-        if following is not None:
-            self._schedule_retry(following)
-        self._wake()
