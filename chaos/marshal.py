@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chaos.marshal_judge import Findings, Handled, Start, Trouble, findings, read_evidence, start_of
+from chaos.marshal_judge import Findings, Handled, Start, Trouble, claims_in, findings, read_evidence, start_of
 from chaos.marshal_stage import On, RunningLoad, Sent, Stage, open_stage
 from chaos.marshal_worker import Orders
 from chaos.members import MemberProcess, RunBroken
@@ -140,8 +140,8 @@ class Fleet:
         await self._start(client if same else f"{client}x")
 
     async def kill_some(self, count: int) -> set[str]:
-        """Kill as many at once and start nobody in their place; returns their client ids."""
-        victims = self._chance.sample(sorted(self._alive), count)
+        """Kill those with the most claims at once and start nobody in their place; returns their client ids."""
+        victims = sorted(self._alive, key=lambda one: len(claims_in(self._alive[one].evidence)))[-count:]
         await asyncio.gather(*(self._alive.pop(one).kill() for one in victims))
         return set(victims)
 

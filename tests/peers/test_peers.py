@@ -127,7 +127,7 @@ def has_ended(pid: int) -> bool:
         return True
 
 
-def wait_until(condition: object, timeout_s: float = 10.0) -> None:
+def wait_until(condition: object, timeout_s: float = 30.0) -> None:
     assert callable(condition)
     deadline = time.monotonic() + timeout_s
     while not condition():

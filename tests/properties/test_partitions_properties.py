@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from keylane.core.partitions import (
@@ -16,9 +16,6 @@ from keylane.core.partitions import (
 )
 from keylane.core.subjects import check_subject, is_subset, matches
 from keylane.errors import InvalidInput
-
-settings.register_profile("keylane", deadline=None)
-settings.load_profile("keylane")
 
 TOKENS = st.text(
     st.characters(codec="utf-8", exclude_categories=["Cc", "Zs", "Zl", "Zp"], exclude_characters=".*>${"),

@@ -14,9 +14,6 @@ from hypothesis import strategies as st
 
 from keylane.core.plans import Plan, WeightedPlan, balanced, check_plan, sticky, weighted
 
-settings.register_profile("keylane", deadline=None)
-settings.load_profile("keylane")
-
 NAMES = st.text(
     st.characters(codec="utf-8", exclude_categories=["Cc", "Zs", "Zl", "Zp"], exclude_characters=".*>/\\"),
     min_size=1,

@@ -5,15 +5,12 @@ from __future__ import annotations
 import functools
 import itertools
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from keylane.core.names import check_consumer_name, check_group_name, check_member_name, check_stream_name
 from keylane.core.subjects import check_filter, check_subject, is_subset, matches, nested_filters, overlaps
 from keylane.errors import InvalidInput
-
-settings.register_profile("keylane", deadline=None)
-settings.load_profile("keylane")
 
 LONGEST_FILTER = 4
 # "z" is in no filter, so only wildcards select it. One token more than the longest filter tells `>`

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 
 from bench.spark_write import ATOMIC, AWAITING, IDLE, INGEST, LANES, OUTSIDE
+from tests.peers.java import LIGHT_JAVA
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
@@ -20,6 +22,7 @@ def test_the_row_prints_one_json_object_with_every_contestant() -> None:
         text=True,
         timeout=350,
         check=False,
+        env=os.environ | LIGHT_JAVA,
     )
     assert ended.returncode == 0, ended.stderr
     row = json.loads(ended.stdout)

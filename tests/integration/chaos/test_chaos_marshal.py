@@ -21,8 +21,9 @@ _NS = 1_000_000_000
 @pytest.mark.parametrize("mode", ["at_least_once", "at_most_once"])
 async def test_a_short_run_with_kills_is_clean(mode: Mode) -> None:
     settings = marshal.Settings(
-        seconds=8, seed=2, consumers=3, partitions=6, every_s=2.5, rate=200, mode=mode, batch=20, work_s=0.002
-    )
+        seconds=12, seed=2, consumers=3, partitions=6, interval_s=3.0, every_s=2.5, rate=200, mode=mode, batch=20,
+        work_s=0.002,
+    )  # fmt: skip
     outcome = await marshal.run(settings, lambda _: None)
     assert outcome.kills >= 2
     assert outcome.clean, marshal.as_text(outcome)

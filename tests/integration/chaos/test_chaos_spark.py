@@ -14,6 +14,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
 from chaos.spark import KEYS, Row, Settings, _committed_files, _judged
+from tests.peers.java import LIGHT_JAVA
 from tests.peers.store import REPOSITORY
 
 pytestmark = pytest.mark.spark
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.spark
 async def run(*arguments: str) -> dict[str, Any]:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "chaos", "spark", *arguments, "--json",
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=REPOSITORY, env=os.environ,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=REPOSITORY, env=os.environ | LIGHT_JAVA,
     )  # fmt: skip
     out, err = await process.communicate()
     assert process.returncode == 0, (out.decode(), err.decode())
@@ -30,13 +31,13 @@ async def run(*arguments: str) -> dict[str, Any]:
     return told
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("into", ["parquet", "stream"])
 async def test_every_sequence_is_there_once_after_two_deaths(into: str) -> None:
-    told = await run("--messages", "60000", "--kills", "2", "--seed", "3", "--into", into)
+    told = await run("--messages", "12000", "--kills", "2", "--seed", "3", "--into", into)
     assert told["clean"] is True
     assert told["kills"] == 2
-    assert told["rows"] == 60_000
+    assert told["rows"] == 12_000
 
 
 def rows(*sequences: int) -> list[Row]:

@@ -17,7 +17,7 @@ from keylane import Connection
 from keylane.cli.main import main
 from keylane.jetstream import streams
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 KEYLANE = [sys.executable, "-c", "from keylane.cli.main import main; main()"]
 
 
@@ -92,6 +92,13 @@ class Watching:
                 if wanted(line):
                     return line
         raise AssertionError(f"it ended and said only:\n{self}")
+
+    async def both(self, one: Callable[[str], bool], other: Callable[[str], bool]) -> tuple[str, str]:
+        """The next line that each of the two wants: what was seen and what was heard come in any order."""
+        first = await self.until(lambda line: one(line) or other(line))
+        if one(first):
+            return first, await self.until(other)
+        return await self.until(one), first
 
     async def end(self, number: signal.Signals) -> Done:
         """Send a signal and wait for the end."""

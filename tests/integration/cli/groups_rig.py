@@ -24,7 +24,7 @@ from keylane.cli.main import main
 from keylane.jetstream import streams
 from keylane.jetstream.streams import StreamConfig
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 KEYLANE = [sys.executable, "-c", "from keylane.cli.main import main; main()"]
 
 

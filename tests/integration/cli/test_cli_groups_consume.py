@@ -13,6 +13,7 @@ from keylane.core.partitions import partition_of
 from keylane.server import NatsServer
 from keylane.server.ports import ReservedPort
 from tests.integration.cli.groups_rig import (
+    DEADLINE_S,
     KEYLANE,
     Running,
     here,
@@ -21,6 +22,8 @@ from tests.integration.cli.groups_rig import (
     publish,
     running,
 )
+
+pytestmark = pytest.mark.timeout(240)
 
 At = tuple[str, str]
 
@@ -73,7 +76,7 @@ async def test_words_for_people(connection: Connection, orders: str, at: At) -> 
     try:
         assert process.stdout is not None
         lines = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(DEADLINE_S):
             while where not in (line := (await process.stdout.readline()).decode()):
                 assert line
                 lines.append(line[14:])
@@ -114,16 +117,16 @@ async def test_ctrl_c_finishes_what_is_at_work_and_hands_over(connection: Connec
 
 async def _is_at_work(connection: Connection, stream: str, sequence: int) -> None:
     """The message before is acked, and this one is with the active instance."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_S):
         while (info := await groups.member_info(connection, stream, "billing", "a")) is None or (  # noqa: ASYNC110
-            info.delivered_sequence < sequence
+            info.delivered_sequence < sequence or info.ack_floor < sequence - 1
         ):
             await asyncio.sleep(0.02)
 
 
 async def _has_joined(connection: Connection, stream: str) -> None:
     """Wait until both instances pull: the pinned one has one or more open, the other at least one."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_S):
         while True:
             info = await groups.member_info(connection, stream, "billing", "a")
             if info is not None and info.num_waiting >= 1:
@@ -198,7 +201,7 @@ async def test_a_closed_pipe_ends_it_and_loses_nothing(connection: Connection, o
         assert command.process.stdout is not None
         command.process.stdout._transport.close()  # type: ignore[attr-defined]
         await publish(connection, orders, 2)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(DEADLINE_S):
             assert await command.process.wait() == 1
         assert command.process.stderr is not None
         assert await command.process.stderr.read() == b""
@@ -215,7 +218,7 @@ async def test_instances_that_ask_for_different_consumers_are_told(connection: C
     joined = asyncio.Event()
     hooks = groups.MemberHooks(on_rebalanced=lambda *_: joined.set())
     other = await groups.join(connection, orders, "billing", "a", nothing, max_ack_pending=7, hooks=hooks)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_S):
         await joined.wait()
     async with running("elastic", "consume", orders, "billing", "a", "--json", *at) as command:
         warning = await command.event("warning")

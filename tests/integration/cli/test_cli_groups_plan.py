@@ -22,6 +22,8 @@ from keylane.errors import InvalidInput
 from keylane.server import NatsServer
 from tests.integration.cli.groups_rig import here, plain_stream, run, running
 
+pytestmark = pytest.mark.timeout(240)
+
 At = tuple[str, str]
 Where = tuple[str, str]
 

@@ -13,6 +13,8 @@ from keylane import Connection, groups
 from keylane.server import NatsServer
 from tests.integration.cli.groups_rig import plain_stream, publish, run, terminal
 
+pytestmark = pytest.mark.timeout(240)
+
 CTRL_C, CTRL_D, UP = "\x03", "\x04", "\x1b[A"
 PROMPT = r"\[(elastic|static)\]> $"
 

@@ -15,7 +15,9 @@ from keylane import Connection, groups
 from keylane.jetstream import streams
 from keylane.jetstream.streams import StreamConfig
 from keylane.server import NatsServer
-from tests.integration.cli.groups_rig import plain_stream, run
+from tests.integration.cli.groups_rig import DEADLINE_S, plain_stream, run
+
+pytestmark = pytest.mark.timeout(240)
 
 REPORT = """
 import sys
@@ -39,7 +41,7 @@ async def loaded_by(*arguments: str) -> set[str]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", REPORT, *arguments), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_S):
         _, stderr = await process.communicate()
     assert process.returncode == 0, stderr.decode()
     return set(json.loads(stderr.decode().splitlines()[-1].replace("'", '"')))

@@ -83,7 +83,7 @@ def test_logins(papers: Path, guarded: NatsServer, keylane_here: Callable[..., A
         f"tls://127.0.0.1:{guarded.port}",
         *words,
         "--timeout",
-        "3",
+        "10",
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert said in done.stderr

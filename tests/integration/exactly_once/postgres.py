@@ -27,6 +27,8 @@ from tests.peers.presence import PeerBroken, PeerMissing
 _TETHER = Path(__file__).with_name("tethered_nobody.py")
 _START_S = 40.0
 _STOP_S = 10.0
+_PORT_TAKEN = "could not create any TCP/IP sockets"
+_PORT_TRIES = 3
 _SETTINGS = """
 listen_addresses = '127.0.0.1'
 unix_socket_directories = ''
@@ -60,16 +62,31 @@ def postgres() -> Iterator[str]:
             home = _copy_for_nobody(home, directory)
         data = directory / "data"
         _run(home, ["initdb", "-D", str(data), "-U", "keylane", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"])
-        port = _free_port()
         with (data / "postgresql.conf").open("a") as settings:
-            settings.write(f"{_SETTINGS}port = {port}\n")
-        with (directory / "log").open("wb") as log:
-            server = subprocess.Popen(_as_child(home, ["postgres", "-D", str(data)]), stdout=log, stderr=log, cwd="/")
-            try:
-                _wait_until_it_answers(server, port, directory / "log")
-                yield f"keylane@127.0.0.1:{port}"
-            finally:
-                _stop(server)
+            settings.write(_SETTINGS)
+        server, port = _start(home, data, directory / "log")
+        try:
+            yield f"keylane@127.0.0.1:{port}"
+        finally:
+            _stop(server)
+
+
+def _start(home: Path, data: Path, log: Path) -> tuple[subprocess.Popen[bytes], int]:
+    """On a free port; one that somebody else took meanwhile is replaced."""
+    for attempt in range(1, _PORT_TRIES + 1):
+        port = _free_port()
+        command = _as_child(home, ["postgres", "-D", str(data), "-p", str(port)])
+        with log.open("wb") as output:
+            server = subprocess.Popen(command, stdout=output, stderr=output, cwd="/")
+        try:
+            _wait_until_it_answers(server, port, log)
+        except PeerBroken as error:
+            _stop(server)
+            if _PORT_TAKEN not in str(error) or attempt == _PORT_TRIES:
+                raise
+        else:
+            return server, port
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _copy_for_nobody(home: Path, directory: Path) -> Path:

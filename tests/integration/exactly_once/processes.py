@@ -38,9 +38,6 @@ class Worker:
         async with asyncio.timeout(deadline_s), self._changed:
             await self._changed.wait_for(lambda: any(line.startswith(beginnings) for line in self.said))
 
-    def got(self) -> set[int]:
-        return {int(line.split()[1]) for line in self.said if line.startswith("got ")}
-
     def wake(self) -> None:
         self.process.send_signal(signal.SIGCONT)
 

@@ -29,10 +29,13 @@ from keylane.groups.message import Place
 from keylane.groups.origin import Origin
 from keylane.jetstream import streams
 from keylane.jetstream.client import Client
+from keylane.jetstream.consumers import ConsumerConfig
 from keylane.jetstream.message import Message
 from keylane.testing import Effect, Verdict, judge
 from tests.integration.groups.rig import Ground, eventually, until
 
+CALM = ConsumerConfig(ack_wait_s=20.0)
+"""Long timers, for tests that count calls: what stands still for a moment is not delivered again."""
 _metadata = MetaData()
 effects = Table(
     "effects",

@@ -12,13 +12,13 @@ from keylane.exactly_once import ack_then_commit
 from keylane.groups import GroupMessage, MemberHooks
 from keylane.jetstream import consumers
 from keylane.jetstream.message import Message
-from tests.integration.exactly_once.rig import Database, drained, effects, write, write_plainly
+from tests.integration.exactly_once.rig import CALM, Database, drained, effects, write, write_plainly
 from tests.integration.groups.rig import Ground, flawless, until
 
 
 async def test_it_acks_and_commits(ground: Ground, database: Database) -> None:
     await ground.elastic(members=["m1"])
-    await ground.join("m1", ack_then_commit(database.engine(), write))
+    await ground.join("m1", ack_then_commit(database.engine(), write), settings=CALM)
     sent = await ground.publish(f"k{number % 5}" for number in range(30))
     await drained(ground, 30)
     await database.wait_for(30)
@@ -27,7 +27,7 @@ async def test_it_acks_and_commits(ground: Ground, database: Database) -> None:
 
 async def test_plain_functions(ground: Ground, database: Database) -> None:
     await ground.elastic(members=["m1"])
-    await ground.join("m1", ack_then_commit(database.plain_engine(), write_plainly))
+    await ground.join("m1", ack_then_commit(database.plain_engine(), write_plainly), settings=CALM)
     sent = await ground.publish(f"k{number % 5}" for number in range(30))
     await drained(ground, 30)
     await database.wait_for(30)
@@ -44,7 +44,7 @@ async def test_a_failing_effect_is_not_acked(ground: Ground, database: Database)
             raise RuntimeError("not yet")
 
     await ground.elastic(members=["m1"])
-    await ground.join("m1", ack_then_commit(database.engine(), effect))
+    await ground.join("m1", ack_then_commit(database.engine(), effect), settings=CALM)
     sent = await ground.publish(["a", "b"])
     await database.wait_for(2)
     assert tries == dict.fromkeys(sent, 2)
@@ -84,7 +84,7 @@ async def test_what_a_commit_would_refuse_is_refused_before_the_ack(ground: Grou
 
     await ground.elastic(members=["m1"])
     hooks = MemberHooks(on_failure=lambda _message, error, _tries: failures.append(type(error).__name__))
-    await ground.join("m1", ack_then_commit(on_postgres.engine(), effect), hooks=hooks)
+    await ground.join("m1", ack_then_commit(on_postgres.engine(), effect), hooks=hooks, settings=CALM)
     sent = await ground.publish(["a"])
     await on_postgres.wait_for(1)
     assert failures == ["IntegrityError"]
@@ -105,9 +105,9 @@ async def test_a_commit_that_fails_after_the_ack_has_lost_the_effect_and_is_repo
 
     await ground.elastic(members=["m1"])
     hooks = MemberHooks(on_failure=lambda _message, error, _tries: failures.append(type(error).__name__))
-    await ground.join("m1", ack_then_commit(engine, write_plainly), hooks=hooks)
+    await ground.join("m1", ack_then_commit(engine, write_plainly), hooks=hooks, settings=CALM)
     await ground.publish(["a"])
-    await until(lambda: failures)
+    await until(lambda: failures, 30)
     await drained(ground, 1)
     assert failures == ["RuntimeError"]
     assert on_sqlite.rows() == []

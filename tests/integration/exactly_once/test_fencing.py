@@ -181,7 +181,7 @@ async def test_the_new_owner_waits_for_an_old_transaction_that_passed_its_check(
 
 
 async def test_an_old_transaction_that_hangs_blocks_the_new_owner_only_so_long(on_postgres: Database) -> None:
-    before = ExactlyOnce(on_postgres.engine(), idle_timeout_s=1.0)
+    before = ExactlyOnce(on_postgres.engine(), idle_timeout_s=6.0)
     after = ExactlyOnce(on_postgres.engine(), lock_timeout_s=0.2)
     old, new = Instance(5, 100), Instance(5, 200)
     held = Held()
@@ -189,7 +189,7 @@ async def test_an_old_transaction_that_hangs_blocks_the_new_owner_only_so_long(o
     await held.reached.wait()
     with pytest.raises(OperationalError, match="lock timeout"):
         await after.handler(write)(new.message(1))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(40):
         while True:
             try:
                 await after.handler(write)(new.message(1))
@@ -228,7 +228,7 @@ async def test_one_message_in_two_transactions_has_one_effect(on_postgres: Datab
     owner = Instance(5, 100)
     one, other = Held(), Held()
     works = [asyncio.create_task(once.handler(held)(owner.message(1))) for held in (one, other)]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await one.reached.wait()
         await other.reached.wait()
     one.go_on.set()
@@ -260,4 +260,4 @@ async def test_an_engine_whose_transactions_begin_by_themselves(on_sqlite: Datab
 
 
 async def until_waiting_for_a_lock(database: Database) -> None:
-    await until(lambda: database.ask("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"))
+    await until(lambda: database.ask("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"), 30)

@@ -24,7 +24,7 @@ from tests.peers.pcgroups import PcgroupsPeer
 pytestmark = [pytest.mark.go, pytest.mark.timeout(120)]
 
 PIN_TIMEOUT_S = 6.0
-FOLLOWED_S = 20.0
+FOLLOWED_S = 30.0
 PEERS: list[Peer] = ["go", "keylane"]
 
 
@@ -93,16 +93,16 @@ async def killed_and_replaced(mixed: Mixed, active: Peer, standby: Peer) -> None
     """One member, an instance of each language; the active one is killed at work."""
     await started(mixed, ("a", active))
     first = mixed.members.started[0]
-    await mixed.handled_all(await mixed.publish(100), 20)
+    await mixed.handled_all(await mixed.publish(100), 30)
     await started(mixed, ("a", standby))
-    await mixed.handled_all(await mixed.publish(100), 20)
+    await mixed.handled_all(await mixed.publish(100), 30)
     before = mixed.handled()
     assert {one.by for one in before} == {"a#0"}, "the instance that came later only waits"
     rest = await mixed.publish(400)
     await first.kill()
     # A quick one has handled all 400 by then: only what comes after its death surely waits for the standby.
     rest += await mixed.publish(100)
-    after = (await mixed.handled_all(rest, PIN_TIMEOUT_S + 4))[-100:]
+    after = (await mixed.handled_all(rest, PIN_TIMEOUT_S + 24))[-100:]
     assert {one.by for one in after} == {"a#1"}
     found = mixed.verdict()
     assert found.clean, found

@@ -13,7 +13,7 @@ from nats.js.api import StorageType, StreamConfig, SubjectTransform
 
 import keylane
 from keylane import Connection, groups
-from keylane.errors import KeylaneError
+from keylane.errors import KeylaneError, RequestTimeout
 from keylane.groups import GroupMessage, Member
 from keylane.jetstream import streams
 from keylane.jetstream.consumers import ConsumerConfig
@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 QUICK = ConsumerConfig(ack_wait_s=1.0)
 """Short timers: the pin moves after 1 s, a member looks around every 1.5 s."""
+LONG_S = 30.0
+"""For what takes a moment, on a machine that is busy with other things."""
 _LOOK_EVERY_S = 0.02
 
 
@@ -73,11 +75,11 @@ class Evidence:
     def by(self, member: str) -> list[Line]:
         return [line for line in self.lines if line.by == member]
 
-    async def until(self, good: Callable[[list[Line]], bool], deadline_s: float = 10.0) -> None:
+    async def until(self, good: Callable[[list[Line]], bool], deadline_s: float = LONG_S) -> None:
         async with asyncio.timeout(deadline_s), self._changed:
             await self._changed.wait_for(lambda: good(self.lines))
 
-    async def all_of(self, sequences: Iterable[int], deadline_s: float = 10.0) -> None:
+    async def all_of(self, sequences: Iterable[int], deadline_s: float = LONG_S) -> None:
         """Wait until each of these was handled at least once; says which are missing."""
         wanted = set(sequences)
         try:
@@ -153,6 +155,13 @@ class Ground:
         self.stack.push_async_callback(stop)
         return handle
 
+    async def asked(self, member: str, group: str = "g") -> None:
+        """Wait until the server has a pull of this member's instance: one that joins later is served after it."""
+        await eventually(
+            lambda: groups.member_info(self.connection, self.stream, group, member),
+            lambda info: info is not None and info.num_waiting > 0,
+        )
+
     async def drained(self, count: int, group: str = "g") -> None:
         """Wait until the group's queue has had this many messages and is empty: everything was acked."""
         await eventually(
@@ -180,7 +189,11 @@ async def make_ground(
             src=f"{stream}.*", dest=f"{{{{Partition({partitions},1)}}}}.{stream}.{{{{Wildcard(1)}}}}"
         )
     given: dict[str, Any] = {"subjects": [f"{stream}.>"], "storage": StorageType.MEMORY, **options}
-    await streams.create(connection, StreamConfig(name=stream, subject_transform=transform, **given))
+    config = StreamConfig(name=stream, subject_transform=transform, **given)
+    try:
+        await streams.create(connection, config)
+    except RequestTimeout:  # a busy cluster may take longer than one request waits, and the call may be repeated
+        await streams.create(connection, config)
     stack.push_async_callback(delete_quietly, connection, stream)
     return Ground(connection, stream, stack, url)
 
@@ -193,7 +206,7 @@ def owned(member: Member) -> tuple[int, ...]:
     return member.partitions
 
 
-async def eventually(look: Callable[[], Awaitable[T]], good: Callable[[T], bool], deadline_s: float = 10.0) -> T:
+async def eventually(look: Callable[[], Awaitable[T]], good: Callable[[T], bool], deadline_s: float = LONG_S) -> T:
     """Ask until the answer is good: for what nobody sends an event."""
     end = time.monotonic() + deadline_s
     while True:
@@ -204,7 +217,7 @@ async def eventually(look: Callable[[], Awaitable[T]], good: Callable[[T], bool]
         await asyncio.sleep(_LOOK_EVERY_S)
 
 
-async def until(good: Callable[[], object], deadline_s: float = 10.0) -> None:
+async def until(good: Callable[[], object], deadline_s: float = LONG_S) -> None:
     """Wait until something in this process has become true."""
 
     async def look() -> object:

@@ -192,7 +192,7 @@ async def test_step_down_moves_the_pin_to_the_other_instance(ground: Ground, par
     second = await place.join("a", place.evidence.handler("second"))
     await groups.step_down(place.connection, place.stream, "g", "a")
     sent = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not second.is_active:
             sent += await place.publish(["k0"])
             await asyncio.sleep(0.02)

@@ -13,12 +13,15 @@ from keylane import groups
 from keylane.errors import KeylaneError
 from keylane.groups import GroupMessage
 from keylane.jetstream import streams
+from keylane.jetstream.consumers import ConsumerConfig
 from keylane.jetstream.publish import Outgoing, publish_many
 from keylane.testing import Verdict
 from tests.integration.groups.rig import Ground, active, eventually, flawless, owned, until
 
 T = TypeVar("T")
 
+CALM = ConsumerConfig(ack_wait_s=4.0)
+"""A pin that a pause of the machine or an election does not move."""
 KEYS = 40
 NAMES = ("a", "b", "c", "d")
 RATE = 300
@@ -107,7 +110,7 @@ async def judged(ground: Ground) -> Verdict:
 async def test_members_come_and_go_under_load(cluster_ground: Ground) -> None:
     ground = cluster_ground
     await ground.elastic(max_members=8, members=["a", "b"])
-    members = [await ground.join(name, busy(ground, name)) for name in NAMES]
+    members = [await ground.join(name, busy(ground, name), settings=CALM) for name in NAMES]
     async with load(ground):
         await until(lambda: active(members[0]) and active(members[1]))
         await changes(ground, random.Random(1))  # noqa: S311
@@ -120,7 +123,7 @@ async def test_members_with_standbys_come_and_go_under_load(cluster_ground: Grou
     await ground.elastic(max_members=8, members=["a", "b"])
     for number in (1, 2):
         for name in NAMES:
-            await ground.join(name, busy(ground, f"{name}{number}"))
+            await ground.join(name, busy(ground, f"{name}{number}"), settings=CALM)
     async with load(ground):
         await changes(ground, random.Random(2))  # noqa: S311
     assert flawless(await judged(ground))
@@ -163,14 +166,14 @@ async def go_on(ground: Ground, *names: str) -> None:
     """Wait until each of these members has handled a good deal more."""
     goal = {name: len(ground.evidence.by(name)) + 50 for name in names}
     await ground.evidence.until(
-        lambda _: all(len(ground.evidence.by(name)) > count for name, count in goal.items()), deadline_s=20
+        lambda _: all(len(ground.evidence.by(name)) > count for name, count in goal.items()), deadline_s=30
     )
 
 
 async def test_the_leaders_of_consumers_move(cluster_ground: Ground) -> None:
     ground = cluster_ground
     await ground.elastic(members=["a", "b"])
-    members = [await ground.join(name, busy(ground, name)) for name in ("a", "b")]
+    members = [await ground.join(name, busy(ground, name), settings=CALM) for name in ("a", "b")]
     async with load(ground):
         await go_on(ground, "a", "b")
         for name in ("a", "b", "a", "b"):
@@ -183,7 +186,7 @@ async def test_the_leaders_of_consumers_move(cluster_ground: Ground) -> None:
 async def test_the_leaders_of_streams_move(cluster_ground: Ground) -> None:
     ground = cluster_ground
     await ground.elastic(members=["a", "b"])
-    members = [await ground.join(name, busy(ground, name)) for name in ("a", "b")]
+    members = [await ground.join(name, busy(ground, name), settings=CALM) for name in ("a", "b")]
     async with load(ground):
         await go_on(ground, "a", "b")
         for stream in (f"{ground.stream}-g", ground.stream, "KV_elastic-consumer-groups", f"{ground.stream}-g"):
@@ -196,7 +199,7 @@ async def test_the_leaders_of_streams_move(cluster_ground: Ground) -> None:
 async def test_members_move_while_leaders_move(cluster_ground: Ground) -> None:
     ground = cluster_ground
     await ground.elastic(max_members=8, members=["a", "b"])
-    members = [await ground.join(name, busy(ground, name)) for name in ("a", "b", "c")]
+    members = [await ground.join(name, busy(ground, name), settings=CALM) for name in ("a", "b", "c")]
     async with load(ground):
         await go_on(ground, "a", "b")
         await groups.add_members(ground.connection, ground.stream, "g", ["c"])

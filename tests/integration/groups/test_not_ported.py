@@ -109,7 +109,7 @@ async def test_a_member_that_cannot_start_says_so_to_whoever_waits_for_it(ground
     reasons: list[str] = []
     member = await ground.join("a", hooks=groups.MemberHooks(on_ended=reasons.append))
     with pytest.raises(GroupEnded, match=f"stream '{ground.stream}-g' does not exist any more: create the group again"):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await member.wait()
     assert len(reasons) == 1
     assert "does not exist any more" in reasons[0]
@@ -128,6 +128,7 @@ async def test_stop_hands_over_what_is_buffered_and_the_pin(ground: Ground, part
         await place.evidence.note("first", message)
 
     first = await place.join("a", handler, settings=PATIENT, concurrency=1)
+    await place.asked("a")
     second = await place.join("a", place.evidence.handler("second"), settings=PATIENT)
     sent = await place.publish(f"k{number % 5}" for number in range(50))
     await begun.wait()
@@ -137,7 +138,7 @@ async def test_stop_hands_over_what_is_buffered_and_the_pin(ground: Ground, part
     await asyncio.sleep(0.2)  # nobody tells that a stop has begun; before that, more may be started
     go_on.set()
     await stopping
-    await place.evidence.all_of(sent, deadline_s=5)
+    await place.evidence.all_of(sent, deadline_s=20)
     assert active(second)
     assert [line.by for line in place.evidence.lines].count("first") == 1
     assert flawless(place.evidence.verdict(sent))

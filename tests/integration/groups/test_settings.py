@@ -64,16 +64,16 @@ async def test_the_defaults(ground: Ground, partitioned: Ground) -> None:
 async def test_backoff_passes_through_and_a_second_instance_agrees(ground: Ground) -> None:
     """The server takes the first step for the ack wait: that is no difference between instances."""
     await ground.elastic(members=["a"])
-    settings = ConsumerConfig(ack_wait_s=5, backoff_s=(0.5, 1.0))
+    settings = ConsumerConfig(ack_wait_s=30, backoff_s=(2.0, 3.0))
     await ground.join("a", settings=settings)
     await ground.join("a", settings=settings)
     config = (await consumer(ground)).config
-    assert config.backoff_s == (0.5, 1.0)
-    assert config.ack_wait_s == 0.5
+    assert config.backoff_s == (2.0, 3.0)
+    assert config.ack_wait_s == 2.0
     await eventually(lambda: consumer(ground), lambda info: info.num_waiting >= 2)
 
     async def slow(message: GroupMessage) -> None:
-        await asyncio.sleep(1.2)
+        await asyncio.sleep(2.6)
         await ground.evidence.note("slow", message)
 
     await ground.elastic("slow", members=["a"])
@@ -219,7 +219,7 @@ async def test_without_acks_nothing_comes_again_and_a_stop_handles_all_that_came
     here, there = (first, second) if active(first) else (second, first)
     await here.stop()
     sent += await partitioned.publish(["k1"])
-    await partitioned.evidence.all_of(sent, deadline_s=3)
+    await partitioned.evidence.all_of(sent)
     assert active(there)
     assert flawless(partitioned.evidence.verdict(sent))
 

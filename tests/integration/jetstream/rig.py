@@ -49,7 +49,7 @@ async def make_consumer(connection: Connection, stream: str, name: str = "reader
     return name
 
 
-async def eventually(look: Callable[[], Awaitable[T]], good: Callable[[T], bool], deadline_s: float = 15.0) -> T:
+async def eventually(look: Callable[[], Awaitable[T]], good: Callable[[T], bool], deadline_s: float = 30.0) -> T:
     """Ask the server until its answer is good; it sends no event for these facts."""
     loop = asyncio.get_running_loop()
     end = loop.time() + deadline_s
@@ -85,7 +85,7 @@ class Notices:
         self.all.append(notice)
         self._grown.set()
 
-    async def until(self, meaning: Meaning | None, deadline_s: float = 15.0) -> Notice:
+    async def until(self, meaning: Meaning | None, deadline_s: float = 30.0) -> Notice:
         async with asyncio.timeout(deadline_s):
             while True:
                 for notice in self.all:
@@ -152,7 +152,7 @@ class RawPull:
     def received(self) -> None:
         pass
 
-    async def answer(self, deadline_s: float = 15.0) -> tuple[int, str, dict[str, str]]:
+    async def answer(self, deadline_s: float = 30.0) -> tuple[int, str, dict[str, str]]:
         """The next status that is not a heartbeat."""
         async with asyncio.timeout(deadline_s):
             while True:
@@ -231,7 +231,7 @@ def frozen(server: NatsServer) -> Iterator[None]:
 
 def _wait_until_stopped(pid: int) -> None:
     """A signal takes effect a little later: until then some thread may still answer."""
-    end = time.monotonic() + 5
+    end = time.monotonic() + 20
     while True:
         states = [
             thread.read_text().rpartition(")")[2].split()[0] for thread in Path(f"/proc/{pid}/task").glob("*/stat")

@@ -49,7 +49,7 @@ async def test_a_deadline_names_the_subject_and_itself(connection: Connection, u
     started = time.monotonic()
     with pytest.raises(RequestTimeout, match=rf"no answer on \$JS\.API\.{subject} within 0\.2 s$"):
         await connection.api.request(subject, timeout_s=0.2)
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 4
 
 
 async def test_nobody_listens(connection: Connection) -> None:

@@ -64,7 +64,7 @@ async def test_nobody_listens(dead_url: str) -> None:
     started = time.monotonic()
     with pytest.raises(ServerUnreachable) as failed:
         await keylane.connect(dead_url)
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 4
     assert str(failed.value) == (
         f"no server could be reached (from the arguments of connect()): "
         f"{dead_url}: connection refused; nothing listens there"
@@ -96,10 +96,10 @@ async def test_a_silent_peer_takes_its_share_of_the_deadline_only(
 
     async with peer(silent) as url:
         started = time.monotonic()
-        with pytest.raises(ServerUnreachable, match=r"no NATS greeting came within 0\.3 s"):
-            await keylane.connect(url, connect_timeout_s=0.3)
-        assert time.monotonic() - started < 1
-        async with await keylane.connect([url, nats_server.url], connect_timeout_s=1) as connection:
+        with pytest.raises(ServerUnreachable, match=r"no NATS greeting came within 1\.0 s"):
+            await keylane.connect(url, connect_timeout_s=1)
+        assert time.monotonic() - started < 4
+        async with await keylane.connect([url, nats_server.url], connect_timeout_s=4) as connection:
             assert connection.server == nats_server.url
 
 
@@ -109,8 +109,8 @@ async def test_a_peer_that_does_not_answer_the_login() -> None:
         await until_closed(reader)
 
     async with peer(mute) as url:
-        with pytest.raises(ServerUnreachable, match=r"no answer to the login within 0\.3 s"):
-            await keylane.connect(url, connect_timeout_s=0.3)
+        with pytest.raises(ServerUnreachable, match=r"no answer to the login within 1\.0 s"):
+            await keylane.connect(url, connect_timeout_s=1)
 
 
 async def test_a_peer_that_ends_the_link_in_the_login() -> None:
@@ -153,18 +153,20 @@ async def test_a_server_that_is_full() -> None:
 
 
 async def test_a_cancelled_connect_leaves_nothing_behind() -> None:
-    closed = asyncio.Event()
+    opened, closed = asyncio.Event(), asyncio.Event()
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        opened.set()
         await until_closed(reader)
         closed.set()
 
-    async with peer(silent) as url:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.1):
-                await keylane.connect(url)
-        async with asyncio.timeout(5):
-            await closed.wait()
+    async with peer(silent) as url, asyncio.timeout(20):
+        connecting = asyncio.create_task(keylane.connect(url, connect_timeout_s=60))
+        await opened.wait()
+        connecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
+        await closed.wait()
 
 
 # ---- too old --------------------------------------------------------------------------------------------
@@ -183,7 +185,7 @@ async def test_an_old_server_gets_no_login(version: str) -> None:
     async with peer(old) as url:
         with pytest.raises(ServerTooOld, match=rf"runs nats-server {version}.*needs 2\.11\.0 or newer"):
             await keylane.connect(url, user="alice", password="hunter2")  # noqa: S106
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await ended.wait()
     assert heard == [b""]
 
@@ -234,7 +236,7 @@ async def test_jetstream_without_a_leader(nats_server: NatsServer) -> None:
             assert asked == 3
         deaf = True
         with pytest.raises(ApiUnavailable, match="without a leader"):
-            await keylane.connect(nats_server.url, api_prefix="leaderless", connect_timeout_s=0.3)
+            await keylane.connect(nats_server.url, api_prefix="leaderless", connect_timeout_s=2)
 
 
 # ---- the rest -------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ class Diary:
         return [about for _, about in self.entries if isinstance(about, what)]
 
     async def until(self, what: str | type[Exception], times: int = 1) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while len(self.all(what)) < times:
                 self._grown.clear()
                 await self._grown.wait()
@@ -160,7 +160,7 @@ async def test_refused_credentials_end_a_lost_connection() -> None:
             config = server.store_dir / "server.conf"
             config.write_text(config.read_text().replace("password: old", "password: new"))
             signal_server(server.pid, signal.SIGHUP)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(20):
                 reason = await connection.wait_closed()
             assert "refused the login on a reconnect (Authorization Violation)" in reason
             assert diary.all("closed") == [reason]
@@ -172,7 +172,7 @@ async def test_refused_credentials_end_a_lost_connection() -> None:
                 await connection.api.request("INFO")
             with pytest.raises(Disconnected, match="Authorization Violation"):
                 await connection.flush()
-            assert time.monotonic() - started < 1
+            assert time.monotonic() - started < 4
 
 
 async def test_refusals_count_only_in_a_row(nats_server: NatsServer) -> None:
@@ -185,7 +185,7 @@ async def test_refusals_count_only_in_a_row(nats_server: NatsServer) -> None:
         assert not connection.is_closed
         for _ in range(REFUSALS_PER_SERVER):
             connection.saw_error(refusal)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await connection.wait_closed()
 
 
@@ -347,7 +347,7 @@ async def test_close_while_reconnecting_is_quick() -> None:
         await diary.until("error")
         started = time.monotonic()
         await connection.close()
-        assert time.monotonic() - started < 1.5
+        assert time.monotonic() - started < 4
         assert connection.closed_reason == "closed by the program"
 
 
@@ -361,7 +361,7 @@ async def test_close_has_a_deadline() -> None:
             connection.nats.push()
             started = time.monotonic()
             await connection.close(timeout_s=0.3)
-            assert time.monotonic() - started < 2
+            assert time.monotonic() - started < 4
         finally:
             signal_server(server.pid, signal.SIGCONT)
         assert connection.is_closed

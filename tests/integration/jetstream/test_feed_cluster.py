@@ -24,13 +24,15 @@ COUNT = 2000
 @pytest.fixture
 async def replicated(nats_cluster: NatsCluster, unique: Unique) -> AsyncIterator[tuple[Connection, str]]:
     """A stream of three replicas, with messages and a consumer."""
-    async with await keylane.connect(nats_cluster.urls, request_timeout_s=2) as connection:
+    async with await keylane.connect(nats_cluster.urls, request_timeout_s=15) as connection:
         stream = await make_stream(connection, unique("cluster"), num_replicas=3)
         try:
             await fill(connection, stream, COUNT)
             await make_consumer(connection, stream, ack_wait_s=2)
+            connection.request_timeout_s = connection.api.timeout_s = 2  # while a leader is elected nobody answers
             yield connection, stream
         finally:
+            connection.request_timeout_s = connection.api.timeout_s = 15
             await streams.delete(connection, stream)
 
 

@@ -287,7 +287,7 @@ async def test_a_paused_consumer_is_waited_for(connection: Connection, unique: U
     await consumers.pause(connection, stream, "reader", datetime.now(UTC) + timedelta(minutes=1))
     notices = Notices()
     # The server looks at an open pull again only when its heartbeat is due.
-    options = FeedOptions(expires_s=10, heartbeat_s=0.5, on_notice=notices)
+    options = FeedOptions(expires_s=10, heartbeat_s=2, on_notice=notices)
     async with await open_feed(connection, stream, "reader", options) as feed:
         assert await feed.next(0.2) is None
         await consumers.resume(connection, stream, "reader")

@@ -108,11 +108,11 @@ async def test_nak_with_a_delay_brings_it_back_later(feed: Feed) -> None:
         (await taken(feed)).ack()
     last = await taken(feed)
     started = time.monotonic()
-    last.nak(0.4)
+    last.nak(2)
     assert await feed.next(0.2) is None
     again = await taken(feed)
     assert again.sequence == last.sequence
-    assert time.monotonic() - started >= 0.35
+    assert time.monotonic() - started >= 1.9
 
 
 async def test_term_ends_it(connection: Connection, feed: Feed) -> None:
@@ -131,11 +131,11 @@ async def test_term_ends_it(connection: Connection, feed: Feed) -> None:
 async def test_in_progress_starts_the_ack_wait_anew(connection: Connection, unique: Unique) -> None:
     stream = await make_stream(connection, unique("message"))
     await fill(connection, stream, 1)
-    await make_consumer(connection, stream, ack_wait_s=1)
+    await make_consumer(connection, stream, ack_wait_s=3)
     async with await open_feed(connection, stream, "reader") as feed:
         message = await taken(feed)
         for _ in range(4):
-            assert await feed.next(0.3) is None
+            assert await feed.next(0.9) is None
             message.in_progress()
         message.ack()
         info = await all_acked(connection, stream, "reader")
@@ -241,7 +241,7 @@ async def test_a_confirmed_ack_has_a_deadline_when_the_server_is_gone() -> None:
                 started = time.monotonic()
                 with pytest.raises(AckFailed, match=r"within 0\.3 s .* may or may not have it"):
                     await message.ack_confirmed(timeout_s=0.3)
-                assert time.monotonic() - started < 2
+                assert time.monotonic() - started < 4
                 assert not message.settled
                 await asyncio.to_thread(server.restart)
                 await link_is(connection, up=True)

@@ -140,15 +140,15 @@ async def test_a_full_publisher_waits_and_answers_have_a_deadline() -> None:
     with NatsServer.start() as server:
         async with await keylane.connect(server.url) as connection:
             stream = await make_stream(connection, "S")
-            async with open_publisher(connection, max_in_flight=10, timeout_s=0.5) as publisher:
+            async with open_publisher(connection, max_in_flight=10, timeout_s=2.5) as publisher:
                 with frozen(server):
                     started = time.monotonic()
                     first = [await publisher.send(f"{stream}.a") for _ in range(10)]
-                    assert time.monotonic() - started < 0.4
+                    assert time.monotonic() - started < 2.4
                     last = await publisher.send(f"{stream}.a")  # has to wait until the first ones are given up
-                    assert 0.5 <= time.monotonic() - started < 3
+                    assert 2.5 <= time.monotonic() - started < 20
                     for result in first:
-                        with pytest.raises(OutcomeUnknown, match=r"no answer within 0\.5 s; .* may or may not"):
+                        with pytest.raises(OutcomeUnknown, match=r"no answer within 2\.5 s; .* may or may not"):
                             await result
                 assert isinstance((await asyncio.gather(last, return_exceptions=True))[0], PublishAck)
             assert (await streams.state(connection, stream)).messages == 11

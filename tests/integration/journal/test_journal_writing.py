@@ -45,7 +45,7 @@ async def test_what_was_noted_is_what_is_read_in_order(connection: Connection, s
 
 
 async def test_a_full_batch_is_sent_at_once_and_a_small_one_after_a_while(connection: Connection, stream: str) -> None:
-    async with Journal(connection, stream=stream, batch_records=50, flush_s=0.2) as journal:
+    async with Journal(connection, stream=stream, batch_records=50, flush_s=1.5) as journal:
         worker = Worker(connection, journal, Instance(stream))
         worker.work(49)
         await asyncio.sleep(0)

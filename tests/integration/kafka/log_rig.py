@@ -18,10 +18,10 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # documented 
 )
 
 from keylane.core.claim_records import ClaimingPartition, Heartbeat, ReleasingPartition
-from keylane.errors import NoSuchTopic
 from keylane.kafka import KafkaLink, KafkaLog, open_kafka_log
-from keylane.kafka.topic import describe, safe_settings
+from keylane.kafka.topic import safe_settings, settings
 from keylane.marshal import World
+from tests.integration.kafka.topic_rig import until_known
 from tests.peers.kafka import Broker
 
 INTERVAL_S = 10.0
@@ -59,12 +59,7 @@ async def create(
     config = {**safe_settings(3600, copies), **(changes or {})}
     making = link.admin.create_topics([NewTopic(name, partitions, copies, config=config)])[name]
     await link.answer(making, doing="making a topic")
-    async with asyncio.timeout(30):
-        while True:
-            with suppress(NoSuchTopic):
-                await describe(link, name)
-                return
-            await asyncio.sleep(0.05)  # brokers hear of it one after the other
+    await until_known(link, name)
 
 
 async def delete(link: KafkaLink, name: str) -> None:
@@ -74,12 +69,14 @@ async def delete(link: KafkaLink, name: str) -> None:
 
 
 async def alter(link: KafkaLink, name: str, **changes: str) -> None:
-    entries = [
-        ConfigEntry(key.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
-        for key, value in changes.items()
-    ]
+    """In force when this returns: the controller may answer before the broker has heard of it."""
+    wanted = {key.replace("_", "."): value for key, value in changes.items()}
+    entries = [ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET) for key, value in wanted.items()]
     resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
     await link.answer(link.admin.incremental_alter_configs([resource])[resource], doing="changing a topic")
+    async with asyncio.timeout(30):
+        while not wanted.items() <= (await settings(link, name)).items():  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.02)
 
 
 async def add_partitions(link: KafkaLink, name: str, total: int) -> None:

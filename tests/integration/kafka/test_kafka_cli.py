@@ -13,7 +13,7 @@ from tests.integration.kafka.topic_rig import Unique, fill, make_topic
 from tests.integration.marshal.command import Command, count, events
 from tests.peers.kafka import Kafka
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
 
 PARTITIONS = 4
 
@@ -22,7 +22,7 @@ class OnTopic(Command):
     """On one topic and one log."""
 
     def __init__(self, bootstrap: str, topic: str, log: str) -> None:
-        super().__init__("--log", log, "--interval", "1", "--kafka", bootstrap, deadline_s=60)
+        super().__init__("--log", log, "--interval", "3", "--kafka", bootstrap, deadline_s=60)
         self.bootstrap = bootstrap
         self.topic = topic
         self.log = log
@@ -60,10 +60,10 @@ async def test_consume_watch_world_pause_and_resume(marshal: OnTopic) -> None:
             back = await events(watching, lambda found: count(found, "owned") == PARTITIONS)
             assert {one["owner"] for one in back if one["event"] == "owned"} == {"anna"}
             watching.send_signal(signal.SIGINT)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 assert await watching.wait() == 0
         consumer.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             _, err = await consumer.communicate()
         assert consumer.returncode == 0
         assert err == b""

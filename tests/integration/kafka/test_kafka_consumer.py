@@ -38,7 +38,7 @@ class Ground:
     bootstrap: str
     topic: str
     log_name: str
-    interval_s: float = 1.0
+    interval_s: float = 3.0
 
     @asynccontextmanager
     async def consumer(self, client: str, handler: Any, **options: Any) -> AsyncIterator[Consumer]:
@@ -164,11 +164,11 @@ async def test_lag_and_load_of_each_consumer(ground: Ground, link: KafkaLink) ->
             while True:
                 loads = await admin.loads(source, GROUP, [ground.topic])
                 lags = {one.owner.client if one.owner else None: one.lag for one in loads}
-                if lags == {"anna": 0, "bert": 20, None: 10}:
+                fresh = {part.freshness for part in loads[0].partitions} <= {Freshness.FRESH, Freshness.UNKNOWN}
+                if fresh and lags == {"anna": 0, "bert": 20, None: 10}:
                     break
                 await asyncio.sleep(0.1)  # until a heartbeat has told how far anna is
         assert [len(one.partitions) for one in loads] == [3, 2, 1]
-        assert {part.freshness for part in loads[0].partitions} <= {Freshness.FRESH, Freshness.UNKNOWN}
         held.hold.set()
 
 
@@ -181,10 +181,10 @@ async def test_the_log_in_jetstream_and_the_messages_in_kafka(
         for client, one in zip(("anna", "bert"), seen, strict=True):
             connection = await stack.enter_async_context(await keylane.connect(nats_server.url))
             log = await stack.enter_async_context(
-                open_jetstream_log(connection, ground.log_name.strip("_"), interval_s=1.0, max_age_s=3600)
+                open_jetstream_log(connection, ground.log_name.strip("_"), interval_s=3.0, max_age_s=3600)
             )
             source = await stack.enter_async_context(open_kafka_source(link))
-            member = Consumer(log, source, GROUP, client, [ground.topic], one, heartbeat_interval_s=1.0, max_claims=3)
+            member = Consumer(log, source, GROUP, client, [ground.topic], one, heartbeat_interval_s=3.0, max_claims=3)
             await stack.enter_async_context(member)
         await until(lambda: sum(len(one.messages) for one in seen) >= 120)
     every = seen[0].times + seen[1].times
@@ -207,6 +207,7 @@ async def test_topics_that_cannot_be_consumed(ground: Ground, link: KafkaLink, u
             pass
 
 
+@pytest.mark.timeout(400)
 async def test_leaders_change_and_a_broker_comes_back(unique: Unique) -> None:
     """Nothing is lost, the consumer keeps its partitions, and it ends with none of the trouble."""
     with Kafka.start(brokers=3) as cluster:

@@ -41,7 +41,7 @@ from tests.peers.kafka import Kafka
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
-INTERVAL_S = 1.0
+INTERVAL_S = 3.0
 
 
 class Ground:

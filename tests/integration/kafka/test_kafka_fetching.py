@@ -16,7 +16,7 @@ from keylane.kafka.producing import open_writer
 from tests.integration.kafka.log_rig import Unique, create, delete
 from tests.peers.kafka import Kafka
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
 
 PARTITIONS = 3
 EACH = 3000
@@ -40,7 +40,7 @@ async def topic(kafka: Kafka, link: KafkaLink, unique: Unique) -> AsyncIterator[
 
 async def numbers(following: Following, count: int, most: int = 700) -> list[int]:
     found: list[int] = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         while len(found) < count:
             found += [int(message.value() or b"") for message in await following.take(most, within_s=5)]
     return found

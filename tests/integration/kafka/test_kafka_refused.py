@@ -31,6 +31,7 @@ from keylane.kafka import KafkaAddress, KafkaLink, KafkaLog, open_kafka, open_ka
 from keylane.marshal import Appetite, Consumer, MemorySource, Position, Verdict, catch_up
 from keylane.marshal.trouble import Patience, may_pass
 from tests.integration.kafka.log_rig import Unique, beat, claim, create, delete, start_again
+from tests.integration.kafka.topic_rig import make_rule
 from tests.integration.marshal.rig import GROUP, TOPIC, Seen, fill, until
 from tests.peers.kafka import Kafka
 
@@ -64,7 +65,7 @@ async def boss(guarded: Kafka) -> AsyncIterator[KafkaLink]:
 
 @pytest.fixture
 async def worker(guarded: Kafka) -> AsyncIterator[KafkaLink]:
-    async with open_kafka(login(guarded, "worker"), timeout_s=5) as link:
+    async with open_kafka(login(guarded, "worker")) as link:
         yield link
 
 
@@ -88,7 +89,7 @@ async def allow(boss: KafkaLink, name: str, *operations: str) -> None:
             AclOperation[operation],
             AclPermissionType.ALLOW,
         )
-        await boss.answer(boss.admin.create_acls([rule])[rule], doing="allowing")
+        await make_rule(boss, rule)
 
 
 # ---- unauthorised -----------------------------------------------------------------------------------
@@ -217,7 +218,7 @@ async def test_a_broker_that_restarts(guarded: Kafka, boss: KafkaLink, name: str
 async def test_an_append_in_doubt_is_harmless(guarded: Kafka, boss: KafkaLink, name: str) -> None:
     """The broker stands still until the writer gives up, and goes on. Then the writer says the same again, and more."""
     async with (
-        open_kafka(login(guarded, "boss"), timeout_s=2) as link,
+        open_kafka(login(guarded, "boss"), timeout_s=6) as link,
         open_kafka_log(link, name, interval_s=INTERVAL_S, partitions=1) as log,
     ):
         await log.append(claim("anna"), 0)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from confluent_kafka import KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # documented to be imported from here
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     NewTopic,
@@ -15,7 +17,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # documented 
     ResourceType,
 )
 
+from keylane.errors import NoSuchTopic
 from keylane.kafka import KafkaLink
+from keylane.kafka.topic import describe
 from keylane.marshal import Reader, SourceRecord
 
 Unique = Callable[..., str]
@@ -26,6 +30,17 @@ async def make_topic(link: KafkaLink, topic: str, partitions: int, *, copies: in
     settings = {name.replace("_", "."): value for name, value in config.items()}
     made = link.admin.create_topics([NewTopic(topic, partitions, copies, config=settings)])[topic]
     await link.answer(made, doing=f"making {topic}")
+    await until_known(link, topic)
+
+
+async def until_known(link: KafkaLink, topic: str) -> None:
+    """A topic is made when the controller has it; brokers hear of it one after the other."""
+    async with asyncio.timeout(WITHIN_S):
+        while True:
+            with suppress(NoSuchTopic):
+                await describe(link, topic)
+                return
+            await asyncio.sleep(0.05)
 
 
 def fill(
@@ -54,7 +69,24 @@ async def delete_before(link: KafkaLink, topic: str, partition: int, offset: int
 async def deny(link: KafkaLink, kind: ResourceType, name: str, operation: AclOperation = AclOperation.ALL) -> None:
     """Forbid something to everybody, which is ourselves."""
     rule = AclBinding(kind, name, ResourcePatternType.LITERAL, "User:ANONYMOUS", "*", operation, AclPermissionType.DENY)
-    await link.answer(link.admin.create_acls([rule])[rule], doing="denying")
+    await make_rule(link, rule)
+
+
+async def make_rule(link: KafkaLink, rule: AclBinding) -> None:
+    """It is in force when this returns: the controller may answer before the broker has heard of it."""
+    await link.answer(link.admin.create_acls([rule])[rule], doing="making a rule")
+    same = AclBindingFilter(
+        rule.restype,
+        rule.name,
+        rule.resource_pattern_type,
+        rule.principal,
+        rule.host,
+        rule.operation,
+        rule.permission_type,
+    )
+    async with asyncio.timeout(WITHIN_S):
+        while not await link.answer(link.admin.describe_acls(same), doing="looking for a rule"):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
 
 
 async def read(reader: Reader, count: int, *, most: int = 100) -> list[SourceRecord]:

@@ -51,7 +51,7 @@ async def events(
     """What a command prints as JSON lines, until there is enough."""
     assert process.stdout is not None
     found: list[dict[str, Any]] = []
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(60):
         while not until(found):
             line = await process.stdout.readline()
             assert line, f"it ended: {found}"

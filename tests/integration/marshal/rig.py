@@ -16,23 +16,39 @@ from keylane.marshal import Consumer, CoordinationLog, MarshalMessage, MemoryLog
 from keylane.marshal.log import Bounds, Newest, Position
 
 INTERVAL_S = 0.5
+TICK_S, LONGEST_TICK_S = 0.01, 0.04
+"""How often the time of a log in memory is told, and how much of it may pass between."""
 GROUP, TOPIC = "billing", "orders"
 
 
 class LiveLog(MemoryLog):
-    """In memory, with a time that goes on by itself; `ahead_ms` is added to it."""
+    """In memory, with a time that goes on by itself; `ahead_ms` is added to it.
+
+    It stands still while this process does: nobody here could send a heartbeat meanwhile, so whoever comes first
+    afterwards would rightly take what others own.
+    """
 
     def __init__(self, partitions: int = 1) -> None:
         self.ahead_ms = 1_700_000_000_000
+        self._stood_still_s = 0.0
+        self._ticked_at = time.monotonic()
+        self._tick()
         super().__init__(partitions)
 
     @property
     def now_ms(self) -> int:
-        return int(time.monotonic() * 1000) + self.ahead_ms
+        now = min(time.monotonic(), self._ticked_at + LONGEST_TICK_S)
+        return int((now - self._stood_still_s) * 1000) + self.ahead_ms
 
     @now_ms.setter
     def now_ms(self, _: int) -> None:
         """The clock decides."""
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        self._stood_still_s += max(now - self._ticked_at - LONGEST_TICK_S, 0.0)
+        self._ticked_at = now
+        asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
 
 class View:

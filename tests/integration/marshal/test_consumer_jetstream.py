@@ -21,8 +21,10 @@ from keylane.marshal import Appetite, Consumer, ConsumerHooks, JetStreamLog, Str
 from keylane.server import NatsServer
 from tests.integration.marshal.rig import Seen, in_order_per_key, until, world_of
 
-INTERVAL_S = 1.0
+INTERVAL_S = 3.0
 PARTITIONS = 6
+
+pytestmark = pytest.mark.timeout(120)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ from keylane.jetstream.publish import Outgoing, publish_many
 from keylane.server import NatsServer
 from tests.integration.marshal.command import Command, count, events
 
+pytestmark = pytest.mark.timeout(240)
+
 PARTITIONS = 4
 
 
@@ -23,7 +25,7 @@ class OnStream(Command):
     """On one stream and one log."""
 
     def __init__(self, server: NatsServer, connection: Connection, stream: str, log: str) -> None:
-        super().__init__("--log", log, "--interval", "1", "--server", server.url, deadline_s=40)
+        super().__init__("--log", log, "--interval", "3", "--server", server.url, deadline_s=60)
         self.connection = connection
         self.stream = stream
         self.log = log
@@ -77,10 +79,10 @@ async def test_consume_watch_world_pause_and_resume(marshal: OnStream) -> None:
             back = await events(watching, lambda found: count(found, "owned") == PARTITIONS)
             assert {one["owner"] for one in back if one["event"] == "owned"} == {"anna"}
             watching.send_signal(signal.SIGINT)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 assert await watching.wait() == 0
         consumer.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await consumer.communicate()
         assert consumer.returncode == 0
     told = await marshal.told("world")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import nats.errors
 import pytest
 from nats.js.api import RetentionPolicy, StorageType, StreamConfig
 
@@ -66,7 +67,7 @@ class Ground:
 
     async def pulls(self, count: int) -> None:
         """Wait until the server holds this many open pulls. It tells nobody: one has to look."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while True:
                 info = await consumers.info(self.connection, self.stream, self.consumer)
                 if info.num_waiting >= count:
@@ -166,6 +167,25 @@ async def patiently(call: Callable[..., Awaitable[object]], *arguments: object) 
         await call(*arguments)
     except RequestTimeout:
         await call(*arguments)
+
+
+async def until(good: Callable[[], object], timeout_s: float = 20.0) -> None:
+    """Wait until something in this process has become true; nobody tells when."""
+    async with asyncio.timeout(timeout_s):
+        while not good():  # noqa: ASYNC110 - a plain fact
+            await asyncio.sleep(0.01)
+
+
+async def nobody_listens(connection: Connection, subject: str) -> None:
+    """Wait until the server gives nothing more to a connection that listened to this."""
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                await connection.nats.request(subject, timeout=0.1)
+            except nats.errors.NoRespondersError:
+                return
+            except nats.errors.TimeoutError:
+                continue
 
 
 @dataclass(slots=True)

@@ -85,7 +85,7 @@ async def test_a_bad_request_is_refused_with_its_own_error(
         return
     feed = await open_feed(place.connection, place.stream, place.consumer, FeedOptions(pull_fields=request_fields))
     with pytest.raises(error, match=f"400 Bad Request - {text}; ") as refused:
-        await asyncio.wait_for(anext(feed), 5)
+        await asyncio.wait_for(anext(feed), 20)
     assert type(refused.value) is error
     assert place.consumer in str(refused.value)
     await feed.close()
@@ -101,7 +101,7 @@ async def test_a_pull_without_a_body_needs_no_group(ground: MakeGround) -> None:
     await place.connection.nats.publish(
         place.connection.api.subject(f"CONSUMER.MSG.NEXT.{place.stream}.{place.consumer}"), b"", reply=inbox
     )
-    message = await asyncio.wait_for(got.get(), 5)
+    message = await asyncio.wait_for(got.get(), 20)
     assert message.data == b"0"
 
 
@@ -166,7 +166,7 @@ async def test_a_message_that_does_not_fit(ground: MakeGround) -> None:
     assert meaning_of(Status(*status)) is Meaning.OUT_OF_BYTES
     feed = await consume(place.connection, place.stream, place.consumer, max_bytes=10)
     with pytest.raises(MessageTooLarge, match="max_bytes 10"):
-        await asyncio.wait_for(anext(feed), 5)
+        await asyncio.wait_for(anext(feed), 20)
     await feed.close()
 
 
@@ -189,12 +189,12 @@ async def test_a_deleted_consumer_ends_the_reader(ground: MakeGround, open_clien
     notices: list[Notice] = []
     feed = await consume(await open_client(), place.stream, place.consumer, on_notice=notices.append)
     await place.publish(1)
-    message = await feed.next(5)
+    message = await feed.next(20)
     assert message is not None
     message.ack()
     await consumers.delete(place.connection, place.stream, place.consumer)
     with pytest.raises(ConsumerGone, match="'workers'"):
-        await asyncio.wait_for(anext(feed), 5)
+        await asyncio.wait_for(anext(feed), 20)
     await feed.close()
 
 
@@ -211,7 +211,7 @@ async def test_a_consumer_replaced_by_one_with_another_policy(ground: MakeGround
         ConsumerConfig(durable_name=place.consumer, priority_groups=(GROUP,), priority_policy="pinned_client"),
     )
     with pytest.raises((ConsumerGone, NotAnOverflowConsumer)):
-        await asyncio.wait_for(anext(feed), 5)
+        await asyncio.wait_for(anext(feed), 20)
     await feed.close()
 
 

@@ -28,7 +28,7 @@ async def test_nothing_at_999_and_messages_at_1000(ground: MakeGround, open_clie
     await place.publish(999)
     async with await open_fetcher(await open_client(), place.stream, place.consumer, min_pending=1000) as fetcher:
         assert await fetcher.fetch(10, timeout_s=QUIET_S) == []
-        waiting = asyncio.create_task(fetcher.fetch(1, timeout_s=5))
+        waiting = asyncio.create_task(fetcher.fetch(1, timeout_s=20))
         await place.publish(1)
         (message,) = await waiting
         message.ack()
@@ -57,10 +57,10 @@ async def test_either_condition_is_enough(
     place = await ground("overflow", storage="memory")
     await place.publish(5)
     async with await open_fetcher(await open_client(), place.stream, place.consumer) as local:
-        at_work = await local.fetch(2, timeout_s=5)
+        at_work = await local.fetch(2, timeout_s=20)
         assert len(at_work) == 2
         got = await fetch(
-            await open_client(), place.stream, place.consumer, 1, timeout_s=5 if served else QUIET_S, **terms
+            await open_client(), place.stream, place.consumer, 1, timeout_s=20 if served else QUIET_S, **terms
         )
         assert [message.sequence for message in got] == ([3] if served else [])
 
@@ -76,17 +76,17 @@ async def test_heartbeats_flow_while_the_conditions_do_not_hold(
         place,
         "reader",
         min_pending=3,
-        expires_s=1.0,
-        heartbeat_s=0.1,
+        expires_s=2.0,
+        heartbeat_s=1.0,
         on_notice=notices.append,
     )
     published = await place.publish(2)
-    # Ten heartbeats, and two pulls that end; two missed heartbeats would be a notice.
-    await asyncio.sleep(1.6)
+    # Two pulls that end, and heartbeats; two missed ones would be a notice.
+    await asyncio.sleep(4.5)
     assert reader.log == []
     assert notices == []
     published += await place.publish(1)
-    await reader.got(1, timeout_s=2)
+    await reader.got(1)
     published += await place.publish(5)
     local = await read(await open_client(), place, "local")
     await reader.together(local, count=len(published))

@@ -10,14 +10,15 @@ import pytest
 from keylane.errors import InvalidInput
 from keylane.jetstream import consumers
 from keylane.priority import ConsumerConfig, consume, group_state, unpin, update
-from tests.integration.priority.conftest import GROUP, MakeGround, OpenClient, StartReader
+from tests.integration.priority.conftest import GROUP, MakeGround, OpenClient, StartReader, until
 from tests.integration.priority.evidence import judge, receivers
 
-TIMEOUT_S = 1.5
+AT_ONCE_S = 10.0
+"""Far below the 30 s of one who waits for the pin's timeout or the ack wait; the machine may be slow."""
 
 
 async def test_of_five_clients_one_receives(ground: MakeGround, open_client: OpenClient, read: StartReader) -> None:
-    place = await ground("pinned_client", priority_timeout_s=TIMEOUT_S)
+    place = await ground("pinned_client", priority_timeout_s=30)
     told: list[str] = []
     readers = [await read(await open_client(), place, f"reader-{number}", on_pinned=told.append) for number in range(5)]
     published: list[int] = []
@@ -35,20 +36,19 @@ async def test_of_five_clients_one_receives(ground: MakeGround, open_client: Ope
         await one.stop()
 
 
-async def test_an_admin_moves_the_pin_within_a_second(
-    ground: MakeGround, open_client: OpenClient, read: StartReader
-) -> None:
+async def test_an_admin_moves_the_pin_at_once(ground: MakeGround, open_client: OpenClient, read: StartReader) -> None:
     place = await ground("pinned_client", priority_timeout_s=30)
     lost: list[str] = []
     first = await read(await open_client(), place, "first", on_unpinned=lost.append)
     published = await place.publish(1)
-    await first.got(1)
+    await place.acked(published[-1])
     second = await read(await open_client(), place, "second")
     pin_id = first.feed.pin_id
     await unpin(place.connection, place.stream, place.consumer)
     asked_at = time.monotonic()
     published += await place.publish(1)
-    assert (await second.got(1)).at - asked_at < 1
+    assert (await second.got(1)).at - asked_at < AT_ONCE_S
+    await until(lambda: lost)  # the first one is told over a link of its own
     assert lost == [pin_id]
     assert not first.feed.is_pinned
     assert second.feed.is_pinned
@@ -64,10 +64,10 @@ async def test_the_old_one_can_be_pinned_again(ground: MakeGround, open_client: 
     lost: list[str] = []
     only = await read(await open_client(), place, "only", on_pinned=pinned.append, on_unpinned=lost.append)
     published = await place.publish(3)
-    await only.got(3)
+    await place.acked(published[-1])
     await unpin(place.connection, place.stream, place.consumer)
     published += await place.publish(3)
-    await only.got(6, timeout_s=2)
+    await only.got(6)
     assert len(set(pinned)) == 2
     assert lost == pinned[:1]
     assert judge(published, only.log).exactly_once_in_order
@@ -82,8 +82,8 @@ async def test_a_clean_stop_hands_over_at_once(ground: MakeGround, open_client: 
     second = await read(await open_client(), place, "second")
     stopping_at = time.monotonic()
     await first.stop()
-    took_over = await second.got(1, timeout_s=5)
-    assert took_over.at - stopping_at < 0.5
+    took_over = await second.got(1)
+    assert took_over.at - stopping_at < AT_ONCE_S
     await second.got(300 - len(first.log))
     assert judge(published, first.log, second.log).exactly_once_in_order
     await second.stop()
@@ -101,8 +101,8 @@ async def test_a_clean_stop_with_a_full_window_hands_over_at_once(
     second = await read(await open_client(), place, "second")
     stopping_at = time.monotonic()
     await feed.close()
-    took_over = await second.got(1, timeout_s=5)
-    assert took_over.at - stopping_at < 0.5
+    took_over = await second.got(1)
+    assert took_over.at - stopping_at < AT_ONCE_S
     await second.got(10)
     assert judge(published, second.log).exactly_once_in_order
     await second.stop()
@@ -128,10 +128,10 @@ async def test_a_stop_during_the_takeover_hands_over_at_once(
         second = await read(await open_client(), place, "second")
         await first.stop()
         published += await place.publish(1)
-        await asyncio.wait_for(asked.wait(), 5)
+        await asyncio.wait_for(asked.wait(), 20)
     await second.stop()
     third = await read(await open_client(), place, "third")
-    await third.got(1, timeout_s=2)
+    await third.got(1)
     assert judge(published, first.log, second.log, third.log).exactly_once_in_order
     await third.stop()
 
@@ -163,7 +163,7 @@ async def test_a_reader_that_does_not_read_keeps_its_pin(
     ground: MakeGround, open_client: OpenClient, read: StartReader
 ) -> None:
     """Its buffer is full, so it can ask for nothing; a sign of life keeps the pin over several timeouts."""
-    place = await ground("pinned_client", priority_timeout_s=0.6, max_ack_pending=100, ack_wait_s=30)
+    place = await ground("pinned_client", priority_timeout_s=3, max_ack_pending=100, ack_wait_s=30)
     lost: list[str] = []
     feed = await consume(await open_client(), place.stream, place.consumer, max_messages=10, on_unpinned=lost.append)
     published = await place.publish(30)
@@ -171,7 +171,7 @@ async def test_a_reader_that_does_not_read_keeps_its_pin(
     assert first is not None
     other = await read(await open_client(), place, "other")
     pin_id = feed.pin_id
-    await asyncio.sleep(2.4)  # nothing happens: that is what is tested
+    await asyncio.sleep(6.5)  # nothing happens: that is what is tested
     state = await group_state(place.connection, place.stream, place.consumer)
     assert state.pinned_client_id == pin_id
     assert not lost
@@ -187,7 +187,7 @@ async def test_a_blocked_event_loop_asks_before_it_goes_on(
     ground: MakeGround, open_client: OpenClient, read: StartReader
 ) -> None:
     """The pin counts from the last pull: a standstill shorter than the timeout can be enough to lose it."""
-    timeout_s = 1.5
+    timeout_s = 3.0
     place = await ground("pinned_client", priority_timeout_s=timeout_s, max_ack_pending=100, ack_wait_s=30)
     lost: list[str] = []
     feed = await consume(await open_client(), place.stream, place.consumer, max_messages=10, on_unpinned=lost.append)

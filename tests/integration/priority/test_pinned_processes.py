@@ -11,7 +11,7 @@ from tests.integration.priority.conftest import Ground, MakeGround, StartWorker
 from tests.integration.priority.evidence import judge, receivers
 from tests.integration.priority.workers import Worker
 
-TIMEOUT_S = 1.0
+TIMEOUT_S = 4.0
 TERMS = {"priority_timeout_s": TIMEOUT_S, "max_ack_pending": 200, "ack_wait_s": 30}
 
 
@@ -42,7 +42,8 @@ async def test_kill_minus_nine(nats_server: NatsServer, ground: MakeGround, star
     killed_at = time.monotonic()
     rest = [worker for worker in workers if worker is not first]
     second = await pinned_one(rest)
-    assert second.log[0].at - killed_at < TIMEOUT_S + 1
+    # Long before the ack wait ends; the machine may be slow.
+    assert second.log[0].at - killed_at < TIMEOUT_S + 10
     await second.saw("done", where=lambda event: event["sequence"] == published[-1])
     await first.end()
     assert receivers({worker.name: worker.log for worker in workers}) == sorted([first.name, second.name])
@@ -57,10 +58,13 @@ async def freeze_and_thaw(
     url: str, place: Ground, start_worker: StartWorker, *, blind: bool
 ) -> tuple[Worker, Worker, list[int], float]:
     """Stop the pinned worker with messages in its buffer until another works, then let it go on."""
-    old = await start_worker(url, place, "old", handle_s=0.05, blind=blind, consume={"max_messages": 100})
-    published = await place.publish(100)
-    await old.saw("done", where=lambda event: event["sequence"] == 3)
+    old = await start_worker(url, place, "old", handle_s=0.1, blind=blind, consume={"max_messages": 100})
+    published = await place.publish(1)
+    await old.saw("done")
     new = await start_worker(url, place, "new", handle_s=0.005)
+    published += await place.publish(100)
+    # In the middle of a handler: what starts after the freeze starts after the thaw.
+    await old.saw("start", where=lambda event: event["sequence"] == 4)
     old.freeze()
     await new.saw("start")
     thawed_at = time.monotonic()

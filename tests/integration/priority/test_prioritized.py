@@ -9,8 +9,11 @@ import pytest
 
 from keylane.errors import InvalidInput
 from keylane.priority import consume, fetch
-from tests.integration.priority.conftest import MakeGround, OpenClient, StartReader
+from tests.integration.priority.conftest import MakeGround, OpenClient, StartReader, nobody_listens
 from tests.integration.priority.evidence import judge
+
+AT_ONCE_S = 10.0
+"""Far below the ack wait of 30 s; the machine may be slow."""
 
 
 async def test_zero_starves_one_and_one_takes_over_at_once(
@@ -31,7 +34,7 @@ async def test_zero_starves_one_and_one_takes_over_at_once(
     await second.together(first, count=len(published))
     await stopping
     assert second.log
-    assert second.log[0].at - leaving_at < 0.5
+    assert second.log[0].at - leaving_at < AT_ONCE_S
     published += await place.publish(20)
     await second.together(first, count=len(published))
     findings = judge(published, first.log, second.log)
@@ -45,6 +48,8 @@ async def test_a_lost_connection_of_zero_is_enough(
     place = await ground("prioritized")
     second = await read(await open_client(), place, "second", priority=1)
     leaving = await open_client()
+    ear = leaving.nats.new_inbox()
+    await leaving.nats.subscribe(ear)
     first = await read(leaving, place, "first", priority=0)
     await place.pulls(2)
     published = await place.publish(5)
@@ -52,10 +57,10 @@ async def test_a_lost_connection_of_zero_is_enough(
     await leaving.flush()
     await first.abandon()
     await leaving.close()
-    await place.pulls(1)  # the server has seen that it is gone
+    await nobody_listens(place.connection, ear)  # the server has seen that it is gone
     left_at = time.monotonic()
     published += await place.publish(5)
-    assert (await second.got(5)).at - left_at < 0.5
+    assert (await second.got(5)).at - left_at < AT_ONCE_S
     assert judge(published, first.log, second.log).exactly_once_in_order
     await second.stop()
 
@@ -69,7 +74,7 @@ async def test_a_full_reader_lets_the_next_priority_through(
     second = await read(await open_client(), place, "second", priority=1)
     await place.pulls(2)
     published = await place.publish(25)
-    await second.got(15, timeout_s=5)
+    await second.got(15)
     assert second.sequences == published[10:]
     # Once the first one reads again, it is served again.
     held = [await first.next(5) for _ in range(10)]
@@ -90,6 +95,7 @@ async def test_a_full_reader_lets_the_next_priority_through(
 async def test_equal_priorities_share(ground: MakeGround, open_client: OpenClient, read: StartReader) -> None:
     place = await ground("prioritized")
     readers = [await read(await open_client(), place, name, priority=3, max_messages=10) for name in ("one", "two")]
+    await place.pulls(2)
     published = await place.publish(100)
     await readers[0].together(readers[1], count=100)
     assert all(len(reader.log) > 10 for reader in readers)
@@ -113,7 +119,7 @@ async def test_without_a_priority_a_pull_is_served_first(
 
 async def test_fetch_by_priority(ground: MakeGround, open_client: OpenClient, read: StartReader) -> None:
     place = await ground("prioritized")
-    low = asyncio.create_task(fetch(await open_client(), place.stream, place.consumer, 5, timeout_s=5, priority=9))
+    low = asyncio.create_task(fetch(await open_client(), place.stream, place.consumer, 5, timeout_s=25, priority=9))
     high = await read(await open_client(), place, "high", priority=0)
     await place.pulls(2)
     published = await place.publish(10)

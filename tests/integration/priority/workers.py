@@ -48,7 +48,7 @@ class Worker:
         *,
         since: int = 0,
         where: Callable[[dict[str, Any]], bool] = lambda _: True,
-        timeout_s: float = 15.0,
+        timeout_s: float = 40.0,
     ) -> dict[str, Any]:
         """Wait for the first event of this kind, from event number `since` on."""
 

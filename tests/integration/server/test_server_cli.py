@@ -19,7 +19,7 @@ from keylane import __version__
 from keylane.cli.main import main
 from keylane.server import NatsServer
 
-DEADLINE_S = 20.0
+DEADLINE_S = 40.0
 KEYLANE = [sys.executable, "-c", "from keylane.cli.main import main; main()"]
 
 

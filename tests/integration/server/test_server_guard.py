@@ -17,7 +17,7 @@ import pytest
 
 from keylane.server import NatsServer
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 
 # The server is started in a thread that ends at once: a guard tied to the thread would end it too early.
 START_IN_A_THREAD = """

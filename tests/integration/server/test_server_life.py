@@ -71,7 +71,7 @@ async def test_sigkill_keeps_every_acknowledged_message(tmp_path: Path, unique: 
     stream = unique("S")
     with NatsServer.start(store_dir=tmp_path) as server:
         connection = await client(server, allow_reconnect=False)
-        jetstream = connection.jetstream(timeout=0.5)
+        jetstream = connection.jetstream(timeout=5)
         await jetstream.add_stream(name=stream, subjects=[stream])
         acknowledged: dict[int, bytes] = {}
         enough = asyncio.Event()
@@ -87,7 +87,7 @@ async def test_sigkill_keeps_every_acknowledged_message(tmp_path: Path, unique: 
                     enough.set()
 
         publishers = [asyncio.create_task(publisher(lane)) for lane in range(20)]
-        await asyncio.wait_for(enough.wait(), 20)
+        await asyncio.wait_for(enough.wait(), 40)
         server.kill()
         outcomes = await asyncio.gather(*publishers, return_exceptions=True)
         assert all(isinstance(outcome, NatsError) for outcome in outcomes)

@@ -350,7 +350,7 @@ async def test_a_consumer_that_appears_ends_the_acknowledging(queue: Rig, unique
 async def test_a_second_query_with_overlapping_filters_is_refused_by_name(queue: Rig, unique: Unique) -> None:
     first, second = unique("first"), unique("second")
     await queue.publish(9)
-    await queue.begin(await queue.lease(first, 2.0), ["0.>", "1.>"])
+    await queue.begin(await queue.lease(first, 6.0), ["0.>", "1.>"])
     lease = await queue.lease(second)
     with pytest.raises(AcknowledgeRefused, match=rf"query '{first}' \(the driver of {first}\) acknowledges '0.>', '1"):
         await asyncio.wait_for(queue.begin(lease, ["1.>", "2.>"]), 20)
@@ -401,7 +401,7 @@ async def test_the_claim_of_a_query_that_died_is_taken_after_its_lease(
 
 async def test_a_rival_that_claims_at_the_same_time_is_seen(queue: Rig, unique: Unique) -> None:
     """Many at once: exactly one may have the queue."""
-    leases = [await queue.lease(unique("query"), 2.0) for _ in range(4)]
+    leases = [await queue.lease(unique("query"), 6.0) for _ in range(4)]
     results = await asyncio.wait_for(asyncio.gather(*(queue.begin(one) for one in leases), return_exceptions=True), 40)
     assert sum(isinstance(one, Acknowledging) for one in results) == 1
     assert sum(isinstance(one, AcknowledgeRefused) for one in results) == 3
@@ -410,7 +410,7 @@ async def test_a_rival_that_claims_at_the_same_time_is_seen(queue: Rig, unique: 
 async def test_a_query_that_comes_back_while_a_rival_takes_its_claim_keeps_it(
     queue: Rig, unique: Unique, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = await queue.lease(unique("first"), 2.0)
+    first = await queue.lease(unique("first"), 6.0)
     await queue.begin(first)
     await first.release()
     look = claims.living_holder
@@ -418,7 +418,7 @@ async def test_a_query_that_comes_back_while_a_rival_takes_its_claim_keeps_it(
     async def comes_back_after_the_look(connection: Connection, query: str, lease: Lease) -> str | None:
         found = await look(connection, query, lease)
         if found is None:
-            again = await queue.lease(query, 2.0)
+            again = await queue.lease(query, 6.0)
             await claims.claim(connection, queue.stream, await queue.created(), (), again)
         return found
 

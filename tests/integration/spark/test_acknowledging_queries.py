@@ -52,7 +52,7 @@ class Run:
             "queryName": query,
             "acknowledge": "true",
             "maxOffsetsPerTrigger": "40",
-            "leaseSeconds": "3",
+            "leaseSeconds": "9",
         }
         read = self.spark.readStream.format("keylane").options(**(given | options)).load()
         write = read.writeStream.foreachBatch(self._handle).option(
@@ -86,9 +86,7 @@ async def run(
     )
     made = Run(spark, nats_server.url, source, tmp_path)
     await publish_many(connection, [Outgoing(f"{source}.{number}") for number in range(MESSAGES)])
-    async with asyncio.timeout(30):
-        while (await held(connection, made))[1] < MESSAGES:  # noqa: ASYNC110 - no event
-            await asyncio.sleep(0.05)
+    await copied(connection, made, MESSAGES)
     yield made
     for query in spark.streams.active:
         await asyncio.to_thread(query.stop)
@@ -100,6 +98,13 @@ async def held(connection: Connection, run: Run) -> tuple[int, int]:
     """How many messages the queue has, and its last sequence."""
     state = await streams.state(connection, run.queue)
     return state.messages, state.last_sequence
+
+
+async def copied(connection: Connection, run: Run, count: int) -> None:
+    """Wait until the queue has had so many messages."""
+    async with asyncio.timeout(30):
+        while (await held(connection, run))[1] < count:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.05)
 
 
 async def end_of(query: StreamingQuery) -> str:
@@ -158,6 +163,7 @@ async def test_a_second_query_is_refused_and_a_member_that_joins_ends_the_first(
     await groups.add_members(connection, run.source, "g", ["bob"])
     await publish_many(connection, [Outgoing(f"{run.source}.{number}") for number in range(20)])
     ended = await end_of(running)
+    await copied(connection, run, MESSAGES + 20)
     assert "has the members bob. Nothing is purged" in ended
     assert (await held(connection, run))[0] == 20
     assert run.purged_too_early == []

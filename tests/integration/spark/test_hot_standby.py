@@ -25,6 +25,7 @@ from keylane.server import NatsServer
 from keylane.spark import register
 from keylane.spark.driver.lease import LeaseRecord
 from keylane.spark.driver.room import bucket_of, lease_key
+from tests.peers.java import LIGHT_JAVA
 from tests.peers.store import REPOSITORY
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ Unique = Callable[..., str]
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
-LEASE_S = 4.0
+LEASE_S = 6.0
 WAITS = "this driver waits and takes over if that one ends"
 TOOK_OVER = "this driver has the lease now"
 
@@ -61,6 +62,7 @@ class Driver:
                 stderr=logged,
                 text=True,
                 start_new_session=True,
+                env=os.environ | LIGHT_JAVA,
             )
 
     def tell(self, command: str) -> None:

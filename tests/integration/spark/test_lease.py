@@ -99,16 +99,16 @@ async def test_a_standby_waits_while_the_holder_renews_and_takes_over_when_it_re
 ) -> None:
     name = unique("query")
     waits_for: list[str] = []
-    first = Lease(connection, name, "the first", 1.0)
+    first = Lease(connection, name, "the first", 5.0)
     await first.take()
-    second = Lease(other, name, "the second", 1.0)
+    second = Lease(other, name, "the second", 5.0)
     taking = asyncio.create_task(second.take(on_waiting=waits_for.append))
-    await asyncio.sleep(2.5)
+    await asyncio.sleep(6)
     assert not taking.done()
     first.check()
     assert waits_for == ["the first"]
     await first.release()
-    await asyncio.wait_for(taking, 10)
+    await asyncio.wait_for(taking, 20)
     second.check()
     assert not is_held(first)
     await second.release()
@@ -225,14 +225,14 @@ async def test_a_holder_without_its_server_is_fenced_before_a_standby_has_the_le
     await first.take()
     second = Lease(connection, name, "the second", 1.0)
     taking = asyncio.create_task(second.take())
+    began_at = time.monotonic()
     await cut_off.close()
-    closed_at = time.monotonic()
     await until(taking.done)
     assert not is_held(first)
     with pytest.raises(QueryFenced, match="could not be renewed for 2 s"):
         first.check()
-    # The standby goes by the holder's lease, not by its own shorter one: the last renewal is at most 2/3 s old.
-    assert time.monotonic() - closed_at > 1.0
+    # The standby goes by the holder's lease, not by its own shorter one.
+    assert time.monotonic() - began_at >= 2.0
     await second.release()
     await first.release()
 
@@ -241,24 +241,24 @@ async def test_a_lease_that_somebody_else_wrote_is_lost_at_the_next_renewal(
     connection: Connection, unique: Unique
 ) -> None:
     name = unique("query")
-    async with taken(connection, name, 3.0) as lease:
+    async with taken(connection, name, 9.0) as lease:
         bucket = bucket_of(connection)
         entry = await bucket.get(lease_key(name))
         assert entry is not None
-        thief = LeaseRecord("an impatient driver", "another token", 3.0)
+        thief = LeaseRecord("an impatient driver", "another token", 9.0)
         await bucket.put(lease_key(name), thief.to_json(), revision=entry.revision)
         taken_at = time.monotonic()
         await until(lambda: not is_held(lease))
         with pytest.raises(QueryFenced, match="an impatient driver took it"):
             lease.check()
-        assert time.monotonic() - taken_at < 3.0
+        assert time.monotonic() - taken_at < 9.0
     left = LeaseRecord.of(await bucket.get(lease_key(name)))
     assert left == thief  # a lease that is lost is not released for its new holder
 
 
 async def test_a_deleted_record_fences_its_holder(connection: Connection, unique: Unique) -> None:
     name = unique("query")
-    async with taken(connection, name, 2.0) as lease:
+    async with taken(connection, name, 9.0) as lease:
         bucket = bucket_of(connection)
         entry = await bucket.get(lease_key(name))
         assert entry is not None
@@ -283,11 +283,11 @@ async def test_renewals_whose_answer_is_lost_do_not_cost_the_lease(
             raise OutcomeUnknown("the answer is lost")
         return -1  # nobody may use it: the first of two answers that were lost must be found out by reading
 
-    async with taken(connection, name, 2.0) as lease:
+    async with taken(connection, name, 5.0) as lease:
         monkeypatch.setattr(Bucket, "put", stored_but_not_answered)
         await until(lambda: stored >= 3)
         monkeypatch.setattr(Bucket, "put", put)
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(5.5)
         lease.check()
 
 
@@ -326,7 +326,7 @@ async def test_a_lease_outlives_a_restart_of_the_server(unique: Unique) -> None:
     with NatsServer.start() as server:
         async with await keylane.connect(server.url) as connection:
             name = unique("query")
-            async with taken(connection, name, 8.0) as lease:
+            async with taken(connection, name, 15.0) as lease:
                 before = await _revision(connection, name)
                 await asyncio.to_thread(server.restart)
                 await _written_since(connection, name, before)
@@ -346,7 +346,8 @@ async def _written_since(connection: Connection, name: str, before: int) -> None
 async def test_a_lease_outlives_its_bucket_changing_leaders(nats_cluster: NatsCluster, unique: Unique) -> None:
     async with await keylane.connect(nats_cluster.urls) as connection:
         name = unique("query")
-        lease = Lease(connection, name, "me", 6.0, replicas=3)
+        # Longer than an election may take: up to 9 s, where the old leader found no successor.
+        lease = Lease(connection, name, "me", 18.0, replicas=3)
         await lease.take()
         info = await connection.api.request(f"STREAM.INFO.KV_{BUCKET}")
         assert info["config"]["num_replicas"] == 3
@@ -355,7 +356,7 @@ async def test_a_lease_outlives_its_bucket_changing_leaders(nats_cluster: NatsCl
             await streams.step_down(connection, f"KV_{BUCKET}")
             await _written_since(connection, name, before)
             lease.check()
-        second = Lease(connection, name, "the second", 6.0, replicas=3)
+        second = Lease(connection, name, "the second", 18.0, replicas=3)
         await lease.release()
         await asyncio.wait_for(second.take(), 10)
         second.check()
@@ -408,16 +409,16 @@ async def test_a_killed_holder_is_followed_after_its_lease(
     nats_server: NatsServer, connection: Connection, unique: Unique
 ) -> None:
     name = unique("query")
-    with holder(nats_server, name, 2.0) as first:
+    with holder(nats_server, name, 6.0) as first:
         await first.says("holds")
-        second = Lease(connection, name, "the second", 2.0)
+        second = Lease(connection, name, "the second", 6.0)
         waits = asyncio.Event()
         taking = asyncio.create_task(second.take(on_waiting=lambda _: waits.set()))
-        await asyncio.wait_for(waits.wait(), 10)
+        await asyncio.wait_for(waits.wait(), 20)
         first.process.kill()
         killed_at = time.monotonic()
-        await asyncio.wait_for(taking, 20)
-        assert 1.0 < time.monotonic() - killed_at < 8.0  # 2 s after its last renewal, which was up to 2/3 s before
+        await asyncio.wait_for(taking, 30)
+        assert 1.0 < time.monotonic() - killed_at < 20.0  # 6 s after its last renewal, which was up to 2 s before
         second.check()
         await second.release()
 
@@ -429,14 +430,16 @@ async def test_a_frozen_holder_that_wakes_up_finds_itself_fenced_before_it_acts(
     with holder(nats_server, name, 2.0) as first:
         await first.says("holds")
         first.process.send_signal(signal.SIGSTOP)
-        second = Lease(connection, name, "the second", 2.0)
+        second = Lease(connection, name, "the second", 9.0)
         await asyncio.wait_for(second.take(), 20)
         taken_at = time.monotonic()
         first.process.send_signal(signal.SIGCONT)
         await first.says("fenced")
         _, acted = await first.says("acted last at")
         assert float(acted.rpartition(" ")[2]) < taken_at
-        await asyncio.sleep(1.5)  # two renewals: the one that woke up must not disturb them
+        await until(lambda: first.process.poll() is not None)
+        # Whatever it did when it woke up, it must not disturb the next renewal.
+        await _written_since(connection, name, await _revision(connection, name))
         second.check()
         await second.release()
 
@@ -471,7 +474,7 @@ async def test_a_process_whose_parent_was_killed_neither_keeps_nor_takes_the_lea
         if waiting:
             ours.check()
         else:
-            await asyncio.wait_for(ours.take(), 10)  # at once, not after the minute
+            await asyncio.wait_for(ours.take(), 20)  # at once, not after the minute
         await until(lambda: not is_running(child))
     ours.check()
     await ours.release()

@@ -79,7 +79,7 @@ class Work:
 
     async def handle(self, message: GroupMessage) -> None:
         if message.source_sequence in self.overtaken:
-            await asyncio.sleep(1.0)
+            await until(lambda: message.source_sequence + KEYS in self.done)  # the next one of its key
         self.done.add(message.source_sequence)
 
     @asynccontextmanager
@@ -187,12 +187,17 @@ async def test_killed_in_the_midst_and_restarted_it_says_what_a_batch_says(
 
 
 async def kill_in_the_midst(work: Path, process: asyncio.subprocess.Process) -> None:
+    """It stands still while it is looked at: where the batch has ended meanwhile, the next one is waited for."""
     half: str | None = None
     async with asyncio.timeout(DEADLINE_S):
         while half is None:
             assert process.returncode is None
             await asyncio.sleep(0.005)
-            half = half_done(work)
+            if half_done(work) is not None:
+                os.killpg(process.pid, signal.SIGSTOP)
+                half = half_done(work)
+                if half is None:
+                    os.killpg(process.pid, signal.SIGCONT)
     os.killpg(process.pid, signal.SIGKILL)
     await process.communicate()
     assert half_done(work) == half, "it was not in the midst of a batch any more"

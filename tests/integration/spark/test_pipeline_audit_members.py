@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import threading
 import time
@@ -36,6 +37,7 @@ from keylane.testing import Effect, judge
 from tests.integration.jetstream.rig import eventually
 from tests.integration.journal.rig import Handled, Instance, Spot
 from tests.integration.spark import journal_rig as rig
+from tests.peers.java import LIGHT_JAVA
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -95,7 +97,7 @@ async def test_faults_of_real_members_are_found_as_the_judge_of_evidence_finds_t
 
     async def unordered(message: GroupMessage) -> None:
         if message.source_sequence == overtaken:
-            await asyncio.sleep(0.5)
+            await here.until(lambda: here.handled(overtaken + KEYS, "bob"))  # the next one of its key
         elif message.key == shared:
             await asyncio.sleep(0.3)
         here.done.append(Effect(message.key, message.source_sequence, "bob"))
@@ -204,7 +206,7 @@ async def test_the_audit_of_a_run_with_faults_says_exactly_what_its_judge_says()
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "chaos", "groups", "--seconds", "15", "--rate", "300", "--seed", "11",
         "--audit", "--json",
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=os.environ | LIGHT_JAVA,
     )  # fmt: skip
     out, err = await process.communicate()
     assert out, err[-2000:]

@@ -127,7 +127,8 @@ async def test_lag_and_windows(
         if "lag_messages" in one.values:
             lags[one.name].append(int(one.values["lag_messages"]))
     assert lags["alice"][-1] == 0
-    assert lags["alice"] == sorted(lags["alice"], reverse=True)
+    falling = lags["alice"][lags["alice"].index(6) :]  # a new second may begin while they are published
+    assert falling == sorted(falling, reverse=True)
     assert lags["bob"][-1] == 4
     assert lags[""][-1] == 4
     assert total(report, "bob").tries == 2

@@ -210,7 +210,7 @@ def test_a_message_that_nobody_can_send_is_named(ground: Ground, way: Way, monke
     monkeypatch.setattr(reading, "what_is_missing", lacking)
     split = ground.split(way, upto=100, last=100)
     with pytest.raises(ReadIncomplete, match=r"read up to 10.*lacks sequence 77"):
-        list(read_split(split, patience_s=0.5))
+        list(read_split(split, patience_s=3))
 
 
 def test_a_worker_needs_no_pandas(ground: Ground) -> None:

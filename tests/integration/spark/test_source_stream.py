@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import keylane
+from keylane.jetstream import consumers
 from keylane.server import NatsServer
 from keylane.spark.driver.lease import Lease
 from tests.integration.spark.source_rig import Ground, ground, numbers
@@ -142,7 +143,7 @@ def test_latest_is_the_first_start_and_stays_it(here: Ground, unique: Unique, tm
     """A query that starts at the end and fails before its first commit must not skip what came meanwhile."""
     name = here.make(unique("S"))
     here.publish(name, range(10))
-    options = {"startingOffsets": "latest", "queryName": unique("q"), "leaseSeconds": "2"}
+    options = {"startingOffsets": "latest", "queryName": unique("q"), "leaseSeconds": "15"}
 
     def fail(frame: DataFrame, batch: int) -> None:
         raise ValueError(f"no luck with batch {batch} of {frame}")
@@ -183,14 +184,16 @@ def test_a_member_reads_on_while_other_partitions_are_busy(here: Ground, unique:
 
 
 def test_an_idle_query_hardly_asks_the_server(here: Ground, unique: Unique, tmp_path: Path) -> None:
-    name = here.make(unique("S"), numbered=True)
+    name, named = here.make(unique("S"), numbered=True), unique("q")
     here.publish(name, range(20))
-    query = here.start(here.stream(name, queryName=unique("q")), tmp_path)
+    query = here.start(here.stream(name, queryName=named), tmp_path)
     try:
         wait_for(lambda: at(query) == 20, query)
 
         async def calls(connection: keylane.Connection) -> tuple[int, float]:
-            await asyncio.sleep(2)  # what follows the last batch is over then
+            async with asyncio.timeout(60):  # what follows the last batch is over when its lag is told
+                while (await consumers.info(connection, name, f"spark-{named}")).num_pending:  # noqa: ASYNC110 - no event
+                    await asyncio.sleep(0.1)
             heard = []
 
             async def hear(message: object) -> None:
@@ -225,7 +228,7 @@ def test_a_standby_starts_from_the_checkpoint_as_it_is_when_it_takes_over(
     here.publish(name, range(20, 25))
 
     async def hold(connection: keylane.Connection) -> StreamingQuery:
-        lease = Lease(connection, named, "a test", 5)
+        lease = Lease(connection, named, "a test", 30)
         await lease.take()
         frame = here.stream(name, queryName=named)
         query = await asyncio.to_thread(here.start, frame, tmp_path, available_now=True)
