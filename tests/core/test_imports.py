@@ -21,7 +21,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "keylane"
 
 ROOMS = frozenset({"groups", "priority", "exactly_once", "journal", "fleet", "marshal", "kafka", "spark"})
 ADAPTERS = frozenset({"jetstream"})
-FOUNDATION = frozenset({"core", "errors", "lazy"})
+FOUNDATION = frozenset({"core", "errors", "lazy", "retries"})
 EVERYTHING = frozenset({"*"})
 
 # What each part may import of keylane besides itself. Of another room only its face, `keylane.<room>`, never
@@ -30,6 +30,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "lazy": frozenset(),
     "loop": frozenset(),
+    "retries": frozenset(),
     "core": frozenset({"errors"}),
     "jetstream": FOUNDATION,
     "server": FOUNDATION,

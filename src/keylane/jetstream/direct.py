@@ -23,6 +23,8 @@ from keylane.jetstream.settings import check_seconds
 if TYPE_CHECKING:
     from keylane.jetstream.connection import Connection
 
+MOST_BYTES = 8 * 1024 * 1024
+"""Of a batch. Left to itself the server sends 64 MiB, which is also where it ends a link that lags behind."""
 OWN_HEADERS = (
     "Nats-Stream",
     "Nats-Subject",
@@ -127,7 +129,7 @@ async def read_batch(
         raise InvalidInput(f"read from sequence {sequence}: sequences start at 1")
     if batch < 1:
         raise InvalidInput(f"a batch of {batch}: read at least 1 message")
-    request: dict[str, object] = {"seq": sequence, "batch": batch}
+    request: dict[str, object] = {"seq": sequence, "batch": batch, "max_bytes": MOST_BYTES}
     if subject_filter is not None:
         request["next_by_subj"] = check_filter(subject_filter)
     client = connection.nats

@@ -14,6 +14,7 @@ from nats.aio.subscription import Subscription
 
 from keylane.errors import ApiError, ApiUnavailable, Disconnected, InvalidInput, KeylaneError, ReadIncomplete
 from keylane.jetstream import streams
+from keylane.jetstream.direct import MOST_BYTES
 from keylane.jetstream.headers import parse_headers, status_of
 from keylane.spark.executor.arrivals import Arrivals, End
 from keylane.spark.executor.cutting import Cutter, Run
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from keylane.jetstream.connection import Connection
 
 _BATCH = 10_000
-_MOST_BYTES = 8 * 1024 * 1024
 OPENING = b"NATS/1.0\r\n"
 
 
@@ -64,12 +64,12 @@ class FetchedRange:
         if self.arrivals.ended or self._asked or not self._client.is_connected:
             return
         rows, size = self.arrivals.held
-        if rows >= 2 * _BATCH or size >= _MOST_BYTES:
+        if rows >= 2 * _BATCH or size >= MOST_BYTES:
             return
         request: dict[str, object] = {
             "seq": self._seen + 1,
             "batch": min(_BATCH, self._limit - self._seen),
-            "max_bytes": _MOST_BYTES,
+            "max_bytes": MOST_BYTES,
         }
         if self._split.subject_filter is not None:
             request["next_by_subj"] = self._split.subject_filter
