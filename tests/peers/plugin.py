@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,11 @@ FINDERS: dict[str, Callable[[], object]] = {"go": find_go, "kafka": find_kafka, 
 
 _FIRST = ("core", "properties")
 _LAST = ("integration",)
+
+
+def pytest_configure() -> None:
+    """Processes of tests can be interrupted, also where a shell that runs this in the background lets nobody be."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -18,7 +18,7 @@ from keylane.jetstream.consumers import ConsumerConfig
 from keylane.jetstream.feed import FeedOptions, open_feed
 from keylane.jetstream.publish import Outgoing, publish_many
 from keylane.server import NatsServer
-from tests.integration.jetstream.rig import SECOND_NS, all_acked, fill, make_consumer, make_stream
+from tests.integration.jetstream.rig import SECOND_NS, all_acked, eventually, fill, make_consumer, make_stream
 
 Unique = Callable[..., str]
 
@@ -172,9 +172,11 @@ async def test_consumers_of_others_are_listed_whatever_their_names(connection: C
     body = json.dumps({"stream_name": stream, "config": config}).encode()
     subject = f"$JS.API.CONSUMER.CREATE.{stream}.a\x01b".encode()
     connection.nats.post(b"PUB %b %d\r\n%b\r\n" % (subject, len(body), body))
-    await connection.flush()
-    listed = [info async for info in consumers.list_all(connection, stream)]
-    assert [(info.name, info.config.name) for info in listed] == [("a\x01b", "a\x01b")]
+
+    async def listed() -> list[tuple[str, str | None]]:
+        return [(info.name, info.config.name) async for info in consumers.list_all(connection, stream)]
+
+    assert await eventually(listed, bool) == [("a\x01b", "a\x01b")]
 
 
 # ---- reset, unpin, pause ----------------------------------------------------------------------------------

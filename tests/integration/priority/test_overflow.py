@@ -10,17 +10,11 @@ from keylane.errors import InvalidInput
 from keylane.jetstream import consumers
 from keylane.jetstream.feed import Notice
 from keylane.priority import consume, fetch, open_fetcher
-from tests.integration.priority.conftest import GROUP, Ground, MakeGround, OpenClient, StartReader
+from tests.integration.priority.conftest import GROUP, MakeGround, OpenClient, StartReader
 from tests.integration.priority.evidence import judge
 from tests.integration.priority.rawpull import raw_puller
 
 QUIET_S = 0.4
-
-
-async def settle(place: Ground) -> consumers.ConsumerInfo:
-    """The consumer's state, once the acks sent so far are in."""
-    await place.connection.flush()
-    return await consumers.info(place.connection, place.stream, place.consumer)
 
 
 async def test_nothing_at_999_and_messages_at_1000(ground: MakeGround, open_client: OpenClient) -> None:
@@ -34,7 +28,8 @@ async def test_nothing_at_999_and_messages_at_1000(ground: MakeGround, open_clie
         message.ack()
         # 999 are left: the condition does not hold any more.
         assert await fetcher.fetch(10, timeout_s=QUIET_S) == []
-    info = await settle(place)
+    await place.acked(message.sequence)
+    info = await consumers.info(place.connection, place.stream, place.consumer)
     assert (info.num_pending, info.num_ack_pending) == (999, 0)
 
 
