@@ -95,9 +95,9 @@ def session() -> Iterator[SparkSession]:
         yield spark
 
 
-def read_whole(spark: SparkSession, url: str) -> None:
+def read_whole(spark: SparkSession, url: str, **options: str) -> None:
     """Every row into Spark's sink that does nothing."""
-    stream = spark.read.format("keylane").option("url", url).option("stream", STREAM)
+    stream = spark.read.format("keylane").options(url=url, stream=STREAM, **options)
     stream.load().write.format("noop").mode("overwrite").save()
 
 

@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,12 +43,17 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 OURS = "keylane in Spark"
+"""A task per partition, which keeps whole keys together."""
+RANGES = "keylane in Spark, splitBy=sequence"
+"""A task per range of sequences: the server need not look for a partition's messages among the others."""
 PLAIN = "plain reader, 2 processes"
 SAME = "Spark's reader without Spark, 2 processes"
 NATS_PY = "nats-py ordered consumer"
 JAVA = "Java, as the JVM connector reads, 2 threads"
 CONNECTOR = "JVM nats-spark-connector"
 STREAMED = "keylane in Spark, streaming query"
+STREAMED_RANGES = f"{STREAMED}, splitBy=sequence"
+_BY_SEQUENCE = {"splitBy": "sequence"}
 AIM = 0.85
 """Of the plain reader outside Spark."""
 _READ_DEADLINE_S = 120
@@ -67,12 +72,17 @@ def run(rounds: int, scale: float, say: Say, connector: Sequence[Path] = ()) -> 
         with ExitStack() as held:
             if connector:
                 peer = held.enter_context(_jvm_connector(server.url, count, connector, say))
-                jobs |= {CONNECTOR: peer.read, STREAMED: _streamed(spark, server.url, count, say)}
+                jobs |= {
+                    CONNECTOR: peer.read,
+                    STREAMED: _streamed(spark, server.url, count, say),
+                    STREAMED_RANGES: _streamed(spark, server.url, count, say, **_BY_SEQUENCE),
+                }
             figures = run_jobs(jobs, server.pid, rounds, say)
         micro = spark_micro.measure(spark, server, rounds, say)
     compared = ratios(figures, OURS)
     if peer is not None:
-        compared[f"{STREAMED} / {CONNECTOR}"] = round(figures[STREAMED].rate / figures[CONNECTOR].rate, 2)
+        for one in (RANGES, STREAMED, STREAMED_RANGES):
+            compared[f"{one} / {CONNECTOR}"] = round(figures[one].rate / figures[CONNECTOR].rate, 2)
     answer: dict[str, object] = {
         "row": "spark-read",
         "rounds": rounds,
@@ -85,9 +95,9 @@ def run(rounds: int, scale: float, say: Say, connector: Sequence[Path] = ()) -> 
     }
     texts = [table(title, figures, compared), micro.as_text()]
     if peer is not None:
-        ours, streamed = figures[OURS].rate, figures[STREAMED].rate
-        answer["connector"] = peer.as_json(ours, streamed)
-        texts.insert(1, peer.as_text(ours, streamed))
+        ours = {name: figures[name].rate for name in (OURS, RANGES, STREAMED, STREAMED_RANGES)}
+        answer["connector"] = peer.as_json(ours)
+        texts.insert(1, peer.as_text(ours))
     return answer, "\n\n".join(texts)
 
 
@@ -117,11 +127,14 @@ def _jobs(spark: SparkSession, server: NatsServer, parts: list[Part], count: int
     """What each reads is counted, so a contestant may read less than the others."""
     url = server.url
 
-    def in_spark(_: int) -> dict[str, float]:
-        cpu, begun = used_cpu_seconds(spark), time.perf_counter()
-        read_whole(spark, url)
-        seconds = time.perf_counter() - begun
-        return {"count": count, "seconds": seconds, "cpu_seconds": used_cpu_seconds(spark) - cpu}
+    def in_spark(**options: str) -> Job:
+        def read(_: int) -> dict[str, float]:
+            cpu, begun = used_cpu_seconds(spark), time.perf_counter()
+            read_whole(spark, url, **options)
+            seconds = time.perf_counter() - begun
+            return {"count": count, "seconds": seconds, "cpu_seconds": used_cpu_seconds(spark) - cpu}
+
+        return read
 
     def outside(reader: str) -> Job:
         wanted = json.dumps([[part.subject_filter, part.last] for part in parts])
@@ -132,8 +145,14 @@ def _jobs(spark: SparkSession, server: NatsServer, parts: list[Part], count: int
         arguments = ["--url", url, "--stream", STREAM, "--consumer", "", "--count", str(max(1000, count // 20))]
         return run_command([sys.executable, "-m", "bench.contestants.natspy_ordered", *arguments])
 
-    _check(in_spark, "the first read in a session starts the workers and is not counted", say)
-    jobs: dict[str, Job] = {OURS: in_spark, PLAIN: outside("feed"), SAME: outside("split"), NATS_PY: nats_py}
+    _check(in_spark(), "the first read in a session starts the workers and is not counted", say)
+    jobs: dict[str, Job] = {
+        OURS: in_spark(),
+        RANGES: in_spark(**_BY_SEQUENCE),
+        PLAIN: outside("feed"),
+        SAME: outside("split"),
+        NATS_PY: nats_py,
+    }
     try:
         program = connector_reader(say)
     except PeerMissing as missing:
@@ -189,20 +208,21 @@ class JvmConnector:
             raise SystemExit(f"{CONNECTOR} gave no answer within {deadline_s:.0f} s:\n{self.errors.read()[-8000:]}")
         return text
 
-    def as_json(self, ours: float, streamed: float) -> dict[str, object]:
+    def as_json(self, ours: Mapping[str, float]) -> dict[str, object]:
         rate = statistics.median(self.with_acks)
         return {
             "rates_with_acks": [round(one) for one in self.with_acks],
             "left_unacknowledged": self.unacknowledged,
-            "ratios_with_acks": {OURS: round(ours / rate, 2), STREAMED: round(streamed / rate, 2)},
+            "ratios_with_acks": {name: round(one / rate, 2) for name, one in ours.items()},
         }
 
-    def as_text(self, ours: float, streamed: float) -> str:
+    def as_text(self, ours: Mapping[str, float]) -> str:
         rate = statistics.median(self.with_acks)
         left = ", ".join(f"{one:,}" for one in self.unacknowledged)
         return (
-            f"- {CONNECTOR}, until its acks are sent: {rate:,.0f} messages/s; {OURS} / that: **{ours / rate:.2f}**, "
-            f"{STREAMED} / that: **{streamed / rate:.2f}**\n"
+            f"- {CONNECTOR}, until its acks are sent: {rate:,.0f} messages/s; "
+            + ", ".join(f"{name} / that: **{one / rate:.2f}**" for name, one in ours.items())
+            + "\n"
             f"- messages left unacknowledged after its acks: {left}"
         )
 
@@ -227,11 +247,11 @@ def _jvm_connector(url: str, count: int, jars: Sequence[Path], say: Say) -> Iter
             process.kill()
 
 
-def _streamed(spark: SparkSession, url: str, count: int, say: Say) -> Job:
+def _streamed(spark: SparkSession, url: str, count: int, say: Say, **options: str) -> Job:
     """As a streaming query, by the connector's measure: what Spark says that the batches took."""
 
     def read(_: int) -> dict[str, float]:
-        stream = spark.readStream.format("keylane").option("url", url).option("stream", STREAM).load()
+        stream = spark.readStream.format("keylane").options(url=url, stream=STREAM, **options).load()
         cpu = used_cpu_seconds(spark)
         with TemporaryDirectory(prefix="keylane-bench-") as directory:
             writer = stream.writeStream.format("noop").option("checkpointLocation", directory)
