@@ -181,16 +181,20 @@ class Kafka:
         *,
         settings: Mapping[str, object] | None = None,
         logins: Mapping[str, str] | None = None,
+        certificate: Path | None = None,
     ) -> Self:
         """Formats and starts the brokers; a free port that someone else took meanwhile is replaced.
 
         `settings` are added to those of every broker. `logins`: names and passwords (SASL/PLAIN); the first may do
-        everything, the others what ACLs allow.
+        everything, the others what ACLs allow. With a `certificate` (key, PKCS #8, and chain up to the CA, as PEM) they
+        log in over TLS.
         """
         jars()
         for attempt in range(1, _PORT_TRIES + 1):
             directory = Path(tempfile.mkdtemp(prefix="keylane-kafka-"))
-            kafka = cls(_prepare(brokers, directory, {**_login_settings(logins), **(settings or {})}), directory)
+            kafka = cls(
+                _prepare(brokers, directory, {**_login_settings(logins, certificate), **(settings or {})}), directory
+            )
             try:
                 _format(kafka.brokers, directory)
                 for broker in kafka.brokers:
@@ -286,22 +290,28 @@ def _settings(node: int, client: int, controller: int, *, voters: str, copies: i
     }
 
 
-def _login_settings(logins: Mapping[str, str] | None) -> dict[str, object]:
+def _login_settings(logins: Mapping[str, str] | None, certificate: Path | None) -> dict[str, object]:
     if not logins:
         return {}
+    listener = "SASL_PLAINTEXT" if certificate is None else "SASL_SSL"
+    tls: dict[str, object] = {}
+    if certificate is not None:
+        for store in ("keystore", "truststore"):
+            tls |= {f"ssl.{store}.type": "PEM", f"ssl.{store}.location": certificate}
     admin, password = next(iter(logins.items()))
     users = " ".join(f'user_{name}="{secret}"' for name, secret in logins.items())
     module = "org.apache.kafka.common.security.plain.PlainLoginModule"
     return {
-        "inter.broker.listener.name": "SASL_PLAINTEXT",
-        "listener.security.protocol.map": "SASL_PLAINTEXT:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "inter.broker.listener.name": listener,
+        "listener.security.protocol.map": f"{listener}:{listener},CONTROLLER:PLAINTEXT",
         "sasl.enabled.mechanisms": "PLAIN",
         "sasl.mechanism.inter.broker.protocol": "PLAIN",
-        "listener.name.sasl_plaintext.plain.sasl.jaas.config": (
+        f"listener.name.{listener.lower()}.plain.sasl.jaas.config": (
             f'{module} required username="{admin}" password="{password}" {users};'
         ),
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": f"User:{admin};User:ANONYMOUS",  # controllers talk to each other without a login
+        **tls,
     }
 
 
