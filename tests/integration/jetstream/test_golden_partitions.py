@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import secrets
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -46,22 +47,26 @@ class Wire:
         self.reader = reader
         self.writer = writer
         self.asked = 0
+        self.inbox = b"_R.%b" % secrets.token_hex(6).encode()  # its own: answers to another are not for this one
 
     @staticmethod
     @asynccontextmanager
     async def open(server: NatsServer) -> AsyncIterator[Wire]:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=2**24)
         try:
-            writer.write(b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\nSUB _R.> 1\r\n')
+            wire = Wire(reader, writer)
+            writer.write(b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\n')
+            writer.write(b"SUB %b.> 1\r\n" % wire.inbox)
             assert (await reader.readline()).startswith(b"INFO")
-            yield Wire(reader, writer)
+            yield wire
         finally:
             writer.close()
             await writer.wait_closed()
 
     def send(self, subject: bytes, payload: bytes = b"") -> None:
         self.asked += 1
-        self.writer.write(b"PUB %b _R.%d %d\r\n%b\r\n" % (subject, self.asked, len(payload), payload))
+        head = b"PUB %b %b.%d %d\r\n" % (subject, self.inbox, self.asked, len(payload))
+        self.writer.write(head + payload + b"\r\n")
 
     async def receive(self) -> tuple[bytes, bytes]:
         """Subject and payload of the next message; a message without responders has its status as payload."""
