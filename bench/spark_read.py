@@ -219,10 +219,9 @@ class JvmConnector:
     def as_text(self, ours: Mapping[str, float]) -> str:
         rate = statistics.median(self.with_acks)
         left = ", ".join(f"{one:,}" for one in self.unacknowledged)
+        compared = ", ".join(f"{name} / that: **{one / rate:.2f}**" for name, one in ours.items())
         return (
-            f"- {CONNECTOR}, until its acks are sent: {rate:,.0f} messages/s; "
-            + ", ".join(f"{name} / that: **{one / rate:.2f}**" for name, one in ours.items())
-            + "\n"
+            f"- {CONNECTOR}, until its acks are sent: {rate:,.0f} messages/s; {compared}\n"
             f"- messages left unacknowledged after its acks: {left}"
         )
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.peers.go import find_go
 from tests.peers.kafka import find_kafka
@@ -20,8 +21,11 @@ _LAST = ("integration",)
 
 
 def pytest_configure() -> None:
-    """Processes of tests can be interrupted, also where a shell that runs this in the background lets nobody be."""
+    # Processes of tests can be interrupted, also where a shell that runs this in the background lets nobody be.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # No example of a property has a deadline: a machine that stands still for a moment proves nothing.
+    settings.register_profile("keylane", deadline=None)
+    settings.load_profile("keylane")
 
 
 @pytest.hookimpl(tryfirst=True)

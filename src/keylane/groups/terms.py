@@ -15,7 +15,6 @@ Failure = Callable[[GroupMessage, BaseException, int], None]
 GiveUp = Callable[[GroupMessage, BaseException, int], Awaitable[None]]
 Crowded = Callable[[GroupMessage, int], None]
 
-
 LANES: dict[Order, Callable[[GroupMessage], Hashable]] = {
     "key": attrgetter("place.lane"),
     "partition": attrgetter("place.partition"),

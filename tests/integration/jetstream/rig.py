@@ -61,6 +61,11 @@ async def eventually(look: Callable[[], Awaitable[T]], good: Callable[[T], bool]
         await asyncio.sleep(_LOOK_EVERY_S)
 
 
+async def until(good: Callable[[], object], deadline_s: float = 20.0) -> None:
+    """Wait for a fact inside this process that no event tells."""
+    await eventually(lambda: asyncio.sleep(0, good()), bool, deadline_s)
+
+
 async def all_acked(connection: Connection, stream: str, consumer: str) -> ConsumerInfo:
     """Wait until the server has worked off the acks that were sent, and nothing is open."""
     return await eventually(

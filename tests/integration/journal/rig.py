@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
@@ -11,7 +10,6 @@ from keylane import Connection
 from keylane.jetstream import streams
 from keylane.jetstream.message import Message
 from keylane.journal import Journal, JournalRecord, journal_stream, read_journal
-from tests.integration.jetstream.rig import eventually
 
 START_NS = 1_790_000_000_000_000_000
 
@@ -74,8 +72,3 @@ async def read(connection: Connection, stream: str, group: str | None = None) ->
 
 async def messages_in(connection: Connection, stream: str) -> int:
     return (await streams.state(connection, journal_stream(stream))).messages
-
-
-async def until(good: Callable[[], bool], deadline_s: float = 20.0) -> None:
-    """Wait for a fact inside this process that no event tells."""
-    await eventually(lambda: asyncio.sleep(0, good()), lambda seen: seen, deadline_s)

@@ -14,8 +14,8 @@ from keylane import Connection
 from keylane.jetstream import streams
 from keylane.journal import Journal, journal_stream, read_batches
 from keylane.server import NatsServer
-from tests.integration.jetstream.rig import frozen, link_is
-from tests.integration.journal.rig import Instance, Worker, messages_in, read, until
+from tests.integration.jetstream.rig import frozen, link_is, until
+from tests.integration.journal.rig import Instance, Worker, messages_in, read
 
 STREAM = "ORDERS"
 

@@ -169,13 +169,6 @@ async def patiently(call: Callable[..., Awaitable[object]], *arguments: object) 
         await call(*arguments)
 
 
-async def until(good: Callable[[], object], timeout_s: float = 20.0) -> None:
-    """Wait until something in this process has become true; nobody tells when."""
-    async with asyncio.timeout(timeout_s):
-        while not good():  # noqa: ASYNC110 - a plain fact
-            await asyncio.sleep(0.01)
-
-
 async def nobody_listens(connection: Connection, subject: str) -> None:
     """Wait until the server gives nothing more to a connection that listened to this."""
     async with asyncio.timeout(20):

@@ -20,6 +20,7 @@ from keylane.jetstream.publish import Outgoing, PublishAck, publish_many
 from keylane.jetstream.streams import StreamState
 from keylane.priority import unpin
 from keylane.server import NatsCluster, NatsServer
+from tests.integration.jetstream.rig import until
 from tests.integration.priority.conftest import (
     Ground,
     MakeGround,
@@ -27,7 +28,6 @@ from tests.integration.priority.conftest import (
     Reader,
     StartReader,
     make_ground,
-    until,
 )
 from tests.integration.priority.evidence import judge
 
@@ -85,13 +85,10 @@ class Work:
         last = self.published[-1]
         async with asyncio.timeout(DEADLINE_S):
             while True:
-                try:
+                with suppress(KeylaneError):  # still without a leader
                     info = await consumers.info(self.place.connection, self.place.stream, self.place.consumer)
-                except KeylaneError:
-                    info = None  # still without a leader
-                done = info is not None and (info.num_pending, info.num_ack_pending) == (0, 0)
-                if info is not None and done and info.delivered_sequence >= last:
-                    return
+                    if (info.num_pending, info.num_ack_pending) == (0, 0) and info.delivered_sequence >= last:
+                        return
                 await asyncio.sleep(0.05)
 
 

@@ -10,7 +10,8 @@ import pytest
 from keylane.errors import InvalidInput
 from keylane.jetstream import consumers
 from keylane.priority import ConsumerConfig, consume, group_state, unpin, update
-from tests.integration.priority.conftest import GROUP, MakeGround, OpenClient, StartReader, until
+from tests.integration.jetstream.rig import until
+from tests.integration.priority.conftest import GROUP, MakeGround, OpenClient, StartReader
 from tests.integration.priority.evidence import judge, receivers
 
 AT_ONCE_S = 10.0

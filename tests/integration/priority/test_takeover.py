@@ -18,13 +18,13 @@ from keylane.jetstream.feed import Feed
 from keylane.jetstream.message import Message
 from keylane.priority import consume, group_state, open_fetcher
 from keylane.server import NatsServer
+from tests.integration.jetstream.rig import until
 from tests.integration.priority.conftest import (
     Ground,
     MakeGround,
     OpenClient,
     StartReader,
     nobody_listens,
-    until,
 )
 from tests.integration.priority.evidence import Line, descents, judge
 from tests.integration.priority.proxy import LossyProxy

@@ -29,7 +29,7 @@ _NAMES_KEPT = 1000
 
 @dataclass(frozen=True, slots=True)
 class IdScope:
-    """What all ids of one task begin with."""
+    """What all ids of one task are made of, besides the rows."""
 
     scope: str
     """Of rows with a sequence: `idPrefix`, else the query's name, else its id."""
