@@ -20,6 +20,7 @@ from keylane.groups.admin import (
 )
 from keylane.groups.config import ElasticConfig, StaticConfig
 from keylane.groups.creating import create_elastic, create_static, delete
+from keylane.groups.limits import partition_limit
 from keylane.groups.member import Member, MemberHooks, join
 from keylane.groups.message import GroupMessage, Placing
 from keylane.groups.origin import Origin
@@ -48,6 +49,7 @@ __all__ = [
     "join",
     "list_groups",
     "member_info",
+    "partition_limit",
     "placing_by",
     "put_unpublished",
     "queue_stream",

@@ -11,7 +11,13 @@ from keylane.core.plans import Plan, balanced, sticky
 from keylane.errors import GroupError, InvalidInput, NotAMember, NotFound
 from keylane.groups import shape
 from keylane.groups.config import ElasticConfig, GroupConfig, StaticConfig
-from keylane.groups.creating import Mappings, check_names, plan_of
+from keylane.groups.creating import (
+    Mappings,
+    check_names,
+    plan_of,
+    refuse_to_stop_go_members,
+    tell_of_idle_members,
+)
 from keylane.groups.store import Kind, StoredGroup, change_elastic, elastic_bucket, read_any, static_bucket
 from keylane.jetstream import consumers
 from keylane.jetstream.connection import Connection
@@ -86,28 +92,57 @@ async def step_down(connection: Connection, stream: str, group: str, member: str
 
 
 async def add_members(
-    connection: Connection, stream: str, group: str, members: Sequence[str], *, plan: PlanName = "balanced"
+    connection: Connection,
+    stream: str,
+    group: str,
+    members: Sequence[str],
+    *,
+    plan: PlanName = "balanced",
+    stop_go_members: bool = False,
 ) -> ElasticConfig:
-    """Add members. `plan="sticky"` moves the fewest partitions and stores the result as mappings."""
-    _check_change(stream, group, members, plan)
-    return await _change_members(connection, stream, group, lambda now: [*now, *members], plan)
+    """Add members. `plan="sticky"` moves the fewest partitions and stores the result as mappings.
 
-
-async def drop_members(
-    connection: Connection, stream: str, group: str, members: Sequence[str], *, plan: PlanName = "balanced"
-) -> ElasticConfig:
-    """Drop members; those that are not there are no matter."""
+    A mapping on a group with two or more filters stops members in Go: it is stored only with `stop_go_members`.
+    """
     _check_change(stream, group, members, plan)
     return await _change_members(
-        connection, stream, group, lambda now: [one for one in now if one not in members], plan
+        connection, stream, group, lambda now: [*now, *members], plan, stop_go_members=stop_go_members
     )
 
 
-async def set_mapping(connection: Connection, stream: str, group: str, mappings: Mappings) -> ElasticConfig:
-    """Replace the members, or the mapping there is, by a mapping of your own."""
+async def drop_members(
+    connection: Connection,
+    stream: str,
+    group: str,
+    members: Sequence[str],
+    *,
+    plan: PlanName = "balanced",
+    stop_go_members: bool = False,
+) -> ElasticConfig:
+    """Drop members; those that are not there are no matter. For the rest see `add_members`."""
+    _check_change(stream, group, members, plan)
+    return await _change_members(
+        connection,
+        stream,
+        group,
+        lambda now: [one for one in now if one not in members],
+        plan,
+        stop_go_members=stop_go_members,
+    )
+
+
+async def set_mapping(
+    connection: Connection, stream: str, group: str, mappings: Mappings, *, stop_go_members: bool = False
+) -> ElasticConfig:
+    """Replace the members, or the mapping there is, by a mapping of your own.
+
+    On a group with two or more filters it stops members in Go: it is stored only with `stop_go_members`.
+    """
     check_names(stream, group)
     plan = plan_of(mappings)
-    return await change_elastic(connection, stream, group, lambda config: config.with_owners(mappings=plan))
+    return await change_elastic(
+        connection, stream, group, lambda config: mapped(group, config, plan, stop_go_members=stop_go_members)
+    )
 
 
 async def delete_mapping(connection: Connection, stream: str, group: str) -> ElasticConfig:
@@ -121,6 +156,13 @@ def planned(config: GroupConfig, members: Sequence[str], plan: PlanName) -> Plan
     if plan == "sticky":
         return sticky(config.plan, members, config.max_members)
     return balanced(members, config.max_members)
+
+
+def mapped(group: str, config: ElasticConfig, plan: Plan | None, *, stop_go_members: bool) -> ElasticConfig:
+    """The group with this mapping, unless it would be the first one and members in Go would stop unasked."""
+    changed = config.with_owners(mappings=plan)
+    refuse_to_stop_go_members(group, changed, stop_go_members or config.mappings is not None)
+    return changed
 
 
 def _check_change(stream: str, group: str, members: Sequence[str], plan: PlanName) -> None:
@@ -141,10 +183,12 @@ async def _change_members(
     group: str,
     choose: Callable[[Sequence[str]], Sequence[str]],
     plan: PlanName,
+    *,
+    stop_go_members: bool,
 ) -> ElasticConfig:
     def decide(config: ElasticConfig) -> ElasticConfig:
         if plan == "sticky":
-            return _stuck(config, list(dict.fromkeys(choose(config.plan.members))))
+            return _stuck(group, config, list(dict.fromkeys(choose(config.plan.members))), stop_go_members)
         if config.mappings is not None:
             raise GroupError(
                 f"group {group!r} has a mapping, which names its members: use plan='sticky', or set_mapping, "
@@ -152,10 +196,12 @@ async def _change_members(
             )
         return config.with_owners(members=list(dict.fromkeys(choose(config.members))))
 
-    return await change_elastic(connection, stream, group, decide)
+    changed = await change_elastic(connection, stream, group, decide)
+    tell_of_idle_members(stream, group, changed)
+    return changed
 
 
-def _stuck(config: ElasticConfig, members: Sequence[str]) -> ElasticConfig:
+def _stuck(group: str, config: ElasticConfig, members: Sequence[str], stop_go_members: bool) -> ElasticConfig:
     if not members:
         return config.with_owners()
     plan = sticky(config.plan, members, config.max_members)
@@ -164,7 +210,7 @@ def _stuck(config: ElasticConfig, members: Sequence[str]) -> ElasticConfig:
             f"{len(members)} members for {config.max_members} partitions: {', '.join(plan.idle)} would own nothing, "
             "and a mapping lists only owners; use plan='balanced', or fewer members"
         )
-    return config.with_owners(mappings=plan)
+    return mapped(group, config, plan, stop_go_members=stop_go_members)
 
 
 # ---- small things -------------------------------------------------------------------------------------

@@ -2,23 +2,26 @@
 
 The JSON is a contract with members in other languages. Two dialects exist: the present one, and the older one of the
 Go library 0.1 (one filter, and the member's name as its priority group). A record is read in either, and a change
-keeps the dialect that it was written in.
+keeps the dialect that it was written in. It also keeps the form of every value that it does not change (`-1`, `[]`,
+`null`, unknown fields): members in Go compare the whole record, and end if more than its members changed.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 from keylane.core.names import check_member_name
-from keylane.core.partitions import Partitioning, check_partition_count, partition_filters
+from keylane.core.partitions import Partitioning, partition_filters
 from keylane.core.plans import Plan, balanced, check_plan
 from keylane.core.subjects import check_filter, overlaps, shown
 from keylane.errors import BrokenGroupRecord, InvalidInput
+from keylane.groups import limits
 
 Config = TypeVar("Config", bound="GroupConfig")
 T = TypeVar("T")
@@ -41,6 +44,8 @@ class GroupConfig:
     dialect: Dialect = "present"
     listed: tuple[tuple[str, tuple[int, ...]], ...] = field(default=(), compare=False, repr=False)
     """The mappings in the order of the record: members in other languages ask for their filters in that order."""
+    stored: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
+    """The record that this was read from; None: it is new. Only owners may differ from it."""
 
     @property
     def plan(self) -> Plan:
@@ -52,8 +57,52 @@ class GroupConfig:
     def priority_group(self, member: str) -> str:
         return member if self.dialect == "go-0.1" else PRIORITY_GROUP
 
+    @property
+    def group_filters(self) -> tuple[str, ...]:
+        """The filters that the group was given, without partition numbers."""
+        raise NotImplementedError
+
+    @property
+    def stops_go_members(self) -> bool:
+        """Whether members in Go end here: with a mapping they ask for each partition once per filter in the same words,
+        which the server refuses (10138)."""
+        return self.mappings is not None and len(self.group_filters) > 1
+
+    def filters_of(self, member: str) -> tuple[str, ...]:
+        """The filter subjects of a member's consumer, in the order in which every language asks for them."""
+        owned = self.plan.partitions_of(member)
+        ascending = partition_filters(owned, self._asked_filters())
+        listed = dict(self.listed).get(member, owned)
+        if listed == owned:
+            return tuple(ascending)
+        places = {partition: place for place, partition in enumerate(owned)}
+        blocks = range(0, len(ascending), len(owned))
+        return tuple(ascending[block + places[partition]] for block in blocks for partition in listed)
+
+    def too_many_filters(self, member: str) -> str | None:
+        """Why the server could not carry this member's consumer; None: it can."""
+        owned, asked = len(self.plan.partitions_of(member)), len(self._asked_filters()) or 1
+        if owned * asked <= limits.MAX_CONSUMER_FILTERS:
+            return None
+        times = f"{owned:,} partitions" + (f", each under {asked} filters" if asked > 1 else "")
+        return (
+            f"member {member!r} would read {times}, in one consumer: the server needs too long for one with more than "
+            f"{limits.MAX_CONSUMER_FILTERS:,} filter subjects; the group needs at least {self.members_needed:,} members"
+        )
+
+    @property
+    def members_needed(self) -> int:
+        """How few members can carry the group."""
+        return limits.members_needed(self.max_members, len(self._asked_filters()))
+
+    def check_consumers(self) -> None:
+        """Raise `InvalidInput` if a member's consumer would be more than the server can carry."""
+        for member in self.plan.members:
+            if reason := self.too_many_filters(member):
+                raise InvalidInput(reason)
+
     def check(self) -> None:
-        check_partition_count(self.max_members)
+        limits.check_partitions(self.max_members)
         if self.dialect not in ("present", "go-0.1"):
             raise InvalidInput(f"dialect is {self.dialect!r}: use present or go-0.1")
         if self.members and self.mappings is not None:
@@ -71,15 +120,22 @@ class GroupConfig:
             for member in self.mappings.members if self.mappings is not None else self.members:
                 _check_go_member(member)
 
-    def _filters_of(self, member: str, filters: Sequence[str]) -> tuple[str, ...]:
-        owned = self.plan.partitions_of(member)
-        ascending = partition_filters(owned, filters)
-        listed = dict(self.listed).get(member, owned)
-        places = [owned.index(partition) for partition in listed]
-        blocks = range(0, len(ascending), len(owned))
-        return tuple(ascending[block + place] for block in blocks for place in places)
+    def to_json(self) -> bytes:
+        if self.stored is None:
+            return json.dumps(self._new_record() | self._owners()).encode()
+        wire = dict(self.stored)
+        before = _owners_from_wire(wire)
+        for name, is_same in (
+            ("members", before["members"] == self.members),
+            ("member_mappings", before["mappings"] == self.mappings),
+        ):
+            if is_same:
+                continue
+            wire.pop(name, None)
+            wire |= {one: value for one, value in self._owners().items() if one == name}
+        return json.dumps(wire).encode()
 
-    def _owners_to_wire(self) -> dict[str, Any]:
+    def _owners(self) -> dict[str, Any]:
         wire: dict[str, Any] = {}
         if self.members:
             wire["members"] = list(self.members)
@@ -89,6 +145,14 @@ class GroupConfig:
             ]
         return wire
 
+    def _new_record(self) -> dict[str, Any]:
+        """All but the owners."""
+        raise NotImplementedError
+
+    def _asked_filters(self) -> Sequence[str]:
+        """What a member asks for under each of its partitions; nothing: every subject."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticConfig(GroupConfig):
@@ -96,10 +160,14 @@ class StaticConfig(GroupConfig):
 
     filters: tuple[str, ...] = ()
 
-    def filters_of(self, member: str) -> tuple[str, ...]:
+    @property
+    def group_filters(self) -> tuple[str, ...]:
+        return self.filters
+
+    def _asked_filters(self) -> Sequence[str]:
         # The old Go library delivers what the group did not ask for; members of one group must agree, so in its
         # dialect we do as it does.
-        return self._filters_of(member, () if self.dialect == "go-0.1" else self.filters)
+        return () if self.dialect == "go-0.1" else self.filters
 
     def check(self) -> None:
         super(StaticConfig, self).check()
@@ -115,13 +183,13 @@ class StaticConfig(GroupConfig):
             other, members=tuple(sorted(set(other.members)))
         )
 
-    def to_json(self) -> bytes:
+    def _new_record(self) -> dict[str, Any]:
         wire: dict[str, Any] = {"max_members": self.max_members}
         if self.dialect == "go-0.1":
             wire["filter"] = self.filters[0] if self.filters else ""
         elif self.filters:
             wire["filters"] = list(self.filters)
-        return json.dumps(wire | self._owners_to_wire()).encode()
+        return wire
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> StaticConfig:
@@ -151,19 +219,27 @@ class ElasticConfig(GroupConfig):
     max_buffered_messages: int = 0
     max_buffered_bytes: int = 0
 
-    def filters_of(self, member: str) -> tuple[str, ...]:
+    @property
+    def group_filters(self) -> tuple[str, ...]:
+        return tuple(one.filter for one in self.partitioning)
+
+    def _asked_filters(self) -> Sequence[str]:
         # Mapped members of every language ask for whole partitions: the queue holds nothing else.
-        mapped = self.mappings is not None or self.dialect == "go-0.1"
-        return self._filters_of(member, () if mapped else [one.filter for one in self.partitioning])
+        return () if self.mappings is not None or self.dialect == "go-0.1" else self.group_filters
 
     def check(self) -> None:
         super(ElasticConfig, self).check()
-        _check_filters([one.filter for one in self.partitioning])
+        _check_filters(self.group_filters)
         for one in self.partitioning:
-            if not one.wildcards:
+            if "*" not in one.filter.split(".") and not one.filter.endswith(">"):
                 raise InvalidInput(
-                    f"filter {one.filter!r} names no wildcards to hash: list at least one of its `*`, or give no "
-                    "filters at all to hash whole subjects"
+                    f"filter {one.filter!r} has no wildcard: members in Go refuse it, as all of it is one key; use a "
+                    "filter with '*', or one that ends with '>'"
+                )
+            if not one.wildcards and self.dialect == "go-0.1":
+                raise InvalidInput(
+                    f"filter {one.filter!r} names no wildcards to hash: list at least one of its `*`, or use the "
+                    "present dialect, where the whole subject is the key then"
                 )
         if self.dialect == "go-0.1" and len(self.partitioning) != 1:
             raise InvalidInput(
@@ -174,14 +250,16 @@ class ElasticConfig(GroupConfig):
                 raise InvalidInput(f"a buffer of {shown(limit)} {name}: give a positive limit, or 0 for none")
 
     def with_owners(self, *, members: Sequence[str] = (), mappings: Plan | None = None) -> ElasticConfig:
+        """The same group with other owners; raises `InvalidInput` if they cannot carry it."""
         changed = replace(self, members=tuple(members), mappings=mappings, listed=())
         changed.check()
+        changed.check_consumers()
         return changed
 
     def same_but_owners(self, other: ElasticConfig) -> bool:
         return replace(self, members=(), mappings=None) == replace(other, members=(), mappings=None)
 
-    def to_json(self) -> bytes:
+    def _new_record(self) -> dict[str, Any]:
         wire: dict[str, Any] = {"max_members": self.max_members}
         if self.dialect == "go-0.1":
             wire["filter"] = self.partitioning[0].filter
@@ -194,7 +272,7 @@ class ElasticConfig(GroupConfig):
             wire["max_buffered_msg"] = self.max_buffered_messages
         if self.max_buffered_bytes:
             wire["max_buffered_bytes"] = self.max_buffered_bytes
-        return json.dumps(wire | self._owners_to_wire()).encode()
+        return wire
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> ElasticConfig:
@@ -205,10 +283,15 @@ class ElasticConfig(GroupConfig):
             listed = [wire] if old else _values(wire, dict, "partitioning_filters")
             return cls(
                 partitioning=tuple(
-                    Partitioning(_value(one, "filter", str, ""), _wildcards(one), wire["max_members"]) for one in listed
+                    Partitioning(
+                        _value(one, "filter", str, ""),
+                        tuple(_values(one, int, "partitioning_wildcards")),
+                        wire["max_members"],
+                    )
+                    for one in listed
                 ),
-                max_buffered_messages=_value(wire, "max_buffered_msg", int, _value(wire, "msg-buffer-size", int, 0)),
-                max_buffered_bytes=_value(wire, "max_buffered_bytes", int, 0),
+                max_buffered_messages=max(0, _value(wire, "max_buffered_msg", int, 0)),  # -1 is no limit too
+                max_buffered_bytes=max(0, _value(wire, "max_buffered_bytes", int, 0)),
                 dialect="go-0.1" if old else "present",
                 **_owners_from_wire(wire),
             )
@@ -244,16 +327,38 @@ def _check_filters(filters: Sequence[str]) -> None:
 _KINDS: dict[type, str] = {str: "text", int: "whole number", dict: "object"}
 
 
+_OLDER_NAMES = {
+    "member-mappings": "member_mappings",
+    "msg-buffer-size": "max_buffered_msg",
+    "partitioning-wildcards": "partitioning_wildcards",
+}
+
+
 def _read(data: bytes, where: str) -> dict[str, Any]:
+    """The record under its present names, with every value in the form that it has there."""
     try:
-        wire = json.loads(data)
+        wire = json.loads(data, parse_constant=_not_json, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise BrokenGroupRecord(f"{where} is not JSON ({error}): repair or delete this key") from error
     if not isinstance(wire, dict) or not _is_a(wire.get("max_members"), int):
         raise BrokenGroupRecord(
             f"{where} is no group configuration: it has no whole number max_members; repair or delete this key"
         )
+    filters = wire.get("partitioning_filters")
+    for one in [wire, *(filters if isinstance(filters, list) else ())]:
+        for older, name in _OLDER_NAMES.items():
+            if isinstance(one, dict) and one.get(older) is not None and one.get(name) is None:
+                one[name] = one.pop(older)
     return wire
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    return value if math.isfinite(value) else _not_json(number)
+
+
+def _not_json(word: str) -> NoReturn:
+    raise ValueError(f"{shown(word)} is no number that JSON can hold")
 
 
 def _is_a(value: object, kind: type) -> bool:
@@ -270,9 +375,8 @@ def _value(wire: Mapping[str, Any], name: str, kind: type[T], otherwise: T) -> T
     return value  # type: ignore[no-any-return]  # just checked
 
 
-def _values(wire: Mapping[str, Any], kind: type[T], *names: str) -> list[T]:
-    """The list in the first of these fields that is there; nothing where they are missing or null."""
-    name = next((one for one in names if wire.get(one) is not None), names[0])
+def _values(wire: Mapping[str, Any], kind: type[T], name: str) -> list[T]:
+    """The list in this field; nothing where it is missing or null."""
     value = wire.get(name)
     if value is None:
         return []
@@ -281,20 +385,17 @@ def _values(wire: Mapping[str, Any], kind: type[T], *names: str) -> list[T]:
     return value
 
 
-def _wildcards(wire: Mapping[str, Any]) -> tuple[int, ...]:
-    return tuple(_values(wire, int, "partitioning_wildcards", "partitioning-wildcards"))
-
-
 def _owners_from_wire(wire: Mapping[str, Any]) -> dict[str, Any]:
     mappings = tuple(
         (_value(one, "member", str, ""), tuple(_values(one, int, "partitions")))
-        for one in _values(wire, dict, "member_mappings", "member-mappings")
+        for one in _values(wire, dict, "member_mappings")
     )
     return {
         "max_members": wire["max_members"],
         "members": tuple(_values(wire, str, "members")),
         "mappings": Plan.from_mappings(mappings) if mappings else None,
         "listed": mappings,
+        "stored": wire,
     }
 
 

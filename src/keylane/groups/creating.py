@@ -1,4 +1,8 @@
-"""Making and deleting groups, and every collision that would make two groups share something."""
+"""Making and deleting groups, and every collision that would make two groups share something.
+
+What can be known of a new group, it says at once: an error where no member could ever get a message, a log line where
+one may be surprised.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,15 @@ from nats.js.api import StorageType, StreamInfo, SubjectTransform
 from keylane.core.names import check_group_name, check_stream_name
 from keylane.core.partitions import Partitioning, parse_transform
 from keylane.core.plans import Plan
-from keylane.errors import ApiError, GroupConflict, InvalidInput, NotFound, RevisionConflict
-from keylane.groups import shape
+from keylane.errors import (
+    ApiError,
+    BrokenGroupRecord,
+    GroupConflict,
+    InvalidInput,
+    NotFound,
+    RevisionConflict,
+)
+from keylane.groups import limits, shape
 from keylane.groups.config import Dialect, ElasticConfig, GroupConfig, StaticConfig
 from keylane.groups.store import (
     Kind,
@@ -23,6 +34,7 @@ from keylane.groups.store import (
     read_static,
     static_bucket,
 )
+from keylane.groups.stream_subjects import look_for_matches, look_for_numbers
 from keylane.jetstream import consumers, streams
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.kv import KvEntry, change
@@ -32,6 +44,7 @@ _log = logging.getLogger("keylane.groups")
 Mappings = Mapping[str, Iterable[int]]
 
 _STREAM_EXISTS_DIFFERENTLY = 10058
+_SHOWN = 5
 
 
 async def create_static(
@@ -44,8 +57,13 @@ async def create_static(
     members: Sequence[str] = (),
     mappings: Mappings | None = None,
     dialect: Dialect = "present",
+    stop_go_members: bool = False,
 ) -> StaticConfig:
-    """Create a group on a stream whose subjects begin with a partition number. The identical group is fine."""
+    """Create a group on a stream whose subjects begin with a partition number. The identical group is fine.
+
+    Members in Go cannot take part in a group with mappings and two or more filters: `stop_go_members` says that this
+    is known.
+    """
     check_names(stream, group)
     config = StaticConfig(
         max_members=max_members,
@@ -62,8 +80,14 @@ async def create_static(
     if await read_elastic(connection, stream, group) is not None:
         raise GroupConflict(f"stream {stream!r} has an elastic group {group!r}: choose another name")
     await _refuse_shared_durables(connection, stream, group, config)
+    if await read_static(connection, stream, group) is None:
+        limits.check_group_filters(len(config.filters))
+        config.check_consumers()
+        refuse_to_stop_go_members(group, config, stop_go_members)
+        await look_for_numbers(connection, group, config, source)
     stored = await _write_record(connection, stream, group, config, source.config.num_replicas or 1)
     assert isinstance(stored, StaticConfig)
+    tell_of_idle_members(stream, group, stored)
     return stored
 
 
@@ -81,8 +105,8 @@ async def create_elastic(
 ) -> ElasticConfig:
     """Create a group on any stream: `partitioning` has filters with the `*` wildcards that make up the key.
 
-    Without filters every subject is taken and hashed whole (server 2.12). The identical group is fine, whoever its
-    members are by now; the result has its configuration.
+    Without filters every subject is taken and hashed whole (server 2.12); a filter without wildcards is hashed whole
+    too. The identical group is fine, whoever its members are by now; the result has its configuration.
 
     >>> await create_elastic(connection, "ORDERS", "billing", max_members=10, partitioning=[("orders.*.*", [2])])
     """
@@ -96,7 +120,7 @@ async def create_elastic(
         dialect=dialect,
     )
     config.check()
-    if not partitioning:
+    if not all(wildcards for _, wildcards in partitioning or [("", ())]):
         connection.require("whole_subject_hash")
     source = await streams.info(connection, stream)
     if await read_static(connection, stream, group) is not None:
@@ -104,17 +128,46 @@ async def create_elastic(
     stored = await read_elastic(connection, stream, group)
     if stored is not None:
         _refuse_difference(stream, group, stored.config, config)
+    else:
+        limits.check_group_filters(len(config.partitioning))
+        config.check_consumers()
+        await look_for_matches(connection, group, config, source)
     await _make_queue(connection, stream, group, config, source)
     written = await _write_record(connection, stream, group, config, source.config.num_replicas or 1)
     assert isinstance(written, ElasticConfig)
+    tell_of_idle_members(stream, group, written)
+    if not written.plan.members and written.members_needed > 1:
+        _log.warning(
+            "group %r of stream %r: its %s partitions need at least %s members; add them in one step",
+            group,
+            stream,
+            f"{max_members:,}",
+            f"{written.members_needed:,}",
+        )
     return written
 
 
-async def delete(connection: Connection, stream: str, group: str, *, kind: Kind | None = None) -> None:
-    """Delete a group: its record first, which ends its members, then its consumers or its queue."""
+async def delete(
+    connection: Connection, stream: str, group: str, *, kind: Kind | None = None, force: bool = False
+) -> None:
+    """Delete a group: its record first, which ends its members, then its consumers or its queue.
+
+    A record that cannot be read is deleted with `force` alone. Of a static group the consumers stay then, as nobody
+    knows whose they are.
+    """
     check_names(stream, group)
-    config = (await read_any(connection, stream, group, kind)).config
-    bucket = static_bucket(connection) if isinstance(config, StaticConfig) else elastic_bucket(connection)
+    config: StaticConfig | ElasticConfig | None = None
+    try:
+        config = (await read_any(connection, stream, group, kind)).config
+    except BrokenGroupRecord as broken:
+        if not force:
+            raise
+        if kind is None:
+            raise InvalidInput(
+                "the record cannot be read: say with kind= whether the group is static or elastic"
+            ) from (broken)
+    is_static = kind == "static" if config is None else isinstance(config, StaticConfig)
+    bucket = static_bucket(connection) if is_static else elastic_bucket(connection)
     key = shape.key_of_group(stream, group)
 
     async def remove(entry: KvEntry | None) -> None:
@@ -125,8 +178,22 @@ async def delete(connection: Connection, stream: str, group: str, *, kind: Kind 
     if isinstance(config, StaticConfig):
         for member in config.plan.members:
             await _unless_missing(consumers.delete(connection, stream, shape.consumer_name(config, group, member)))
+    elif is_static:
+        await _tell_of_consumers(connection, stream, group)
     elif await _sources(connection, shape.queue_stream(stream, group)) == [stream]:
         await _unless_missing(streams.delete(connection, shape.queue_stream(stream, group)))
+
+
+async def _tell_of_consumers(connection: Connection, stream: str, group: str) -> None:
+    left = [name for name in await consumers.names(connection, stream) if name.startswith(f"{group}-")]
+    if left:
+        _log.warning(
+            "the record of group %r did not say who its members are, so their consumers on stream %r are still there, "
+            "among these: %s. Delete those that no other group uses",
+            group,
+            stream,
+            ", ".join(left),
+        )
 
 
 def check_names(stream: str, group: str) -> None:
@@ -136,6 +203,35 @@ def check_names(stream: str, group: str) -> None:
 
 def plan_of(mappings: Mappings | None) -> Plan | None:
     return Plan.from_mappings(list(mappings.items())) if mappings is not None else None
+
+
+def refuse_to_stop_go_members(group: str, config: GroupConfig, yes: bool) -> None:
+    """Raise `InvalidInput` if members in Go would end with this configuration and nobody said yes to that."""
+    if config.stops_go_members and not yes:
+        raise InvalidInput(
+            f"group {group!r} has {len(config.group_filters)} filters: with a mapping its members in Go stop, as the "
+            "server refuses their consumers (error 10138). If it has none, say so with stop_go_members=True; else "
+            "leave the shares to plan='balanced'"
+        )
+
+
+def tell_of_idle_members(stream: str, group: str, config: GroupConfig) -> None:
+    """Log which members own nothing."""
+    idle = config.plan.idle
+    if not idle:
+        return
+    _log.warning(
+        "group %r of stream %r has %s members for %s partitions: %s %s no partition and only wait%s for another member "
+        "to be dropped. More than %s cannot work at once; that number is fixed when a group is created",
+        group,
+        stream,
+        f"{len(config.plan.members):,}",
+        f"{config.max_members:,}",
+        ", ".join(idle[:_SHOWN]) + (f" and {len(idle) - _SHOWN} more" if len(idle) > _SHOWN else ""),
+        "owns" if len(idle) == 1 else "own",
+        "s" if len(idle) == 1 else "",
+        f"{config.max_members:,}",
+    )
 
 
 # ---- what must not be shared ----------------------------------------------------------------------------
@@ -173,7 +269,7 @@ def _refuse_difference(stream: str, group: str, there: GroupConfig, here: GroupC
         return
     coming_and_going = ("members", "mappings") if isinstance(here, ElasticConfig) else ()
     for one in fields(here):
-        if one.name == "listed" or one.name in coming_and_going:
+        if not one.compare or one.name in coming_and_going:
             continue
         mine, other = getattr(here, one.name), getattr(there, one.name)
         if mine != other:

@@ -87,6 +87,8 @@ class Entering:
         self._feed_end: asyncio.Task[None] | None = None
         self._facts: StreamFacts | None = None
         self._acked = self._durable = True
+        self._acks_all = False
+        self._is_asked_for: Callable[[bytes], bool] | None = None
         self._gate = Gate()
         self._left: list[GroupMessage] = []
         self._pin_id = ""
@@ -186,12 +188,18 @@ class Entering:
         self._gate = Gate()
         self._pin_id, self._must_rewind = "", False
         self._acked = wanted.ack_policy != "none"
+        self._acks_all = wanted.ack_policy == "all"
         self._sitting = object()
         options = self._feed_options(wanted)
         self._feed = await open_feed(self._connection, self._remote.stream, self._remote.name, options)
         self._feed_end = asyncio.create_task(self._watch(self._feed))
         self._feed_end.add_done_callback(lambda _: self._hooks.stirred())
         self._filters, self._knows_filters = info.config.filter_subjects or (), True
+        self._is_asked_for = None
+        if self._durable and set(self._filters) != set(wanted.filter_subjects or ()):
+            # An instance in Go made it for a mapped group: it asks for whole partitions, whatever the group's filters
+            # are. The consumer stays as it is, and what the group did not ask for ends here.
+            self._is_asked_for = shape.asking_for(wanted.filter_subjects or ())
 
     def _feed_options(self, wanted: ConsumerConfig) -> FeedOptions:
         timeout_s = wanted.priority_timeout_s or shape.DEFAULT_ACK_WAIT_S
@@ -256,6 +264,8 @@ class Entering:
     # ---- what arrives ---------------------------------------------------------------------------------
 
     def _take(self, batch: list[Message]) -> None:
+        if self._is_asked_for is not None:
+            batch = self._drop_unasked(batch, self._is_asked_for)
         place, origin = self._place, self._origin
         messages = [GroupMessage(one, place(one.raw_subject), origin) for one in batch]
         if not self._gate.is_open:
@@ -264,6 +274,18 @@ class Entering:
             messages, others = self._gate.passing(messages)
             self._handling.pass_over(others)
         self._handling.offer(messages)
+
+    def _drop_unasked(self, batch: list[Message], is_asked_for: Callable[[bytes], bool]) -> list[Message]:
+        """The messages that the group asked for. The others are acked, so that nobody gets them."""
+        asked = []
+        for one in batch:
+            if is_asked_for(one.raw_subject):
+                asked.append(one)
+            elif self._acked and (not self._acks_all or not (asked or self._handling.has_messages)):
+                # Where an ack counts for all before it, it must not overtake a message that is still to be handled:
+                # then this one comes again.
+                one.ack()
+        return asked
 
     def _activated(self, pin_id: str) -> None:
         if pin_id != self._pin_id and not self._durable and self._can_change_filters:

@@ -115,6 +115,11 @@ class Handling:
         except TimeoutError:
             _log.warning("handled messages did not come again within %g s of a reset, to be acked", _OWED_S)
 
+    @property
+    def has_messages(self) -> bool:
+        """Whether something waits here or is at work."""
+        return bool(len(self._lanes))
+
     def is_done(self, sequence: int) -> bool:
         """Whether this message was handled here not long ago."""
         return self._lanes.is_done(sequence)

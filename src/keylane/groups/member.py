@@ -21,6 +21,7 @@ from keylane.errors import (
     ApiUnavailable,
     Disconnected,
     GroupEnded,
+    GroupError,
     InvalidInput,
     JetStreamDisabled,
     KeylaneError,
@@ -133,6 +134,8 @@ async def join(
             f"group {group!r} of stream {stream!r} does not list member {member!r}: a static group never changes; "
             f"its members are {', '.join(stored.config.plan.members)}"
         )
+    if reason := stored.config.too_many_filters(member):
+        raise GroupError(f"group {group!r} of stream {stream!r}: {reason}")
     if order != "strict" and wanted.ack_policy != "none" and not connection.supports("consumer_reset"):
         _log.warning(
             "%s has no consumer reset, which keeps the order with several messages in flight: member %s falls back to "
@@ -212,6 +215,7 @@ class Member:
         self._origin: Origin | None = None
         self._poke = asyncio.Event()
         self._rereads: list[float] = []
+        self._told_overload: str | None = None
         self._trouble_s = _AFTER_TROUBLE_S
         self._main: asyncio.Task[None] | None = None
         self._stopping = False
@@ -389,7 +393,7 @@ class Member:
         assert self._seat is not None
         await self._seat.attend()
         config = await self._read_config()
-        if not config.plan.partitions_of(self.member):
+        if not config.plan.partitions_of(self.member) or self._is_overloaded(config):
             return await self._seat.approach(None)
         return await self._seat.approach(shape.consumer_config(config, self.group, self.member, self._wanted))
 
@@ -412,6 +416,14 @@ class Member:
         if self._origin is not None:
             self._origin.revision = stored.revision
         return stored.config
+
+    def _is_overloaded(self, config: StaticConfig | ElasticConfig) -> bool:
+        """Whether the plan gives this member more than one consumer can carry: it waits for another plan then."""
+        reason = config.too_many_filters(self.member)
+        if reason is not None and reason != self._told_overload:
+            _log.error("group %r of stream %r: %s; it reads nothing until then", self.group, self.stream, reason)
+        self._told_overload = reason
+        return reason is not None
 
     async def _is_current(self) -> bool:
         """Whether the record is still the one that was read last."""

@@ -25,6 +25,7 @@ from dataclasses import replace
 from typing import Any
 
 from keylane.errors import ApiError, ConsumerGone, GroupEnded
+from keylane.groups import shape
 from keylane.groups.entering import STANDBY_WAIT_S, TAKEN_RETRY_S, Entering, SeatHooks
 from keylane.groups.message import GroupMessage
 from keylane.groups.remote import FILTERS_OVERLAP, has_lost_its_files, partition_in, partitions_in, pinned
@@ -136,7 +137,10 @@ class Seat(Entering):
         if self._feed is None:
             return await self._enter(wanted)
         unsettled = (self._gate.shunned | self._gate.held) & self.partitions
-        if wanted.filter_subjects == self._filters and self._knows_filters and not unsettled:
+        fits = wanted.filter_subjects == self._filters or (
+            self._durable and shape.covers(self._filters, wanted.filter_subjects or ())  # see `_open`
+        )
+        if fits and self._knows_filters and not unsettled:
             return None
         return await self._move(wanted)
 

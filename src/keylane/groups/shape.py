@@ -6,9 +6,12 @@ nowhere else. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
+from keylane.core.subjects import is_subset, matches
 from keylane.errors import InvalidInput
 from keylane.groups.config import ElasticConfig, GroupConfig, StaticConfig
 from keylane.jetstream.consumers import ConsumerConfig
@@ -36,6 +39,7 @@ _SERVER_DEFAULTS: dict[str, Any] = {
     "max_deliver": -1,
     "max_waiting": 512,
 }
+_REMEMBERED = 65_536
 _NOT_COMPARED = ("durable_name", "filter_subjects", "metadata", "name")
 
 
@@ -125,3 +129,37 @@ def difference(ours: ConsumerConfig, theirs: ConsumerConfig) -> str | None:
         if (here or None) != (there or None):
             return f"{name} is {there!r} there and {here!r} here"
     return None
+
+
+def covers(there: Sequence[str], wanted: Sequence[str]) -> bool:
+    """Whether a consumer with these filters delivers all that is wanted of it, and of no other partition.
+
+    >>> covers(["0.>", "1.>"], ["0.orders.*", "1.orders.*"])
+    True
+    """
+    by_partition = _by_partition(there)
+    wanted_by_partition = _by_partition(wanted)
+    return by_partition.keys() == wanted_by_partition.keys() and all(
+        any(is_subset(one, other) for other in by_partition[partition])
+        for partition, filters in wanted_by_partition.items()
+        for one in filters
+    )
+
+
+def asking_for(filters: Sequence[str]) -> Callable[[bytes], bool]:
+    """Whether a stored subject is among those that these filter subjects ask for. Subjects repeat: it remembers."""
+    by_partition = _by_partition(filters)
+
+    @lru_cache(maxsize=_REMEMBERED)
+    def is_asked_for(raw_subject: bytes) -> bool:
+        subject = raw_subject.decode("utf-8", "surrogateescape")
+        return any(matches(one, subject) for one in by_partition.get(subject.split(".", 1)[0], ()))
+
+    return is_asked_for
+
+
+def _by_partition(filters: Sequence[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for one in filters:
+        found.setdefault(one.split(".", 1)[0], []).append(one)
+    return found
