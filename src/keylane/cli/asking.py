@@ -7,10 +7,10 @@ import sys
 import typer
 
 
-def make_sure(question: str, *, otherwise: str) -> None:
+def make_sure(question: str, *, otherwise: str, option: str = "--force") -> None:
     """Return if the answer is yes; else say `otherwise` and end the command with exit code 1.
 
-    No answer at all, as in a script, is a no.
+    No answer at all, as in a script, is a no; `option` is what a script gives instead.
     """
     typer.echo(f"{question} [y/N] ", nl=False, err=True)
     answer = sys.stdin.readline()
@@ -18,6 +18,6 @@ def make_sure(question: str, *, otherwise: str) -> None:
         return
     if not answer.endswith("\n"):
         typer.echo(err=True)
-        otherwise += ": nobody answered, and --force does not ask"
+        otherwise += f": nobody answered, and {option} does not ask"
     typer.echo(f"keylane: {otherwise}", err=True)
     raise typer.Exit(1)

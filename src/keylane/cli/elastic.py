@@ -18,12 +18,15 @@ from keylane.cli.group_commands import (
     Json,
     Mappings,
     MaxMembers,
+    StopGoMembers,
     Stream,
     add_shared_commands,
     command,
     connected,
+    group_options,
     not_listed,
     say,
+    sure_to_stop_go_members,
 )
 
 if TYPE_CHECKING:
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="Elastic groups: on any stream; members are added and dropped while it runs.",
+    callback=group_options,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -57,7 +61,7 @@ def create(
     stream: Stream,
     group: GroupArgument,
     max_members: MaxMembers,
-    filters: Annotated[
+    words: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="FILTER WILDCARD...",
@@ -66,6 +70,12 @@ def create(
         ),
     ] = None,
     *,
+    filters: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--filter", metavar="FILTER", help="A filter whose wildcards are asked for, as in cg. May be repeated."
+        ),
+    ] = None,
     max_buffered_msgs: Annotated[
         int, typer.Option(metavar="N", min=0, help="How many messages its queue may hold; 0: no limit.")
     ] = 0,
@@ -83,10 +93,15 @@ def create(
     """
     from keylane import groups
     from keylane.cli.group_sight import explaining_the_stream
-    from keylane.cli.group_words import partitioning_from_words
+    from keylane.cli.group_words import partitioning_from_answers, partitioning_from_words
     from keylane.cli.groups_told import config_object
+    from keylane.errors import InvalidInput
 
-    partitioning = partitioning_from_words(filters or [])
+    if words and filters:
+        raise InvalidInput("filters are given with --filter and without: write all of them in one of the two ways")
+    partitioning = (
+        partitioning_from_answers(filters, _ask_for_wildcards) if filters else partitioning_from_words(words or [])
+    )
     config = connected(
         link,
         lambda connection: explaining_the_stream(
@@ -104,12 +119,12 @@ def create(
             ),
         ),
     )
-    words = f"created elastic group {group!r} of stream {stream!r}: {config.max_members:,} partitions, "
+    made = f"created elastic group {group!r} of stream {stream!r}: {config.max_members:,} partitions, "
     owners = config.plan.members
     say(
         as_json,
         config_object(stream, group, config),
-        words + (f"members {', '.join(owners)}" if owners else "no members yet"),
+        made + (f"members {', '.join(owners)}" if owners else "no members yet"),
     )
 
 
@@ -122,16 +137,20 @@ def add(
     group: GroupArgument,
     newcomers: Annotated[list[str], typer.Argument(metavar="MEMBER...", help="The names to add.")],
     plan: _PlanOption = "balanced",
-    as_json: Json = False,
     *,
+    stop_go_members: StopGoMembers = False,
+    as_json: Json = False,
     link: ConnectionOptions,
 ) -> None:
     """Add members. Their instances may already be running and waiting."""
     from keylane import groups
 
+    if plan == "sticky":
+        _sure_of_a_mapping(link, stream, group, yes=stop_go_members)
+
     async def change(connection: Connection, before: ElasticConfig) -> ElasticConfig:
         _check_plan_word(group, plan, before)
-        return await groups.add_members(connection, stream, group, newcomers, plan=plan)
+        return await groups.add_members(connection, stream, group, newcomers, plan=plan, stop_go_members=True)
 
     before, after = connected(link, lambda connection: _changed(connection, stream, group, change))
     known = [name for name in newcomers if before.has_member(name)]
@@ -145,17 +164,21 @@ def drop(
     group: GroupArgument,
     members: Annotated[list[str], typer.Argument(metavar="MEMBER...", help="The names to drop.")],
     plan: _PlanOption = "balanced",
-    as_json: Json = False,
     *,
+    stop_go_members: StopGoMembers = False,
+    as_json: Json = False,
     link: ConnectionOptions,
 ) -> None:
     """Drop members. Their instances finish what is at work, and wait for their name to come back."""
     from keylane import groups
 
+    if plan == "sticky":
+        _sure_of_a_mapping(link, stream, group, yes=stop_go_members)
+
     async def change(connection: Connection, before: ElasticConfig) -> ElasticConfig:
         _check_listed(group, members, before)
         _check_plan_word(group, plan, before)
-        return await groups.drop_members(connection, stream, group, members, plan=plan)
+        return await groups.drop_members(connection, stream, group, members, plan=plan, stop_go_members=True)
 
     before, after = connected(link, lambda connection: _changed(connection, stream, group, change))
     _show_change((stream, group), before, after, as_json=as_json)
@@ -163,7 +186,13 @@ def drop(
 
 @command(app, "create-mapping", "createmapping", "cm")
 def create_mapping(
-    stream: Stream, group: GroupArgument, mappings: Mappings, as_json: Json = False, *, link: ConnectionOptions
+    stream: Stream,
+    group: GroupArgument,
+    mappings: Mappings,
+    stop_go_members: StopGoMembers = False,
+    as_json: Json = False,
+    *,
+    link: ConnectionOptions,
 ) -> None:
     """Set a mapping of your own, such as worker-1:0-3,8 worker-2:4-7,9
 
@@ -173,9 +202,10 @@ def create_mapping(
     from keylane.cli.group_words import mapping_from_words
 
     plan = dict(mapping_from_words(mappings).shares)
+    _sure_of_a_mapping(link, stream, group, yes=stop_go_members)
 
     async def change(connection: Connection, _: ElasticConfig) -> ElasticConfig:
-        return await groups.set_mapping(connection, stream, group, plan)
+        return await groups.set_mapping(connection, stream, group, plan, stop_go_members=True)
 
     before, after = connected(link, lambda connection: _changed(connection, stream, group, change))
     _show_change((stream, group), before, after, as_json=as_json)
@@ -280,8 +310,9 @@ def apply_plan(
         str | None, typer.Argument(metavar="GROUP", help="The group, if the file does not name it.")
     ] = None,
     force: Force = False,
-    as_json: Json = False,
     *,
+    stop_go_members: StopGoMembers = False,
+    as_json: Json = False,
     link: ConnectionOptions,
 ) -> None:
     """Apply a mapping from a file. Shows what moves and asks first.
@@ -303,6 +334,8 @@ def apply_plan(
     group = _agreed("group", group, read.group)
     seen = connected(link, lambda connection: _config(connection, stream, group))
     then = check_plan(read.plan, seen.max_members)
+    if seen.mappings is None:
+        sure_to_stop_go_members(group, len(seen.group_filters), yes=stop_go_members, may_ask=not force)
     if not force:
         moves = len(then.moves_from(seen.plan))
         console(stderr=True).print(plan_table(seen.plan, {"then": then}))
@@ -315,6 +348,25 @@ def apply_plan(
 
 
 # ---- small things -------------------------------------------------------------------------------------
+
+
+def _ask_for_wildcards(subject_filter: str) -> str | None:
+    """Asked on stderr, answered on stdin; None if nobody answers."""
+    import sys
+
+    question = f"numbers of the '*' of {subject_filter!r} that make up the key, with blanks (none: the whole subject): "
+    typer.echo(question, nl=False, err=True)
+    answer = sys.stdin.readline()
+    return answer if answer.endswith("\n") or answer.strip() else None
+
+
+def _sure_of_a_mapping(link: ConnectionOptions, stream: str, group: str, *, yes: bool) -> None:
+    """Ask before the group gets its first mapping, if that stops members in Go."""
+    if yes:
+        return
+    now = connected(link, lambda connection: _config(connection, stream, group))
+    if now.mappings is None:
+        sure_to_stop_go_members(group, len(now.group_filters), yes=False)
 
 
 def _agreed(what: str, given: str | None, in_file: str | None) -> str:

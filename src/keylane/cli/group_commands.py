@@ -6,7 +6,9 @@ is said as JSON in `groups_told`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
@@ -35,6 +37,21 @@ Mappings = Annotated[
     list[str],
     typer.Argument(metavar="MAPPING...", help="A member and its partitions, such as worker-1:0-3,8."),
 ]
+FilterOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--filter",
+        metavar="FILTER",
+        help="Only these subjects, without a partition number; none: every subject. May be repeated.",
+    ),
+]
+StopGoMembers = Annotated[
+    bool,
+    typer.Option(
+        "--stop-go-members",
+        help="Do not ask before a mapping on a group with several filters, which ends its members in Go.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Do not ask.")]
 DialectOption = Annotated[
@@ -55,15 +72,63 @@ def command(app: typer.Typer, name: str, *aliases: str) -> Callable[[Callable[..
     return add
 
 
+def group_options(
+    max_partitions: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Allow groups of up to N partitions. Else KEYLANE_MAX_PARTITIONS, else 16384.",
+        ),
+    ] = None,
+) -> None:
+    """What stands before the name of any command."""
+    if max_partitions is not None:
+        from keylane.groups import partition_limit
+
+        partition_limit(max_partitions)
+
+
 def connected(link: ConnectionOptions, work: Callable[[Connection], Awaitable[Answer]]) -> Answer:
-    """Connect, do the work, close."""
+    """Connect, do the work, close. What the library warns of goes to stderr."""
     import asyncio
 
     async def run() -> Answer:
         async with await link.connect() as connection:
             return await work(connection)
 
-    return asyncio.run(run())
+    with _warnings_on_stderr():
+        return asyncio.run(run())
+
+
+class _OnStderr(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        typer.echo(f"keylane: warning: {record.getMessage()}", err=True)
+
+
+@contextmanager
+def _warnings_on_stderr() -> Iterator[None]:
+    log, handler = logging.getLogger("keylane.groups"), _OnStderr(logging.WARNING)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+
+
+def sure_to_stop_go_members(group: str, filters: int, *, yes: bool, may_ask: bool = True) -> None:
+    """Return if the first mapping of a group with so many filters is wanted, whatever it does to members in Go."""
+    from keylane.cli.asking import make_sure
+    from keylane.errors import InvalidInput
+
+    if yes or filters < 2:
+        return
+    what = f"group {group!r} has {filters} filters: with a mapping its members in Go stop (the server's error 10138)"
+    if not may_ask:
+        raise InvalidInput(f"{what}; nothing was changed. Give --stop-go-members if it has none")
+    make_sure(
+        f"{what[0].upper()}{what[1:]}. Store the mapping?", otherwise="nothing was changed", option="--stop-go-members"
+    )
 
 
 def say(as_json: bool, told: Any, words: str) -> None:
@@ -164,19 +229,22 @@ def _add_changing(app: typer.Typer, kind: Kind) -> None:
     ) -> None:
         """Delete a group. Asks first.
 
-        Its members end, and where they were is forgotten.
+        Its members end, and where they were is forgotten. A group whose record cannot be read goes with --force.
         """
-        from keylane import groups
         from keylane.cli.asking import make_sure
+        from keylane.errors import BrokenGroupRecord
 
-        sight = _look(kind, stream, group, link)
         if not force:
+            try:
+                sight = _look(kind, stream, group, link)
+            except BrokenGroupRecord as broken:
+                raise BrokenGroupRecord(f"{broken}; --force deletes it") from broken
             queued = f" {sight.queue.messages:,} messages wait in its queue." if sight.queue else ""
             make_sure(
                 f"Delete {kind} group {group!r} of stream {stream!r}? Its members end.{queued}",
                 otherwise="nothing was deleted",
             )
-        connected(link, lambda connection: groups.delete(connection, stream, group, kind=kind))
+        connected(link, lambda connection: _delete(connection, kind, stream, group, force=force))
         told = {"stream": stream, "group": group, "kind": kind, "deleted": True}
         say(as_json, told, f"deleted {kind} group {group!r} of stream {stream!r}")
 
@@ -227,6 +295,14 @@ def _add_consume(app: typer.Typer, kind: Kind) -> None:
                 help="How many messages may be unacknowledged. All instances of a member need the same.",
             ),
         ] = 1000,
+        ack_wait: Annotated[
+            str | None,
+            typer.Option(
+                metavar="DURATION",
+                help="How long the server waits for an acknowledgement, and for an instance that is gone; default 5s. "
+                "All instances of a member need the same.",
+            ),
+        ] = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each event.")] = False,
         link: ConnectionOptions,
     ) -> None:
@@ -241,19 +317,22 @@ def _add_consume(app: typer.Typer, kind: Kind) -> None:
         from keylane.cli.group_words import seconds_from_word
         from keylane.errors import InvalidInput
 
-        try:
-            sleep_s = seconds_from_word(sleep)
-        except InvalidInput as error:
-            raise typer.BadParameter(str(error), param_hint="--sleep") from error
+        def seconds(word: str, option: str) -> float:
+            try:
+                return seconds_from_word(word)
+            except InvalidInput as error:
+                raise typer.BadParameter(str(error), param_hint=option) from error
+
         trial = Trial(
             kind=kind,
             stream=stream,
             group=group,
             member=member,
-            sleep_s=sleep_s,
+            sleep_s=seconds(sleep, "--sleep"),
             order=order,
             concurrency=concurrency,
             max_ack_pending=max_ack_pending,
+            ack_wait_s=None if ack_wait is None else seconds(ack_wait, "--ack-wait"),
         )
         try:
             asyncio.run(consume(trial, link, as_json=as_json))
@@ -271,6 +350,19 @@ def _look(kind: Kind, stream: str, group: str, link: ConnectionOptions) -> Group
     from keylane.cli.group_sight import look
 
     return connected(link, lambda connection: look(connection, kind, stream, group))
+
+
+async def _delete(connection: Connection, kind: Kind, stream: str, group: str, *, force: bool) -> None:
+    from keylane import groups
+    from keylane.cli.group_sight import config_of
+    from keylane.errors import BrokenGroupRecord
+
+    try:
+        await config_of(connection, kind, stream, group)  # says what there is, if this is not
+    except BrokenGroupRecord:
+        if not force:
+            raise
+    await groups.delete(connection, stream, group, kind=kind, force=force)
 
 
 async def _step_down(

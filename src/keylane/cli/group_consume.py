@@ -23,6 +23,7 @@ from keylane.cli.consumer_told import as_utc
 from keylane.cli.group_sight import Kind, config_of
 from keylane.core.plans import ranges
 from keylane.groups.member import Order
+from keylane.jetstream.consumers import ConsumerConfig
 
 _SHOWN_CHARS = 60
 
@@ -39,6 +40,7 @@ class Trial:
     order: Order
     concurrency: int
     max_ack_pending: int
+    ack_wait_s: float | None
 
 
 class Lines:
@@ -106,7 +108,8 @@ async def consume(trial: Trial, link: ConnectionOptions, *, as_json: bool) -> No
                 order=trial.order,
                 concurrency=trial.concurrency,
                 max_ack_pending=trial.max_ack_pending,
-                hooks=_hooks(lines, trial, listed=config.has_member(trial.member)),
+                settings=ConsumerConfig(ack_wait_s=trial.ack_wait_s),
+                hooks=_hooks(lines, trial, config),
                 kind=trial.kind,
             )
             with signals(lines.stop):
@@ -129,9 +132,18 @@ async def _until_the_end(member: groups.Member, lines: Lines) -> None:
         ended.cancel()
 
 
-def _hooks(lines: Lines, trial: Trial, *, listed: bool) -> groups.MemberHooks:
+def _hooks(lines: Lines, trial: Trial, config: groups.StaticConfig | groups.ElasticConfig) -> groups.MemberHooks:
+    listed = config.has_member(trial.member)
+
     def joined() -> None:
-        more = "" if listed else f"; the group does not list it yet, so it waits: keylane elastic add {where}"
+        more = ""
+        if not listed:
+            more = f"; the group does not list it yet, so it waits: keylane elastic add {where}"
+        elif not config.plan.partitions_of(trial.member):
+            more = (
+                f"; it owns none of the {config.max_members:,} partitions, as the group has "
+                f"{len(config.plan.members):,} members, so it waits"
+            )
         lines.tell("joined", f"joined {trial.group} as {trial.member}{more}", member=trial.member, listed=listed)
 
     def rebalanced(before: tuple[int, ...], after: tuple[int, ...]) -> None:

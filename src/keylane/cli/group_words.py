@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from keylane.core.plans import Plan
-from keylane.core.subjects import shown
+from keylane.core.subjects import shown, wildcard_positions
 from keylane.errors import InvalidInput
 
 _RANGE = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?")
@@ -32,7 +32,7 @@ def mapping_from_words(words: Iterable[str]) -> Plan:
 def partitioning_from_words(words: Sequence[str]) -> list[tuple[str, list[int]]]:
     """`orders.*.* 2 refunds.* 1` as pairs of a filter and the wildcards that make up its key.
 
-    A word of numbers is never a filter: without a `*` there is nothing to hash.
+    A word of numbers is never a filter: without a `*` there is nothing to hash. A filter that has a `*` needs one.
     """
     found: list[tuple[str, list[int]]] = []
     for word in words:
@@ -45,7 +45,37 @@ def partitioning_from_words(words: Sequence[str]) -> list[tuple[str, list[int]]]
                 f"wildcard {word} comes before any filter: write a filter and then its wildcards, "
                 "such as 'orders.*.*' 2"
             )
+    for subject_filter, wildcards in found:
+        if not wildcards and wildcard_positions(subject_filter):
+            raise InvalidInput(
+                f"filter {subject_filter!r} names no wildcards to hash: write the numbers of the '*' that make up the "
+                "key after it, or give no filters at all to hash whole subjects"
+            )
     return found
+
+
+def partitioning_from_answers(
+    filters: Iterable[str], answer: Callable[[str], str | None]
+) -> list[tuple[str, list[int]]]:
+    """The same for filters alone: `answer` is asked for the wildcards of each; None if nobody answers."""
+    found: list[tuple[str, list[int]]] = []
+    for one in filters:
+        given = answer(one) if wildcard_positions(one) else ""
+        if given is None:
+            raise InvalidInput(
+                f"nobody said which '*' of filter {one!r} make up the key: answer the question, or write the filter "
+                f"without --filter and then its wildcards, such as {one!r} 1"
+            )
+        words = given.replace(",", " ").split()
+        if not all(_WILDCARDS.fullmatch(word) for word in words):
+            raise InvalidInput(f"wildcards {shown(given.strip())} of filter {one!r}: give numbers, such as 1 2")
+        found.append((one, [int(word) for word in words]))
+    return found
+
+
+def looks_like_a_filter(word: str) -> bool:
+    """No name of a member holds these characters."""
+    return any(character in word for character in ".*>")
 
 
 def seconds_from_word(word: str) -> float:

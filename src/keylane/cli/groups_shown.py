@@ -109,7 +109,8 @@ def _filters(config: StaticConfig | ElasticConfig) -> list[str]:
     if not config.partitioning:
         return ["none (every subject, hashed whole)"]
     return [
-        f"{one.filter}, key: wildcard {', '.join(str(number) for number in one.wildcards)}"
+        f"{one.filter}, key: "
+        + (f"wildcard {', '.join(str(number) for number in one.wildcards)}" if one.wildcards else "the whole subject")
         for one in config.partitioning
     ]
 

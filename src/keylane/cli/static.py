@@ -10,15 +10,19 @@ import typer
 from keylane.cli.connecting import ConnectionOptions
 from keylane.cli.group_commands import (
     DialectOption,
+    FilterOption,
     GroupArgument,
     Json,
     Mappings,
     MaxMembers,
+    StopGoMembers,
     Stream,
     add_shared_commands,
     command,
     connected,
+    group_options,
     say,
+    sure_to_stop_go_members,
 )
 
 if TYPE_CHECKING:
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="Static groups: on a stream that carries partition numbers; their members never change.",
+    callback=group_options,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -35,30 +40,23 @@ _create = typer.Typer(help="Create a static group.", no_args_is_help=True, rich_
 app.add_typer(_create, name="create")
 add_shared_commands(app, "static")
 
-_Filter = Annotated[
-    str, typer.Argument(metavar="FILTER", help="Only these subjects, without the partition number; '>' for all.")
-]
-_MoreFilters = Annotated[
-    list[str] | None, typer.Option("--filter", metavar="FILTER", help="One more filter. May be repeated.")
-]
-
 
 @command(_create, "balanced")
 def balanced(
     stream: Stream,
     group: GroupArgument,
     max_members: MaxMembers,
-    subject_filter: _Filter,
     members: Annotated[list[str], typer.Argument(metavar="MEMBER...", help="The members' names.")],
     *,
-    more_filters: _MoreFilters = None,
+    filters: FilterOption = None,
     dialect: DialectOption = "present",
     as_json: Json = False,
     link: ConnectionOptions,
 ) -> None:
     """Create a group whose partitions are spread evenly over its members."""
-    filters = [subject_filter, *(more_filters or ())]
-    make = partial(_make, stream, group, max_members=max_members, filters=filters, members=members, dialect=dialect)
+    _refuse_a_filter(members, "MEMBER...")
+    how: dict[str, Any] = {"filters": filters or [], "members": members, "dialect": dialect}
+    make = partial(_make, stream, group, max_members=max_members, **how)
     _show(stream, group, connected(link, make), as_json=as_json)
 
 
@@ -67,10 +65,10 @@ def mapped(
     stream: Stream,
     group: GroupArgument,
     max_members: MaxMembers,
-    subject_filter: _Filter,
     mappings: Mappings,
     *,
-    more_filters: _MoreFilters = None,
+    filters: FilterOption = None,
+    stop_go_members: StopGoMembers = False,
     dialect: DialectOption = "present",
     as_json: Json = False,
     link: ConnectionOptions,
@@ -78,18 +76,54 @@ def mapped(
     """Create a group with a mapping of your own, such as: worker-1:0-3,8 worker-2:4-7,9"""
     from keylane.cli.group_words import mapping_from_words
 
+    _refuse_a_filter([one for one in mappings if ":" not in one], "MAPPING...")
     plan = dict(mapping_from_words(mappings).shares)
-    filters = [subject_filter, *(more_filters or ())]
-    make = partial(_make, stream, group, max_members=max_members, filters=filters, mappings=plan, dialect=dialect)
+    sure_to_stop_go_members(group, len(filters or ()), yes=stop_go_members)
+    how: dict[str, Any] = {
+        "filters": filters or [],
+        "mappings": plan,
+        "dialect": dialect,
+        "stop_go_members": True,
+    }
+    make = partial(_make, stream, group, max_members=max_members, **how)
     _show(stream, group, connected(link, make), as_json=as_json)
+
+
+def _refuse_a_filter(words: list[str], place: str) -> None:
+    """The filter stood here once, before the members."""
+    from keylane.cli.group_words import looks_like_a_filter
+
+    for word in words:
+        if looks_like_a_filter(word):
+            instead = (
+                "leave it out, as without --filter every subject is taken" if word == ">" else f"--filter {word!r}"
+            )
+            raise typer.BadParameter(f"{word!r} is a filter, and a filter is an option: {instead}", param_hint=place)
 
 
 async def _make(stream: str, group: str, connection: Connection, **how: Any) -> StaticConfig:
     from keylane import groups
     from keylane.cli.group_sight import explaining_the_stream
 
+    if (members := how.get("members")) and not how["filters"]:
+        await _doubt_a_filter(connection, stream, members[0])
     making = groups.create_static(connection, stream, group, **how)
     return await explaining_the_stream(connection, stream, making)
+
+
+async def _doubt_a_filter(connection: Connection, stream: str, first: str) -> None:
+    """A filter of one plain word reads like a member's name: the stream knows better."""
+    from keylane.cli.group_sight import explaining_the_stream
+    from keylane.groups.stream_subjects import stored_subjects
+    from keylane.jetstream import streams
+
+    about = await explaining_the_stream(connection, stream, streams.info(connection, stream))
+    if any(one.split(".")[1:] == [first] for one in stored_subjects(about.config) or ()):
+        typer.echo(
+            f"keylane: warning: {first!r} is taken for a member, and it is also a subject of stream {stream!r}: "
+            f"a filter is given as --filter {first!r}",
+            err=True,
+        )
 
 
 def _show(stream: str, group: str, config: StaticConfig, *, as_json: bool) -> None:
