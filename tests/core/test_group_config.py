@@ -10,8 +10,9 @@ import pytest
 from keylane.core.partitions import Partitioning
 from keylane.core.plans import Plan
 from keylane.errors import BrokenGroupRecord, InvalidInput
+from keylane.groups import limits
 from keylane.groups.config import Dialect, ElasticConfig, StaticConfig
-from keylane.groups.shape import check_settings, consumer_config, difference
+from keylane.groups.shape import asking_for, check_settings, consumer_config, covers, difference
 from keylane.jetstream.consumers import ConsumerConfig, DeliverPolicy
 
 WHERE = "record 'ORDERS.billing' in bucket 'x'"
@@ -116,7 +117,7 @@ def test_the_older_names_are_read_and_the_new_ones_written() -> None:
         "filter": "o.*.*",
         "partitioning_wildcards": [2],
         "max_buffered_msg": 9,
-        "member_mappings": [{"member": "a", "partitions": [0, 1]}],
+        "member_mappings": [{"member": "a", "partitions": [1, 0]}],
     }
     old = static(**{"max_members": 1, "filter": "o.>", "member-mappings": [{"member": "a", "partitions": [0]}]})
     assert old.mappings == Plan({"a": [0]})
@@ -259,8 +260,7 @@ def partitioned(*filters: tuple[Any, Any], **more: Any) -> dict[str, Any]:
 
 
 ELASTIC_RULES: list[tuple[str, dict[str, Any], str]] = [
-    ("no wildcard", partitioned(("a.*", [])), "filter 'a.*' names no wildcards to hash"),
-    ("null wildcards", partitioned(("a.*", None)), "filter 'a.*' names no wildcards to hash"),
+    ("no wildcard", partitioned(("a.b", [])), "filter 'a.b' has no wildcard: members in Go refuse it"),
     ("no such wildcard", partitioned(("a.*", [2])), "partitioning wildcard 2 is out of range"),
     ("wildcard zero", partitioned(("a.*", [0])), "partitioning wildcard 0 is out of range"),
     ("no star", partitioned(("a.b", [1])), "has no '*'"),
@@ -270,8 +270,6 @@ ELASTIC_RULES: list[tuple[str, dict[str, Any], str]] = [
     ("no filter", partitioned((None, [1])), "filter '' is empty"),
     ("filters no objects", {"max_members": 1, "partitioning_filters": ["a.*"]}, "not a list of objects"),
     ("overlap", partitioned(("a.*", [1]), ("*.b", [1])), "filters 'a.*' and '*.b' overlap"),
-    ("buffer", partitioned(max_buffered_msg=-1), "a buffer of -1 messages"),
-    ("bytes", partitioned(max_buffered_bytes=-5), "a buffer of -5 bytes"),
     ("buffer no number", partitioned(max_buffered_msg="7"), "max_buffered_msg is '7', not a whole number"),
     ("old filter", {"max_members": 1, "filter": "a.*", "partitioning-wildcards": []}, "names no wildcards to hash"),
 ]
@@ -335,6 +333,161 @@ def test_the_order_of_members_means_nothing_to_a_static_group() -> None:
     assert one.same_group(other)
     assert not one.same_group(StaticConfig(max_members=2, members=("a", "c")))
     assert not one.same_group(StaticConfig(max_members=2, members=("a", "b"), filters=("x",)))
+
+
+# ---- records as the newest Go library writes them ---------------------------------------------------------
+
+GO_ELASTIC: list[tuple[bytes, dict[str, Any]]] = [
+    (
+        rb'{"max_members":6,"partitioning_filters":[{"filter":"e.*","partitioning_wildcards":[1]}],'
+        rb'"max_buffered_msg":-1,"max_buffered_bytes":-1}',
+        {"partitioning": (Partitioning("e.*", (1,), 6),)},
+    ),
+    (
+        rb'{"max_members":6,"partitioning_filters":[{"filter":"e.*","partitioning_wildcards":[1]}],"max_buffered_msg":-5}',
+        {"partitioning": (Partitioning("e.*", (1,), 6),)},
+    ),
+    (
+        rb'{"max_members":6,"partitioning_filters":[{"filter":"e.\u003e","partitioning_wildcards":[]}]}',
+        {"partitioning": (Partitioning("e.>", (), 6),)},
+    ),
+    (
+        rb'{"max_members":6,"partitioning_filters":[{"filter":"e.\u003e","partitioning_wildcards":null}],'
+        rb'"max_buffered_msg":100,"max_buffered_bytes":2000}',
+        {"partitioning": (Partitioning("e.>", (), 6),), "max_buffered_messages": 100, "max_buffered_bytes": 2000},
+    ),
+    (
+        rb'{"max_members":6,"partitioning_filters":[{"filter":"e.*","partitioning_wildcards":null}]}',
+        {"partitioning": (Partitioning("e.*", (), 6),)},
+    ),
+    (rb'{"max_members":6,"partitioning_filters":null}', {}),
+    (rb'{"max_members":6,"partitioning_filters":[]}', {}),
+]
+
+
+@pytest.mark.parametrize(("record", "said"), GO_ELASTIC)
+def test_what_go_writes_is_read_and_rewritten_in_the_same_form(record: bytes, said: dict[str, Any]) -> None:
+    config = ElasticConfig.from_json(record, WHERE)
+    assert config == ElasticConfig(max_members=6, **said)
+    for changed in (config.with_owners(members=["a"]), config.with_owners(mappings=Plan({"a": range(6)}))):
+        again = json.loads(changed.to_json())
+        assert again.pop("members", ["a"]) == ["a"]
+        assert again.pop("member_mappings", [])[:1] in ([], [{"member": "a", "partitions": list(range(6))}])
+        assert again == json.loads(record)
+        back = ElasticConfig.from_json(changed.to_json(), WHERE).with_owners()
+        assert json.loads(back.to_json()) == json.loads(record)
+
+
+def test_an_unchanged_mapping_keeps_its_order_and_unknown_fields_stay() -> None:
+    record = {
+        "max_members": 6,
+        "colour": {"of": ["x", 1.5, None], "member-mappings": []},
+        "partitioning_filters": [],
+        "member_mappings": [{"member": "b", "partitions": [5, 4]}, {"member": "a", "partitions": [0, 3, 1, 2]}],
+    }
+    config = elastic(**record)
+    assert json.loads(config.to_json()) == record
+    assert json.loads(config.with_owners(members=["c"]).to_json()) == {
+        "max_members": 6,
+        "colour": record["colour"],
+        "partitioning_filters": [],
+        "members": ["c"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("record", "config"),
+    [
+        (
+            rb'{"max_members":4,"filters":["s.a.\u003e"],"members":["m2","m1"]}',
+            StaticConfig(max_members=4, filters=("s.a.>",), members=("m2", "m1")),
+        ),
+        (rb'{"max_members":4,"members":["m2","m1"]}', StaticConfig(max_members=4, members=("m2", "m1"))),
+        (
+            rb'{"max_members":4,"filters":["s.a.*"],"member_mappings":[{"member":"m1","partitions":[3,0]},'
+            rb'{"member":"m2","partitions":[1,2]}]}',
+            StaticConfig(max_members=4, filters=("s.a.*",), mappings=Plan({"m1": [0, 3], "m2": [1, 2]})),
+        ),
+    ],
+)
+def test_static_groups_that_go_wrote(record: bytes, config: StaticConfig) -> None:
+    read = StaticConfig.from_json(record, WHERE)
+    assert read == config
+    assert json.loads(read.to_json()) == json.loads(record)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
+def test_a_number_that_could_not_be_written_back_is_no_json(number: str) -> None:
+    with pytest.raises(BrokenGroupRecord, match="is not JSON"):
+        ElasticConfig.from_json(b'{"max_members": 2, "x": %s}' % number.encode(), WHERE)
+
+
+# ---- how large a group may be -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("partitions", [16_385, 1_000_000, 2**31 - 1])
+def test_too_many_partitions_are_refused_in_new_groups_and_in_records(partitions: int) -> None:
+    for kind in (StaticConfig, ElasticConfig):
+        with pytest.raises(InvalidInput, match=r"partitions are more than the 16,384 that are allowed here"):
+            kind(max_members=partitions, members=("a",)).check()
+        with pytest.raises(BrokenGroupRecord, match=f"KEYLANE_MAX_PARTITIONS={partitions}"):
+            kind.from_json(b'{"max_members": %d, "members": ["a"]}' % partitions, WHERE)
+
+
+def test_the_limit_on_partitions_can_be_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_chosen", None)
+    config = StaticConfig(max_members=20_000, members=("a",))
+    monkeypatch.setenv("KEYLANE_MAX_PARTITIONS", "20000")
+    config.check()
+    monkeypatch.setenv("KEYLANE_MAX_PARTITIONS", "many")
+    with pytest.raises(InvalidInput, match="KEYLANE_MAX_PARTITIONS is 'many'"):
+        config.check()
+    monkeypatch.delenv("KEYLANE_MAX_PARTITIONS")
+    assert limits.partition_limit() == 16_384
+    with pytest.raises(InvalidInput):
+        config.check()
+    assert limits.partition_limit(20_000) == 20_000
+    config.check()
+
+
+def test_a_consumer_with_too_many_filters_is_refused_with_what_is_needed() -> None:
+    config = ElasticConfig(max_members=10_000, partitioning=(Partitioning("o.*", (1,), 10_000),))
+    assert config.members_needed == 5
+    five = config.with_owners(members="abcde")
+    assert all(five.too_many_filters(member) is None for member in "abcde")
+    with pytest.raises(InvalidInput, match=r"'a' would read 2,500 partitions.* at least 5 members"):
+        config.with_owners(members="abcd")
+    with pytest.raises(InvalidInput, match="'b' would read 2,001 partitions"):
+        config.with_owners(
+            mappings=Plan(
+                {"a": range(1_000), "b": range(1_000, 3_001)}
+                | {
+                    name: range(3_001 + at * 1_000, 3_001 + min(6_999, (at + 1) * 1_000))
+                    for at, name in enumerate("cdefghi")
+                }
+            )
+        )
+    assert config.with_owners().plan.members == ()
+
+
+def test_every_filter_of_a_group_counts_once_per_partition() -> None:
+    filters = tuple(Partitioning(f"{name}.*", (1,), 1_000) for name in "abc")
+    config = ElasticConfig(max_members=1_000, partitioning=filters)
+    with pytest.raises(InvalidInput, match=r"1,000 partitions, each under 3 filters.* at least 2 members"):
+        config.with_owners(members=["a"])
+    assert config.with_owners(mappings=Plan({"a": range(1_000)})).too_many_filters("a") is None, "whole partitions"
+    static_group = StaticConfig(max_members=1_000, filters=("a.*", "b.*", "c.*"), mappings=Plan({"a": range(1_000)}))
+    assert static_group.too_many_filters("a") is not None
+
+
+def test_which_mappings_stop_members_in_go() -> None:
+    two = tuple(Partitioning(f"{name}.*", (1,), 2) for name in "ab")
+    mapping = Plan({"a": [0, 1]})
+    assert ElasticConfig(max_members=2, partitioning=two, mappings=mapping).stops_go_members
+    assert StaticConfig(max_members=2, filters=("a.*", "b.*"), mappings=mapping).stops_go_members
+    assert not ElasticConfig(max_members=2, partitioning=two[:1], mappings=mapping).stops_go_members
+    assert not ElasticConfig(max_members=2, mappings=mapping).stops_go_members
+    assert not ElasticConfig(max_members=2, partitioning=two, members=("a",)).stops_go_members
 
 
 # ---- the consumer of a member -----------------------------------------------------------------------------
@@ -428,3 +581,21 @@ def test_owners_may_change_and_nothing_else(dialect: Dialect) -> None:
         ElasticConfig(max_members=2, partitioning=config.partitioning, max_buffered_bytes=1, dialect=dialect),
     ):
         assert not config.same_but_owners(other)
+
+
+def test_which_consumers_of_another_instance_deliver_all_that_is_wanted() -> None:
+    wanted = ("0.o.*", "3.o.*", "0.r.>", "3.r.>")
+    assert covers(("3.>", "0.>"), wanted)
+    assert covers(tuple(reversed(wanted)), wanted)
+    assert not covers(("0.>",), wanted), "a partition is missing"
+    assert not covers(("0.>", "3.>", "4.>"), wanted), "a partition too many"
+    assert not covers(("0.o.*", "3.o.*"), wanted), "a filter is missing"
+
+
+def test_what_a_wider_consumer_delivers_too_is_told_apart() -> None:
+    is_asked_for = asking_for(("0.o.*", "3.o.*", "3.r.>"))
+    assert is_asked_for(b"0.o.x")
+    assert is_asked_for(b"3.r.a.b")
+    assert not is_asked_for(b"0.r.a")
+    assert not is_asked_for(b"4.o.x")
+    assert not is_asked_for("3.p.é".encode())

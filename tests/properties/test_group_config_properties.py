@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from typing import Any
@@ -11,8 +12,10 @@ from hypothesis import strategies as st
 
 from keylane.core.partitions import Partitioning
 from keylane.core.plans import Plan, balanced
+from keylane.core.subjects import matches
 from keylane.errors import BrokenGroupRecord
 from keylane.groups.config import Dialect, ElasticConfig, StaticConfig
+from keylane.groups.shape import asking_for, covers
 
 NAMES = st.text("abcXYZ019-_=", min_size=1, max_size=16)
 TOKENS = st.text("abc019-_", min_size=1, max_size=5)
@@ -117,11 +120,20 @@ FIELDS = [
     "max_members", "filter", "filters", "members", "member_mappings", "member-mappings", "partitioning_filters",
     "partitioning_wildcards", "partitioning-wildcards", "max_buffered_msg", "msg-buffer-size", "max_buffered_bytes",
 ]  # fmt: skip
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS) | st.text(), inner, max_size=4),
-    max_leaves=8,
-)
+
+
+def json_values(floats: st.SearchStrategy[float]) -> st.SearchStrategy[Any]:
+    return st.recursive(
+        st.none() | st.booleans() | st.integers() | floats | st.text(max_size=8),
+        lambda inner: (
+            st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS) | st.text(), inner, max_size=4)
+        ),
+        max_leaves=8,
+    )
+
+
+JSON = json_values(st.floats())
+FINITE = json_values(st.floats(allow_nan=False, allow_infinity=False))
 NEARLY = st.fixed_dictionaries(
     {"max_members": st.integers(-1, 3) | JSON}, optional={name: JSON for name in FIELDS if name != "max_members"}
 )
@@ -139,6 +151,62 @@ def test_a_foreign_record_is_called_broken_and_nothing_else(data: bytes) -> None
         if config is not None:
             config.check()
             assert kind.from_json(config.to_json(), "again") == config
+
+
+@st.composite
+def odd_records(draw: st.DrawFn) -> dict[str, Any]:
+    """Valid elastic records with values in every form that other libraries give them, and with fields of their own."""
+    wire: dict[str, Any] = json.loads(draw(elastic_configs()).to_json())
+    for name in ("max_buffered_msg", "max_buffered_bytes"):
+        wire |= draw(st.sampled_from([{}, {name: -1}, {name: 0}, {name: None}]))
+    if "filter" not in wire:
+        wire["partitioning_filters"] = wire["partitioning_filters"] or draw(st.sampled_from([[], None]))
+        for one in wire["partitioning_filters"] or ():
+            one.update(draw(st.sampled_from([{}, {"partitioning_wildcards": []}, {"partitioning_wildcards": None}])))
+            one.update(draw(st.dictionaries(st.text("xyz", min_size=1), FINITE, max_size=1)))
+    for name in ("members", "member_mappings"):
+        if name not in wire:
+            wire |= draw(st.sampled_from([{}, {name: []}, {name: None}]))
+    return wire | draw(st.dictionaries(st.text("xyz", min_size=1), FINITE, max_size=2))
+
+
+@given(odd_records(), st.lists(NAMES, max_size=5))
+def test_new_owners_change_nothing_else_in_a_record(record: dict[str, Any], members: list[str]) -> None:
+    config = ElasticConfig.from_json(json.dumps(record).encode(), "here")
+    assert json.loads(config.to_json()) == record
+    changed = json.loads(config.with_owners(members=members).to_json())
+    owners_of = ("members", "member_mappings")
+    assert [one for one in changed.items() if one[0] not in owners_of] == [
+        one for one in record.items() if one[0] not in owners_of
+    ]
+    assert list(changed.get("members") or ()) == members
+    assert not changed.get("member_mappings")
+
+
+FILTERS = st.builds(
+    lambda first, last: ".".join([*first, last]),
+    st.lists(st.sampled_from("*ab"), max_size=2),
+    st.sampled_from("*>ab"),
+)
+PARTITION_FILTERS = st.lists(st.builds("{}.{}".format, st.integers(0, 2), FILTERS), min_size=1, max_size=5)
+SUBJECTS = [
+    f"{partition}.{'.'.join(tokens)}"
+    for partition in range(3)
+    for length in (1, 2, 3, 4)
+    for tokens in itertools.product("abc", repeat=length)
+]
+
+
+@given(PARTITION_FILTERS, PARTITION_FILTERS)
+def test_a_consumer_that_covers_another_delivers_all_of_it(there: list[str], wanted: list[str]) -> None:
+    """Against a dumb version: every subject of three partitions, up to four tokens."""
+    is_asked_for = asking_for(wanted)
+    asked = {subject for subject in SUBJECTS if any(matches(one, subject) for one in wanted)}
+    assert {subject for subject in SUBJECTS if is_asked_for(subject.encode())} == asked
+    if covers(there, wanted):
+        delivered = {subject for subject in SUBJECTS if any(matches(one, subject) for one in there)}
+        assert asked <= delivered
+        assert {one[0] for one in there} == {one[0] for one in wanted}
 
 
 @given(elastic_configs(), st.lists(NAMES, max_size=5))

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
-from nats.js.api import StreamConfig, StreamInfo, StreamSource
+from nats.js.api import StreamConfig, StreamInfo, StreamSource, SubjectTransform
 
 from keylane.core.subjects import is_subset, overlaps
 from keylane.errors import InvalidInput, KeylaneError, NotFound
@@ -50,6 +51,18 @@ def stored_subjects(config: StreamConfig) -> list[str] | None:
             return None
         found += copied
     return list(dict.fromkeys(found))
+
+
+def can_store(config: StreamConfig, subject_filter: str) -> bool | None:
+    """Whether the stream can store a subject that the filter selects; None where only its messages can tell."""
+    transform = config.subject_transform
+    untouched = config
+    if transform is not None and transform.dest and is_subset(subject_filter, transform.src or ">"):
+        # All that is published on such subjects is stored under others.
+        covered = [one for one in config.subjects or () if overlaps(one, transform.src or ">")]
+        untouched = replace(config, subjects=covered, subject_transform=SubjectTransform(src=">", dest=transform.dest))
+    stored = stored_subjects(untouched)
+    return None if stored is None else any(overlaps(subject_filter, one) for one in stored)
 
 
 def may_carry_numbers(stored: str) -> bool:
@@ -104,7 +117,8 @@ async def look_for_numbers(connection: Connection, group: str, config: StaticCon
             config.max_members - 1,
         )
     for one in config.filters:
-        if stored is not None and not any(overlaps(f"*.{one}", other) for other in stored):
+        numbered = (can_store(source.config, f"{number}.{one}") for number in range(config.max_members))
+        if stored is not None and not any(numbered):
             _log.warning(
                 "group %r: filter %r matches nothing that stream %r stores (%s); members get nothing of it. Filters of "
                 "a static group are without the partition number",
@@ -121,7 +135,7 @@ async def look_for_matches(connection: Connection, group: str, config: ElasticCo
     if stored is None and not source.state.messages:
         return
     for one in config.group_filters:
-        if any(overlaps(one, other) for other in stored or ()) or await _has_message(connection, source, one):
+        if can_store(source.config, one) or await _has_message(connection, source, one):
             continue
         _log.warning(
             "group %r: filter %r matches nothing that stream %r stores (%s); members get nothing of it. Delete the "

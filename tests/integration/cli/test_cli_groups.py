@@ -64,14 +64,14 @@ async def nothing(_: groups.GroupMessage) -> None:
 
 
 async def test_the_life_of_a_static_group(connection: Connection, parted: str, at: tuple[str, str]) -> None:
-    done = await run("static", "create", "balanced", parted, "billing", "10", ">", "m1", "m2", *at)
+    done = await run("static", "create", "balanced", parted, "billing", "10", "m1", "m2", *at)
     assert done == Done(0, f"created static group 'billing' of stream '{parted}': 10 partitions, members m1, m2\n", "")
     assert await groups.get_config(connection, parted, "billing") == groups.StaticConfig(
-        max_members=10, filters=(">",), members=("m1", "m2")
+        max_members=10, members=("m1", "m2")
     )
     mapped = await here(
-        "static", "create", "mapped", parted, "audit", "10", f"{parted}.a", "m1:0-7", "m2:8,9",
-        "--filter", f"{parted}.b", "--json", *at,
+        "static", "create", "mapped", parted, "audit", "10", "m1:0-7", "m2:8,9",
+        "--filter", f"{parted}.a", "--filter", f"{parted}.b", "--stop-go-members", "--json", *at,
     )  # fmt: skip
     audit = {
         "stream": parted,
@@ -91,7 +91,7 @@ async def test_the_life_of_a_static_group(connection: Connection, parted: str, a
     listed = await run("static", "ls", parted, *at)
     as_json = await here("static", "ls", parted, "--json", *at)
     assert re.search(rf"audit +10 +{parted}\.a +2 mapped: m1, m2 *\n +{parted}\.b", listed.stdout)
-    assert re.search(r"billing +10 +> +2 balanced: m1, m2", listed.stdout)
+    assert re.search(r"billing +10 +none \(every subject\) +2 balanced: m1, m2", listed.stdout)
     assert as_json.json["kind"] == "static"
     assert as_json.json["groups"][0] == audit
     done = await here("static", "delete", parted, "billing", "--force", *at)
@@ -126,7 +126,7 @@ async def test_the_life_of_an_elastic_group(connection: Connection, orders: str,
     assert "billing: 6 of 6 partitions change hands" in added.stdout
     assert re.search(r"a +none +0-2 \+3", added.stdout)
 
-    added = await here("elastic", "add", *where, "b", "c", "--plan", "sticky", "--json", *at)
+    added = await here("elastic", "add", *where, "b", "c", "--plan", "sticky", "--stop-go-members", "--json", *at)
     assert added.json["mapped"] is True
     assert added.json["moves"] == 2
     assert {one["to"] for one in added.json["moved"]} == {"c"}

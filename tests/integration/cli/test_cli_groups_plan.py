@@ -191,7 +191,7 @@ def test_mappings_in_words() -> None:
 def test_filters_in_words() -> None:
     assert partitioning_from_words(["a.*.*", "2", "1", "b.*", "1"]) == [("a.*.*", [2, 1]), ("b.*", [1])]
     assert partitioning_from_words(["a.*.*", "2,1"]) == [("a.*.*", [2, 1])]
-    assert partitioning_from_words(["a.*", "b.*"]) == [("a.*", []), ("b.*", [])]
+    assert partitioning_from_words(["a.>", "b.*", "1"]) == [("a.>", []), ("b.*", [1])]
     assert partitioning_from_words([]) == []
 
 

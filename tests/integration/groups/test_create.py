@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from nats.js.api import SubjectTransform
+from nats.js.api import StreamSource, SubjectTransform
 
 from keylane import groups
 from keylane.errors import (
@@ -23,7 +23,7 @@ from keylane.groups.store import elastic_bucket, static_bucket
 from keylane.jetstream import consumers, streams
 from keylane.jetstream.consumers import ConsumerConfig
 from tests.integration.groups.conftest import MakeGround
-from tests.integration.groups.rig import Ground
+from tests.integration.groups.rig import Ground, eventually
 
 
 async def test_an_elastic_group_is_a_record_and_a_queue(ground: Ground) -> None:
@@ -198,8 +198,92 @@ async def test_max_members_must_be_the_partitions_of_the_transform(partitioned: 
     await partitioned.static(max_members=4, members=["a"])
 
 
-async def test_a_stream_without_a_transform_shows_no_number(ground: Ground) -> None:
-    await ground.static(max_members=7, members=["a"])
+async def test_a_stream_that_cannot_hold_partition_numbers_gets_no_static_group(ground: Ground) -> None:
+    await ground.publish(["k1"])
+    with pytest.raises(InvalidInput) as caught:
+        await ground.static(max_members=7, members=["a"])
+    assert f"stream '{ground.stream}' has no partition numbers: it stores {ground.stream}.>" in str(caught.value)
+    assert "{{Partition(7,…)}} first, or create an elastic group" in str(caught.value)
+    assert await groups.list_groups(ground.connection, ground.stream) == []
+
+
+async def test_a_group_that_is_there_is_the_same_also_when_the_stream_has_lost_its_numbers(
+    partitioned: Ground,
+) -> None:
+    first = await partitioned.static(members=["a"])
+    config = (await partitioned.connection.api.request(f"STREAM.INFO.{partitioned.stream}"))["config"]
+    del config["subject_transform"]
+    await partitioned.connection.api.request(f"STREAM.UPDATE.{partitioned.stream}", config)
+    assert await partitioned.static(members=["a"]) == first
+
+
+async def test_numbers_that_publishers_write_themselves_are_looked_for(
+    make: MakeGround, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = await make(subjects=["0.>", "1.>", "2.>"])
+    await place.static("early", max_members=3, members=["a"])
+    [early] = warnings(caplog)
+    assert "no message there begins with one yet; members get only what is published on subjects" in early
+    assert "begin with 0 to 2" in early
+    await place.connection.jetstream.publish("2.o.1", b"")
+    await place.static("late", max_members=3, members=["a"])
+    assert warnings(caplog) == [early]
+
+
+async def test_a_copy_of_numbered_streams_is_taken_at_its_word(
+    make: MakeGround, partitioned: Ground, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing of its own configuration says what it stores."""
+    copy = await make(subjects=None, sources=[StreamSource(name=partitioned.stream)])
+    await copy.static(members=["a"])
+    assert len(warnings(caplog)) == 1
+    await partitioned.publish([f"k{number}" for number in range(20)])
+    await eventually(lambda: streams.state(copy.connection, copy.stream), lambda state: state.messages == 20)
+    await copy.static("late", members=["a"])
+    assert len(warnings(caplog)) == 1
+
+
+async def test_a_static_filter_that_matches_nothing_is_told(
+    partitioned: Ground, caplog: pytest.LogCaptureFixture
+) -> None:
+    await partitioned.static(members=["a"], filters=[f"{partitioned.stream}.*"])
+    assert warnings(caplog) == []
+    await partitioned.static("h", members=["a"], filters=[f"*.{partitioned.stream}.*"])
+    [told] = warnings(caplog)
+    assert f"filter '*.{partitioned.stream}.*' matches nothing that stream" in told
+    assert "without the partition number" in told
+
+
+async def test_an_elastic_filter_that_matches_nothing_is_told(ground: Ground, caplog: pytest.LogCaptureFixture) -> None:
+    name = ground.stream
+    await ground.elastic(partitioning=[(f"{name}.orders.*", [1]), ("ordres.*", [1])], members=["a"])
+    [told] = warnings(caplog)
+    assert f"filter 'ordres.*' matches nothing that stream '{name}' stores ({name}.>)" in told
+    assert "Delete the group and create it with another filter" in told
+
+
+async def test_a_filter_without_the_number_that_the_stream_inserts_matches_nothing(
+    partitioned: Ground, caplog: pytest.LogCaptureFixture
+) -> None:
+    await partitioned.elastic(partitioning=[(f"*.{partitioned.stream}.*", [2])])
+    assert warnings(caplog) == []
+    await partitioned.elastic("h", partitioning=[(f"{partitioned.stream}.*", [1])])
+    [told] = warnings(caplog)
+    assert f"(*.{partitioned.stream}.*, {partitioned.stream}.>)" in told
+
+
+async def test_more_members_than_partitions_are_told(ground: Ground, caplog: pytest.LogCaptureFixture) -> None:
+    await ground.elastic(max_members=2, members=["a", "b"])
+    assert warnings(caplog) == []
+    await groups.add_members(ground.connection, ground.stream, "g", ["c", "d"])
+    [told] = warnings(caplog)
+    assert "has 4 members for 2 partitions: c, d own no partition and only wait" in told
+    await groups.drop_members(ground.connection, ground.stream, "g", ["d"])
+    assert "3 members for 2 partitions: c owns no partition and only waits" in warnings(caplog)[1]
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "keylane.groups"]
 
 
 async def test_a_transform_that_hashes_whole_subjects(make: MakeGround) -> None:
@@ -220,6 +304,7 @@ async def test_a_transform_that_hashes_whole_subjects(make: MakeGround) -> None:
         ({"members": ["a"], "filters": "x.*"}, "filters is 'x.*', one text: give a list"),
         ({"members": ["a"], "mappings": {"a": range(4)}}, "give members or mappings, not both"),
         ({"mappings": {"a": [0, 1, 2]}}, "partitions 3 of 4 belong to no member"),
+        ({"members": ["a"], "max_members": 16_385}, "16,385 partitions are more than the 16,384"),
         ({"members": ["a"], "max_members": 0}, "number of partitions 0 is out of range"),
         ({"members": ["a"], "group": "a.b"}, "group name 'a.b' holds"),
         ({"members": ["a"], "filters": ["a.*", "b.*"], "dialect": "go-0.1"}, "the dialect go-0.1 has one at most"),
@@ -235,7 +320,10 @@ async def test_bad_static_groups(partitioned: Ground, options: dict[str, Any], w
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"partitioning": [("x.*", [])]}, "names no wildcards to hash"),
+        ({"partitioning": [("x.y", [])]}, "filter 'x.y' has no wildcard"),
+        ({"partitioning": [(f"{one}.*", [1]) for one in "abcdefghi"]}, "9 filters: a group takes 8"),
+        ({"max_members": 2**31 - 1}, "2,147,483,647 partitions are more than the 16,384"),
+        ({"max_members": 10_000, "members": list("abcd")}, "at least 5 members"),
         ({"partitioning": [("x.*", [2])]}, "partitioning wildcard 2 is out of range"),
         ({"partitioning": [("x.*", [1]), ("x.>", [])]}, "overlap"),
         ({"max_buffered_messages": -1}, "a buffer of -1 messages"),

@@ -64,7 +64,9 @@ async def test_no_filters_hashes_whole_subjects(make: MakeGround) -> None:
 @pytest.mark.parametrize("listed", [True, False], ids=["mapped", "balanced"])
 async def test_a_static_group_with_filters_delivers_only_what_it_asked_for(make: MakeGround, listed: bool) -> None:
     place = await make(subjects=["0.>", "1.>", "2.>"])
-    owners: dict[str, Any] = {"mappings": {"a": [0, 2], "b": [1]}} if listed else {"members": ["a", "b"]}
+    owners: dict[str, Any] = (
+        {"mappings": {"a": [0, 2], "b": [1]}, "stop_go_members": True} if listed else {"members": ["a", "b"]}
+    )
     await place.static(max_members=3, filters=["o.*", "r.>"], **owners)
     for member in ("a", "b"):
         await place.join(member)
@@ -82,7 +84,7 @@ async def test_a_static_group_with_filters_delivers_only_what_it_asked_for(make:
 async def test_a_mapped_elastic_group_with_filters_asks_for_whole_partitions(ground: Ground) -> None:
     name = ground.stream
     await ground.elastic(max_members=3, partitioning=[(f"{name}.o.*", [1]), (f"{name}.r.*", [1])])
-    await groups.set_mapping(ground.connection, name, "g", {"a": [2], "b": [1, 0]})
+    await groups.set_mapping(ground.connection, name, "g", {"a": [2], "b": [1, 0]}, stop_go_members=True)
     for member in ("a", "b"):
         await ground.join(member)
     sent = await ground.publish(f"{kind}.c{number}" for number in range(10) for kind in ("o", "r"))

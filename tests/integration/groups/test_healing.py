@@ -197,6 +197,9 @@ async def test_after_the_source_was_made_again_members_go_on(ground: Ground) -> 
 async def test_a_deleted_bucket_ends_members(kind: str, own_server_ground: tuple[Ground, NatsServer]) -> None:
     ground, _ = own_server_ground
     if kind == "static":
+        config = (await ground.connection.api.request(f"STREAM.INFO.{ground.stream}"))["config"]
+        config["subject_transform"] = {"src": ">", "dest": "{{Partition(1)}}.>"}
+        await ground.connection.api.request(f"STREAM.UPDATE.{ground.stream}", config)
         await ground.static(members=["a"], max_members=1)
     else:
         await ground.elastic(members=["a"])
