@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
@@ -215,3 +216,14 @@ def test_new_owners_leave_the_rest_alone(config: ElasticConfig, members: list[st
     assert changed.same_but_owners(config)
     assert changed.members == tuple(members)
     assert changed.mappings is None
+
+
+@given(st.integers(1, 16_384), st.integers(0, 8))
+def test_the_members_that_are_needed_are_enough_and_none_too_many(partitions: int, filters: int) -> None:
+    partitioning = tuple(Partitioning(f"f{number}.*", (1,), partitions) for number in range(filters))
+    config = ElasticConfig(max_members=partitions, partitioning=partitioning)
+    names = [f"m{number}" for number in range(config.members_needed)]
+    config.with_owners(members=names).check_consumers()
+    if len(names) > 1:
+        fewer = replace(config, members=tuple(names[1:]))
+        assert any(fewer.too_many_filters(name) for name in fewer.members)
