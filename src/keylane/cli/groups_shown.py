@@ -136,8 +136,8 @@ def _group_facts(sight: GroupSight) -> list[tuple[str, Text | str]]:
         facts.append(("dialect", config.dialect))
     if sight.unowned:
         facts.append(("unowned", Text(f"{ranges(sight.unowned)}: nobody gets their messages", style="red")))
-    if reason := next(filter(None, map(config.too_many_filters, config.plan.members)), None):
-        facts.append(("too large", Text(reason, style="red")))
+    if config.overloaded:
+        facts.append(("too large", Text(config.too_many_filters(config.overloaded[0]) or "", style="red")))
     if isinstance(config, ElasticConfig):
         facts += _queue_facts(sight)
     elif not sight.is_stream_there:

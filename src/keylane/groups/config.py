@@ -81,10 +81,10 @@ class GroupConfig:
 
     def too_many_filters(self, member: str) -> str | None:
         """Why the server could not carry this member's consumer; None: it can."""
-        owned, asked = len(self.plan.partitions_of(member)), len(self._asked_filters()) or 1
-        if owned * asked <= limits.MAX_CONSUMER_FILTERS:
+        owned, asked = self.plan.partitions_of(member), len(self._asked_filters())
+        if not self._is_too_much(owned):
             return None
-        times = f"{owned:,} partitions" + (f", each under {asked} filters" if asked > 1 else "")
+        times = f"{len(owned):,} partitions" + (f", each under {asked} filters" if asked > 1 else "")
         return (
             f"member {member!r} would read {times}, in one consumer: the server needs too long for one with more than "
             f"{limits.MAX_CONSUMER_FILTERS:,} filter subjects; the group needs at least {self.members_needed:,} members"
@@ -95,11 +95,18 @@ class GroupConfig:
         """How few members can carry the group."""
         return limits.members_needed(self.max_members, len(self._asked_filters()))
 
+    @property
+    def overloaded(self) -> tuple[str, ...]:
+        """The members whose consumers would be more than the server can carry."""
+        return tuple(member for member, owned in self.plan.shares if self._is_too_much(owned))
+
     def check_consumers(self) -> None:
         """Raise `InvalidInput` if a member's consumer would be more than the server can carry."""
-        for member in self.plan.members:
-            if reason := self.too_many_filters(member):
-                raise InvalidInput(reason)
+        if self.overloaded:
+            raise InvalidInput(self.too_many_filters(self.overloaded[0]))
+
+    def _is_too_much(self, owned: Sequence[int]) -> bool:
+        return len(owned) * max(1, len(self._asked_filters())) > limits.MAX_CONSUMER_FILTERS
 
     def check(self) -> None:
         limits.check_partitions(self.max_members)

@@ -274,6 +274,17 @@ async def test_more_partitions_than_16384_need_an_option(
     assert (await here("elastic", "info", orders, "g", "--json", *at)).json["max_members"] == 16385
 
 
+async def test_info_says_which_group_is_too_large_for_its_members(connection: Connection, orders: str, at: At) -> None:
+    await elastic_bucket(connection).ensure(replicas=1)
+    record = b'{"max_members": 5000, "partitioning_filters": null, "members": ["a", "b"]}'
+    await connection.jetstream.publish(f"$KV.elastic-consumer-groups.{orders}.g", record)
+    shown = (await here("elastic", "info", orders, "g", *at)).stdout
+    assert "member 'a' would read 2,500 partitions" in shown
+    joined = await here("elastic", "consume", orders, "g", "b", *at)
+    assert "member 'b' would read 2,500 partitions" in joined.refusal
+    assert "at least 3 members" in joined.refusal
+
+
 # ---- said at once -------------------------------------------------------------------------------------------------
 
 
