@@ -18,6 +18,7 @@ def test_a_transform_changes_what_it_matches_and_nothing_else() -> None:
     config = StreamConfig(subjects=["o.*", "o.>", "r.*"], subject_transform=NUMBERS)
     assert stored_subjects(config) == ["*.o.*", "o.>", "r.*"]
     assert inserts_numbers(config)
+    assert not inserts_numbers(StreamConfig(subjects=["ordres.*"], subject_transform=NUMBERS)), "never applied"
     everything = SubjectTransform(src="", dest="x.$1.>")
     assert stored_subjects(StreamConfig(subjects=["o.>"], subject_transform=everything)) == ["x.*.>"]
 

@@ -76,10 +76,13 @@ def may_carry_numbers(stored: str) -> bool:
 
 
 def inserts_numbers(config: StreamConfig) -> bool:
-    """Whether a transform of the stream, or of what it copies, puts a partition number in front."""
+    """Whether a transform that is applied, of the stream or of what it copies, puts a partition number in front."""
     copied = [*([config.mirror] if config.mirror else []), *(config.sources or ())]
-    transforms = [config.subject_transform, *(one for source in copied for one in source.subject_transforms or ())]
-    return any(one is not None and one.dest and _PARTITION.match(one.dest) for one in transforms)
+    applied = [one for source in copied for one in source.subject_transforms or ()]
+    own = config.subject_transform
+    if own is not None and any(overlaps(one, own.src or ">") for one in config.subjects or ()):
+        applied.append(own)
+    return any(one.dest and _PARTITION.match(one.dest) for one in applied)
 
 
 def _copied(source: StreamSource) -> list[str] | None:

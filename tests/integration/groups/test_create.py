@@ -207,6 +207,12 @@ async def test_a_stream_that_cannot_hold_partition_numbers_gets_no_static_group(
     assert await groups.list_groups(ground.connection, ground.stream) == []
 
 
+async def test_a_transform_that_touches_no_subject_of_the_stream_inserts_no_number(make: MakeGround) -> None:
+    place = await make(transform=SubjectTransform(src="ordres.*", dest="{{Partition(4,1)}}.ordres.{{Wildcard(1)}}"))
+    with pytest.raises(InvalidInput, match=f"has no partition numbers: it stores {place.stream}.>"):
+        await place.static(members=["a"])
+
+
 async def test_a_group_that_is_there_is_the_same_also_when_the_stream_has_lost_its_numbers(
     partitioned: Ground,
 ) -> None:
