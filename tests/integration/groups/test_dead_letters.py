@@ -12,6 +12,7 @@ from nats.js.api import StorageType, StreamConfig, StreamSource
 
 from keylane import Connection
 from keylane.core.names import check_group_name
+from keylane.dispatch import error_line
 from keylane.errors import (
     GroupConflict,
     GroupError,
@@ -30,7 +31,7 @@ from keylane.groups.dead_letters import (
     read_dead_letter,
     replay,
 )
-from keylane.groups.letter_headers import error_line, header_lines
+from keylane.groups.letter_headers import header_lines
 from keylane.jetstream import streams
 from keylane.jetstream.publish import Outgoing, PublishAck, publish_many
 from keylane.jetstream.publish_raw import publish_raw

@@ -1,0 +1,15 @@
+"""Runs handlers on messages in lanes: the dispatcher that groups and Marshal share."""
+
+from keylane.dispatch.dispatcher import Dispatcher, Policy, Settling
+from keylane.dispatch.error_text import error_line, traceback_text
+from keylane.dispatch.handler_call import Executor, HandlerCall
+
+__all__ = [
+    "Dispatcher",
+    "Executor",
+    "HandlerCall",
+    "Policy",
+    "Settling",
+    "error_line",
+    "traceback_text",
+]
