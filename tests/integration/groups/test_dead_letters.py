@@ -111,11 +111,12 @@ async def test_a_dead_letter_is_the_message_and_what_happened(ground: Ground) ->
     lines, kept = await raw_of(ground.connection, dead_letter_stream(ground.stream), 1)
     assert kept == data
     names = [name.decode() for name, _ in lines]
-    assert names[:10] == [
+    assert names[:11] == [
         "Keylane-Subject", "Keylane-Stream", "Keylane-Sequence", "Keylane-Group", "Keylane-Member",
         "Keylane-Partition", "Keylane-Key", "Keylane-Tries", "Keylane-Error", "Keylane-Time",
+        "Keylane-Traceback",
     ]  # fmt: skip
-    assert lines[12:] == [
+    assert lines[13:] == [
         (b"Colour", b"green"),
         (b"Colour", b"blue"),
         (b"Odd", b"\xff\xfe"),
@@ -200,11 +201,12 @@ async def test_no_text_becomes_a_header_of_its_own(partitioned: Ground) -> None:
     [letter] = await listed(partitioned)
     assert (letter.key, letter.member, letter.group, letter.tries) == (evil, evil, "g", 3)
     assert letter.error == "ValueError: x Keylane-Tries: 99 body"
+    assert letter.traceback == "ValueError: x\r\nKeylane-Tries: 99\r\n\r\nbody"
     assert letter.data == b""
     lines, _ = await raw_of(partitioned.connection, dead_letter_stream(partitioned.stream), 1)
     names = [name for name, _ in lines]
     assert names.count(b"Keylane-Tries") == names.count(b"Keylane-Group") == names.count(b"Keylane-Key") == 1
-    assert names[12:] == [
+    assert names[13:] == [
         b"Own",
         b"Keylane-Original-Keylane-Group",
         b"Keylane-Original-Keylane-Key",
