@@ -319,7 +319,7 @@ class Dispatcher(Generic[T]):
         self._log.error("%s ends: %s", self._name, what, exc_info=error)
         self._ending = True
         if not self.crash.done():
-            crash = HandlerCrashed(f"{self._name} has ended: {what}. Its message was not acked and comes again")
+            crash = HandlerCrashed(f"{self._name} has ended: {what}. Its message is not done and comes again")
             crash.__cause__ = error
             self.crash.set_result(crash)
             self._last_resort = self._loop.call_later(self._grace_s, self._cancel_all)
