@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "jetstream": FOUNDATION,
     "server": FOUNDATION,
     **dict.fromkeys(ROOMS, FOUNDATION | ADAPTERS | ROOMS),
-    **dict.fromkeys(("groups", "marshal"), FOUNDATION | ADAPTERS | ROOMS | {"dispatch"}),
+    **dict.fromkeys(("groups", "marshal", "exactly_once"), FOUNDATION | ADAPTERS | ROOMS | {"dispatch"}),
     "metrics": FOUNDATION | ADAPTERS | ROOMS,
     "testing": FOUNDATION | ADAPTERS | ROOMS | {"server"},
     "cli": EVERYTHING,

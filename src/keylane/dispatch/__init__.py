@@ -3,6 +3,7 @@
 from keylane.dispatch.dispatcher import Dispatcher, Policy, Settling
 from keylane.dispatch.error_text import error_line, traceback_text
 from keylane.dispatch.handler_call import Executor, HandlerCall
+from keylane.dispatch.thread_pool import ThreadPool
 
 __all__ = [
     "Dispatcher",
@@ -10,6 +11,7 @@ __all__ = [
     "HandlerCall",
     "Policy",
     "Settling",
+    "ThreadPool",
     "error_line",
     "traceback_text",
 ]

@@ -6,7 +6,6 @@ in a process, so that it never blocks the event loop.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import os
 from collections.abc import Awaitable, Callable
@@ -15,6 +14,7 @@ from typing import Any, Generic, Literal, TypeVar, get_args
 
 from keylane.dispatch.process_pool import ProcessPool
 from keylane.dispatch.thread_pool import ThreadPool
+from keylane.dispatch.time_limit import within
 from keylane.errors import InvalidInput
 
 T = TypeVar("T")
@@ -43,16 +43,17 @@ class HandlerCall(Generic[T]):
         self.is_cancellable = True
         """Whether a handler at work can be ended: a thread cannot."""
         self._pool: ThreadPool[T] | ProcessPool[T] | None = None
-        run: Callable[[T], Awaitable[Any]] = handler
+        self.run: Callable[[T], Awaitable[Any]] = handler
         if executor == "process":
             self.concurrency = min(concurrency, _cpus())
-            self._pool = ProcessPool(handler, self.concurrency)
-            run = self._pool.run
+            self._pool = ProcessPool(handler, self.concurrency, time_limit_s)
+            self.run = self._pool.run
         elif not is_coroutine_function(handler):
             self.is_cancellable = False
             self._pool = ThreadPool(handler, concurrency)
-            run = _in_thread(self._pool, lend)
-        self.run = run if time_limit_s is None else _limited(run, time_limit_s)
+            self.run = _in_thread(self._pool, lend)
+        elif time_limit_s is not None:
+            self.run = _limited(handler, time_limit_s)
 
     async def start(self) -> None:
         """Raises if the handler cannot be called where it is to run."""
@@ -107,13 +108,6 @@ def _in_thread(pool: ThreadPool[T], lend: Lend[T]) -> Callable[[T], Awaitable[An
 
 def _limited(run: Callable[[T], Awaitable[Any]], limit_s: float) -> Callable[[T], Awaitable[Any]]:
     async def limited(message: T) -> None:
-        try:
-            async with asyncio.timeout(limit_s) as limit:
-                await run(message)
-        except (TimeoutError, asyncio.CancelledError) as error:
-            # A task group of the handler may have marked the task: then the timeout lets its own cancellation through.
-            if not limit.expired():
-                raise
-            raise TimeoutError(f"the handler was not done within its time_limit_s of {limit_s:g} s") from error
+        await within(limit_s, run(message))
 
     return limited

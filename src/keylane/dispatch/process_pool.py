@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from keylane.dispatch.error_text import error_line, traceback_text
+from keylane.dispatch.time_limit import within
 from keylane.errors import HandlerProcessDied, InvalidInput, RemoteError
 
 T = TypeVar("T")
@@ -31,43 +32,58 @@ _END_S = 2.0
 
 
 class ProcessPool(Generic[T]):
-    """Runs one function, in up to `size` processes at once. They start when they are needed."""
+    """Runs one function, in up to `size` processes at once. They start when they are needed.
 
-    def __init__(self, function: Callable[[T], Any], size: int) -> None:
+    A call that takes longer than `time_limit_s` is ended. The start of its process does not count.
+    """
+
+    def __init__(self, function: Callable[[T], Any], size: int, time_limit_s: float | None = None) -> None:
         self._pickled = _pickled(function)
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="keylane-process")
+        self._time_limit_s = time_limit_s
         self._free: list[_Process] = []
         self._busy: set[_Process] = set()
+        self._closed = False
 
     async def start(self) -> None:
         """Start one process. Raises if it cannot run the function, so that no message has to find out."""
-        first = _Process(self._pickled)
-        self._busy.add(first)
-        error = await asyncio.get_running_loop().run_in_executor(self._threads, first.start)
-        self._busy.discard(first)
-        if error is not None:
-            raise error
-        self._free.append(first)
+        process = await self._started()
+        self._free.append(process)
 
     async def run(self, item: T) -> None:
         """Raises what the function raised. If this is cancelled, the process is killed."""
         pickled = pickle.dumps(item)
-        process = self._free.pop() if self._free else _Process(self._pickled)
-        self._busy.add(process)
-        try:
-            error = await asyncio.get_running_loop().run_in_executor(self._threads, process.call, pickled)
-        except BaseException:
-            process.kill()
-            raise
-        finally:
-            self._busy.discard(process)
+        process = self._free.pop() if self._free else await self._started()
+        call = self._in_thread(process, lambda: process.call(pickled))
+        error = await (call if self._time_limit_s is None else within(self._time_limit_s, call))
         if process.is_alive:
             self._free.append(process)
         if error is not None:
             raise error
 
+    async def _started(self) -> _Process:
+        process = _Process(self._pickled)
+        error = await self._in_thread(process, process.start)
+        if error is not None:
+            process.kill()
+            raise error
+        return process
+
+    async def _in_thread(self, process: _Process, do: Callable[[], BaseException | None]) -> BaseException | None:
+        self._busy.add(process)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, do)
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            self._busy.discard(process)
+
     async def close(self) -> None:
         """End all processes. Returns when they are gone."""
+        if self._closed:
+            return
+        self._closed = True
         for process in self._busy:
             process.kill()
         free, self._free = self._free, []
@@ -121,8 +137,6 @@ class _Process:
 
     def call(self, item: bytes) -> BaseException | None:
         """What the function raised for this item, if it did."""
-        if self._process is None and (error := self.start()) is not None:
-            return error
         try:
             return self._ask(item)
         except (EOFError, OSError):

@@ -45,6 +45,10 @@ async def clean(connection: Connection, name: str) -> AsyncIterator[str]:
                 await streams.delete(connection, dead_letter_stream(name))
 
 
+def fail(message: GroupMessage) -> None:
+    raise ValueError(f"bad {message.key}")
+
+
 async def bury(connection: Connection, stream: str, outgoing: Sequence[Outgoing], group: str = "billing") -> None:
     """Publish these and let a member of the group put them all into the dead letters."""
     await groups.create_elastic(
@@ -55,7 +59,7 @@ async def bury(connection: Connection, stream: str, outgoing: Sequence[Outgoing]
 
     async def handler(message: GroupMessage) -> None:
         try:
-            raise ValueError(f"bad {message.key}")
+            fail(message)
         except ValueError as error:
             await letters.put(message, member="alice", tries=3, error=error)
         buried.release()

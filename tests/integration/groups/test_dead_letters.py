@@ -234,6 +234,42 @@ def test_an_error_is_one_short_line(error: BaseException, line: str) -> None:
     assert len(line) <= 500
 
 
+def deep(depth: int) -> None:
+    if depth:
+        deep(depth - 1)
+    else:
+        raise ValueError("é" * 3000)
+
+
+async def test_a_dead_letter_has_the_end_of_a_long_traceback(ground: Ground) -> None:
+    [message] = await given(ground)
+    try:
+        deep(300)
+    except ValueError as error:
+        await letters_of(ground).put(message, member="alice", tries=1, error=error)
+    [letter] = await listed(ground)
+    assert letter.traceback.startswith("…")
+    assert letter.traceback.endswith("ééé")
+    lines, _ = await raw_of(ground.connection, dead_letter_stream(ground.stream), 1)
+    [value] = [value for name, value in lines if name == b"Keylane-Traceback"]
+    assert 2_000 < len(value) <= 8_000
+
+
+async def test_a_traceback_can_be_read_in_the_header_too(ground: Ground) -> None:
+    [message] = await given(ground)
+    try:
+        deep(0)
+    except ValueError as error:
+        error.args = ("100% wrong",)
+        await letters_of(ground).put(message, member="alice", tries=1, error=error)
+    [letter] = await listed(ground)
+    assert letter.traceback.startswith("Traceback (most recent call last):\n  File ")
+    assert letter.traceback.endswith("\nValueError: 100% wrong")
+    lines, _ = await raw_of(ground.connection, dead_letter_stream(ground.stream), 1)
+    [value] = [value for name, value in lines if name == b"Keylane-Traceback"]
+    assert value.startswith(b"Traceback (most recent call last):%0A  File ")
+
+
 # ---- in, when something is wrong ------------------------------------------------------------------------
 
 
@@ -300,8 +336,12 @@ async def test_a_large_message_is_kept_whole(partitioned: Ground) -> None:
     await partitioned.static(members=["alice"])
     await partitioned.publish(["k1"], data)
     [message] = await gathered(partitioned, 1)
-    await put(letters_of(partitioned), message)
-    assert (await read_dead_letter(partitioned.connection, partitioned.stream, 1)).data == data
+    try:
+        deep(100)
+    except ValueError as error:  # its traceback does not fit beside the data
+        await letters_of(partitioned).put(message, member="alice", tries=1, error=error)
+    letter = await read_dead_letter(partitioned.connection, partitioned.stream, 1)
+    assert (letter.data, letter.traceback) == (data, "")
     ack = await replay(partitioned.connection, partitioned.stream, 1)
     assert (await raw_of(partitioned.connection, partitioned.stream, ack.sequence))[1] == data
 

@@ -1,4 +1,4 @@
-"""Handlers that use task groups, timeouts and cancel scopes: what comes out of them is never taken for our own doing."""
+"""Handlers that use task groups, timeouts and cancel scopes: what comes out of them is never taken for our doing."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ async def test_a_task_that_somebody_cancels_later_costs_nothing(ground: Ground) 
 
 @pytest.mark.parametrize("answer", ["raises", "swallows", "fails a task group"])
 async def test_our_own_cancellation_is_no_failure(ground: Ground, answer: str) -> None:
-    """`stop` gives up waiting and cancels: whatever the handler makes of that, the message goes to the next instance."""
+    """`stop` gives up waiting and cancels: whatever the handler makes of that, the next instance has the message."""
     await ground.elastic(members=["a"])
     sent = await ground.publish(["k", "k"])
     failures, at_work = Failures(), asyncio.Event()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from keylane.errors import HandlerCrashed
 from keylane.marshal import ConsumerHooks, MarshalMessage, MemorySource
-from tests.integration.marshal.rig import TOPIC, LiveLog, Seen, View, consumer, fill, in_order_per_key
+from tests.integration.marshal.rig import TOPIC, LiveLog, Seen, View, consumer, fill, in_order_per_key, until
 from tests.integration.odd_handlers import FAILING, RETURNING, Odd
 
 
@@ -136,3 +139,42 @@ async def test_a_failure_is_logged_with_its_traceback(caplog: pytest.LogCaptureF
         in caplog.text
     )
     assert 'raise ValueError("no luck")' in caplog.text
+
+
+def count(message: MarshalMessage) -> None:
+    """Runs in another process."""
+    if message.data == b"0" and not Path(message.key or b"").exists():
+        Path(message.key or b"").touch()
+        raise ValueError("in the other process")
+    with open(f"{(message.key or b'').decode()}.done", "a", encoding="utf-8") as file:
+        file.write(f"{os.getpid()} {message.offset}\n")
+
+
+async def test_a_plain_function_runs_in_processes(tmp_path: Path) -> None:
+    source = MemorySource({TOPIC: 1})
+    for number in range(4):
+        source.put(TOPIC, 0, b"%d" % number, key=str(tmp_path / "one").encode())
+    failures: list[str] = []
+    done = tmp_path / "one.done"
+    done.touch()
+    hooks = ConsumerHooks(on_failure=lambda message, error, tries: failures.append(repr(error)))
+    async with consumer(View(LiveLog()), source, "one", count, executor="process", hooks=hooks):
+        await until(lambda: done.read_text().count("\n") == 4)
+    assert failures == ["ValueError('in the other process')"]
+    lines = [line.split() for line in done.read_text().splitlines()]
+    assert [offset for _, offset in lines] == ["0", "1", "2", "3"]
+    assert str(os.getpid()) not in {pid for pid, _ in lines}
+
+
+async def test_as_many_threads_as_concurrency() -> None:
+    source, together = MemorySource({TOPIC: 20}), threading.Barrier(20)
+    fill(source, 20, 1)
+
+    def handler(_: MarshalMessage) -> None:
+        together.wait(20)
+        done.release()
+
+    done = threading.Semaphore(0)
+    async with consumer(View(LiveLog()), source, "one", handler, concurrency=20):
+        await until(lambda: done.acquire(blocking=False))
+    assert not together.broken
