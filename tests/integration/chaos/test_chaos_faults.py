@@ -178,6 +178,8 @@ def outcome(
         "dead_letters": 0,
         "undeserved": [],
         "failed_tries": 0,
+        "crashes": 0,
+        "uncounted": [],
         "faults": [{"kind": "kill"}],
         "findings": [],
         "surprises": [],

@@ -143,8 +143,8 @@ async def test_a_failure_is_logged_with_its_traceback(caplog: pytest.LogCaptureF
 
 def count(message: MarshalMessage) -> None:
     """Runs in another process."""
-    if message.data == b"0" and not Path(message.key or b"").exists():
-        Path(message.key or b"").touch()
+    if message.data == b"0" and not Path((message.key or b"").decode()).exists():
+        Path((message.key or b"").decode()).touch()
         raise ValueError("in the other process")
     with open(f"{(message.key or b'').decode()}.done", "a", encoding="utf-8") as file:
         file.write(f"{os.getpid()} {message.offset}\n")
