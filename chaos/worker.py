@@ -6,8 +6,8 @@ delivered. `pcgroups-peer consume --evidence` writes the first four. A try that 
 clock, the subject, the sequence, the number of the try, 1 if it was meant to fail, else 0, the sequence in the queue,
 how often it was delivered. Before a handler fails on purpose it writes a line `fails` with the clock, the subject and
 the sequence: a line `failed` must follow or, if what it raises ends the member, `crashed` with the same. A link that is
-there again is a line `linked`, a pin that was lost a line `lost`, each with the clock. Standard error gets the log, with
-the same clock.
+there again is a line `linked`, a pin that was lost a line `lost`, each with the clock. Standard error gets the log,
+with the same clock.
 
 A handler that fails on purpose does so in one of many ways: a plain exception, within task groups, timeouts and cancel
 scopes, by cancelling itself. Some that succeed leave such things behind as well.
