@@ -33,7 +33,8 @@ class Failures(list[tuple[int, str, int]]):
 async def test_a_failure_is_a_failure_and_its_key_waits(ground: Ground, way: str, concurrency: int) -> None:
     await ground.elastic(members=["a"])
     sent = await ground.publish(["bad", "good", "bad", "bad", "good", "bad"])
-    failures, tried = Failures(), []
+    failures = Failures()
+    tried: list[int] = []
 
     async def handler(message: GroupMessage) -> None:
         if message.source_sequence == sent[0] and len(tried) < 2:
