@@ -98,6 +98,7 @@ def _add_groups(one: argparse.ArgumentParser) -> None:
     one.add_argument("--faults", default=",".join(KINDS), help=f"which of {','.join(KINDS)}, or none")
     one.add_argument("--work", type=float, default=default.work_s, help="seconds that each message takes to handle")
     one.add_argument("--failing", type=float, default=default.failing, help="share of tries that fail")
+    one.add_argument("--odd", type=float, default=default.odd, help="share of failures that end the member")
     one.add_argument("--poison", type=int, default=default.poison, help="one in so many fails always; 0: none")
     one.add_argument("--keep", help="a directory in which evidence and logs stay")
     one.add_argument("--audit", action="store_true", help="write a journal and compare its audit with the verdict")
@@ -111,8 +112,8 @@ def _groups(options: argparse.Namespace, parser: argparse.ArgumentParser) -> tup
         parser.error(f"--faults has {', '.join(unknown)}: choose from {', '.join(KINDS)}, or none")
     if options.storage == "memory" and "server" in chosen:
         parser.error("--storage memory loses everything when the server restarts: leave server out of --faults")
-    if not 0 <= options.failing < 1 or options.poison < 0:
-        parser.error("--failing must be at least 0 and below 1, --poison not negative")
+    if not 0 <= options.failing < 1 or not 0 <= options.odd < 1 or options.poison < 0:
+        parser.error("--failing and --odd must be at least 0 and below 1, --poison not negative")
     settings = groups.Settings(
         seconds=options.seconds,
         seed=options.seed,
@@ -123,6 +124,7 @@ def _groups(options: argparse.Namespace, parser: argparse.ArgumentParser) -> tup
         every_s=options.every,
         work_s=options.work,
         failing=options.failing,
+        odd=options.odd,
         poison=options.poison,
         keep=options.keep,
         audit=options.audit,

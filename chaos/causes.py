@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple
 
-from chaos.evidence import Handled
+from chaos.evidence import Fails, Handled, Log
 
 BEFORE_S = 1.0
 """An ack may be under way for so long on a busy machine before it is lost with its process or its server."""
@@ -98,6 +98,25 @@ class Copies:
         """Whether it, or a later message of the source, stands before it in the queue."""
         before = bisect_left(self._places, one.queue_sequence)
         return before > 0 and self._furthest[before - 1] >= one.sequence
+
+
+def uncounted(logs: Iterable[Log], troubles: Sequence[Trouble]) -> list[Fails]:
+    """Tries that failed on purpose and were not told as failures, though nothing befell their process.
+
+    A process that is killed, frozen or loses its pin meanwhile says nothing: the message is another's by then.
+    """
+    found = []
+    for log in logs:
+        told = Counter(one.sequence for one in log.failed) + Counter(one.sequence for one in log.crashed)
+        for one in reversed(log.fails):
+            if told[one.sequence]:
+                told[one.sequence] -= 1
+            elif not any(abs(one.at_s - at_s) < AFTER_THAW_S for at_s in log.lost) and not any(
+                trouble.by == one.by and trouble.from_s - BEFORE_S <= one.at_s <= trouble.until_s + AFTER_THAW_S
+                for trouble in troubles
+            ):
+                found.append(one)
+    return found
 
 
 def _restarted_between(trouble: Trouble, pair: Pair) -> bool:

@@ -46,6 +46,14 @@ class Failed(NamedTuple):
     delivered: int = 0
 
 
+class Fails(NamedTuple):
+    """A try that was about to fail on purpose."""
+
+    at_s: float
+    sequence: int
+    by: str
+
+
 class Happening(NamedTuple):
     """Something that was done to the group, for the explanation of a fault that followed."""
 
@@ -61,6 +69,11 @@ class Log:
         self.failed: list[Failed] = []
         self.linked: list[float] = []
         """When a lost link to the server was there again."""
+        self.fails: list[Fails] = []
+        self.crashed: list[Fails] = []
+        """What ended the member on purpose."""
+        self.lost: list[float] = []
+        """When the pin was lost."""
         self._file = file
         self._by = by
         self._partitions = partitions
@@ -80,6 +93,12 @@ class Log:
                 at_ns, subject, sequence, tries, meant, *more = words[1:]
                 who = (*self._place(subject), int(sequence), self._by)
                 self.failed.append(Failed(int(at_ns) / 1e9, *who, int(tries), meant == b"1", *map(int, more)))
+            elif words[0] in (b"fails", b"crashed"):
+                at_ns, _, sequence = words[1:]
+                one = Fails(int(at_ns) / 1e9, int(sequence), self._by)
+                (self.fails if words[0] == b"fails" else self.crashed).append(one)
+            elif words[0] == b"lost":
+                self.lost.append(int(words[1]) / 1e9)
             elif words[0] == b"linked":
                 self.linked.append(int(words[1]) / 1e9)
             elif words[0] != b"ready":

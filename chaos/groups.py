@@ -22,7 +22,7 @@ import keylane
 from chaos import causes, faults
 from chaos.audit import Audited, audited
 from chaos.causes import Causes, Pair
-from chaos.evidence import MOST_EXPLAINED, Handled, Happening, Log, explained, merged, verdict
+from chaos.evidence import MOST_EXPLAINED, Fails, Handled, Happening, Log, explained, merged, verdict
 from chaos.faults import KINDS, Fault, Kind
 from chaos.load import FILTER, ID, Load, load
 from chaos.members import Group, Members, RunBroken, members
@@ -69,6 +69,8 @@ class Settings:
     """How long each message takes to handle."""
     failing: float = 0.03
     """The share of tries that fail."""
+    odd: float = 0.005
+    """The share of failures that end the member: what is raised is no Exception."""
     poison: int = 1000
     """One message in so many fails always; 0: none."""
     sink: Sink = "none"
@@ -109,6 +111,10 @@ class Outcome:
     undeserved: list[int]
     """Dead letters that did not fail on purpose every time."""
     failed_tries: int
+    crashes: int
+    """Members that were ended by their handlers, on purpose."""
+    uncounted: list[Fails]
+    """Tries that failed on purpose and were not told as failures."""
     faults: list[dict[str, Any]]
     findings: list[str]
     """One line for each of the first things that must not be."""
@@ -137,6 +143,7 @@ class Outcome:
             and not self.rows_of_dead_letters
             and not self.undeserved
             and not self.surprises
+            and not self.uncounted
             and not self.left_in_queue
             and not any(self.store.values())
         )
@@ -160,6 +167,8 @@ class Outcome:
             "dead_letters": self.dead_letters,
             "undeserved_dead_letters": len(self.undeserved),
             "failed_tries": self.failed_tries,
+            "uncounted_failures": len(self.uncounted),
+            "crashes": self.crashes,
             "faults_done": dict(Counter(one["kind"] for one in self.faults)),
             "surprises": self.surprises,
             "store": self.store,
@@ -230,7 +239,7 @@ async def _run(settings: Settings, server: NatsServer, directory: Path, sink: st
 
 
 def _worker_options(settings: Settings, sink: str) -> list[str]:
-    options = ["--seed", str(settings.seed), "--failing", str(settings.failing)]
+    options = ["--seed", str(settings.seed), "--failing", str(settings.failing), "--odd", str(settings.odd)]
     if sink:
         from chaos.sink import CONCURRENCY  # noqa: PLC0415 - needs what only the run with a database has
 
@@ -266,6 +275,10 @@ class Logs:
         for one in self._running.started:
             self._logs.setdefault(one.name, Log(one.evidence, one.name, PARTITIONS)).read_on()
         return sum(len(log.handled) + len(log.failed) for log in self._logs.values())
+
+    @property
+    def each(self) -> Iterable[Log]:
+        return self._logs.values()
 
     @property
     def members_at_work(self) -> set[str]:
@@ -377,6 +390,7 @@ def judged(settings: Settings, seen: Seen) -> Outcome:
     for one in stage.troubles:
         troubles += causes.felt(one, seen.logs.linked) if one.kind == "server" else []
     why = causes.find(found.duplicated, effects, troubles)
+    uncounted = causes.uncounted(seen.logs.each, troubles)
     happenings = sorted(
         Happening(start_s + one["at_s"], f"{one['kind']} {one['target']} ({one['how']})") for one in stage.log
     )
@@ -388,10 +402,13 @@ def judged(settings: Settings, seen: Seen) -> Outcome:
         dead_letters=len(seen.dead),
         undeserved=seen.logs.undeserved(seen.dead),
         failed_tries=seen.logs.failed_tries,
+        crashes=stage.crashes,
+        uncounted=uncounted,
         faults=stage.log,
         findings=[
             *explained(wrong, effects, source.keys, happenings, start_s),
             *(_pair_in_words("unexplained", one, start_s) for one in why.unexplained[:MOST_EXPLAINED]),
+            *(f"not counted: {one.sequence} failed in {one.by}" for one in uncounted[:MOST_EXPLAINED]),
             *(f"undeserved dead letter: {one}" for one in seen.logs.undeserved(seen.dead)[:MOST_EXPLAINED]),
         ],
         surprises=stage.surprises,
@@ -437,6 +454,8 @@ def as_text(outcome: Outcome) -> str:
         "dead letters": facts["dead_letters"],
         "  undeserved": facts["undeserved_dead_letters"],
         "failed tries": facts["failed_tries"],
+        "  not counted": facts["uncounted_failures"],
+        "crashes": facts["crashes"],
         "faults": f"{len(facts['fault_log'])}  {_counts(facts['faults_done'])}",
         "left in the queue": facts["left_in_queue"],
         "drained in": f"{facts['drain_s']} s",

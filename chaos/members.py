@@ -62,6 +62,10 @@ class MemberProcess:
         return self._process.returncode is not None and not self._expected_to_end
 
     @property
+    def exit_code(self) -> int | None:
+        return self._process.returncode
+
+    @property
     def resident_bytes(self) -> int:
         """How much memory it has now."""
         pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])

@@ -46,19 +46,23 @@ def database() -> Iterator[str]:
 
 
 def writing_once(
-    url: str, by: str, chance: random.Random, fails: Callable[[int], bool], failure: type[Exception]
+    url: str,
+    by: str,
+    chance: random.Random,
+    fails: Callable[[int], bool],
+    fail: Callable[[GroupMessage], Awaitable[None]],
 ) -> Callable[[GroupMessage], Awaitable[None]]:
-    """A handler whose effect is one row. It may fail before the row is written or after it."""
+    """A handler whose effect is one row. It may `fail` before the row is written or after it."""
 
     async def effect(message: GroupMessage, connection: AsyncConnection) -> None:
         sequence = message.source_sequence
         failing = fails(sequence)
         if failing and chance.random() < 0.5:
-            raise failure(f"{sequence} fails on purpose, before its row is written")
+            await fail(message)
         row = {"at_ns": time.monotonic_ns(), "lane": message.key, "sequence": sequence, "by": by}
         await connection.execute(insert(_effects).values(row))
         if failing:
-            raise failure(f"{sequence} fails on purpose, after its row was written")
+            await fail(message)
 
     engine = create_async_engine(url, pool_size=CONCURRENCY, max_overflow=0)
     return ExactlyOnce(engine).handler(effect)

@@ -16,6 +16,7 @@ from typing import Any
 from chaos.causes import Trouble
 from chaos.faults import Fault
 from chaos.members import MemberProcess, Members, RunBroken
+from chaos.worker import CRASHED
 from keylane import groups
 from keylane.errors import KeylaneError
 from keylane.jetstream.connection import Connection
@@ -38,6 +39,8 @@ class Stage:
         self.log: list[dict[str, Any]] = []
         self.surprises: list[str] = []
         """What nobody did to an instance: it ended by itself, or did not stop."""
+        self.crashes = 0
+        """How many members were ended by their handlers, on purpose."""
         self._server = server
         self._connection = connection
         self._running = running
@@ -79,6 +82,11 @@ class Stage:
         for instance, process in list(self._instances.items()):
             if process.ended_by_itself and not self._turns[instance].locked():
                 at_s = time.monotonic() - self.start_s
+                if process.exit_code == CRASHED:
+                    self.crashes += 1
+                    self._say(f"{at_s:7.2f} s  {process.name} was ended by its handler")
+                    await self.raise_instance(instance)
+                    continue
                 self.surprises.append(f"{process.name} ended by itself at {at_s:.2f} s: {process.last_words[-600:]}")
                 self._say(f"{at_s:7.2f} s  {process.name} ended by itself")
                 await self.raise_instance(instance)

@@ -4,8 +4,13 @@ Standard output gets `ready` once it has joined, then one line per message: the 
 nanoseconds, the subject, the sequence in the source stream, the member, the sequence in the queue, how often it was
 delivered. `pcgroups-peer consume --evidence` writes the first four. A try that failed is a line `failed` with the
 clock, the subject, the sequence, the number of the try, 1 if it was meant to fail, else 0, the sequence in the queue,
-how often it was delivered. A link that is there again is a line `linked` with the clock. Standard error gets the log,
+how often it was delivered. Before a handler fails on purpose it writes a line `fails` with the clock, the subject and
+the sequence: a line `failed` must follow or, if what it raises ends the member, `crashed` with the same. A link that is
+there again is a line `linked`, a pin that was lost a line `lost`, each with the clock. Standard error gets the log,
 with the same clock.
+
+A handler that fails on purpose does so in one of many ways: a plain exception, within task groups, timeouts and cancel
+scopes, by cancelling itself. Some that succeed leave such things behind as well.
 
 SIGTERM stops it cleanly. A server that is away when it starts is waited for, as a supervisor would.
 """
@@ -27,10 +32,19 @@ from contextlib import asynccontextmanager
 
 import keylane
 from keylane import groups
-from keylane.errors import ApiError, ApiUnavailable, Disconnected, JetStreamDisabled, RequestTimeout, ServerUnreachable
+from keylane.errors import (
+    ApiError,
+    ApiUnavailable,
+    Disconnected,
+    HandlerCrashed,
+    JetStreamDisabled,
+    RequestTimeout,
+    ServerUnreachable,
+)
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.consumers import ConsumerConfig
 from keylane.journal import Journal
+from tests.integration.odd_handlers import FAILING, RETURNING
 
 Handler = Callable[[groups.GroupMessage], Awaitable[None]]
 
@@ -38,10 +52,16 @@ _log = logging.getLogger("chaos.worker")
 _START_TIMEOUT_S = 60.0
 _TRY_AGAIN_S = 0.3
 _OUT = sys.stdout.fileno()
+CRASHED = 70
+"""The exit code of a worker whose handler ended its member on purpose."""
 
 
 class Failing(Exception):
     """What a handler raises on purpose."""
+
+
+class Crashing(BaseException):
+    """What a handler raises on purpose to end its member."""
 
 
 def is_poison(seed: int, sequence: int, one_in: int) -> bool:
@@ -66,15 +86,17 @@ def handler_of(options: argparse.Namespace) -> Handler:
     def fails(sequence: int) -> bool:
         return is_poison(options.seed, sequence, options.poison) or chance.random() < options.failing
 
+    fail = failure_of(options, chance)
+
     async def failing(message: groups.GroupMessage) -> None:
         if fails(message.source_sequence):
-            raise Failing(f"{message.source_sequence} fails on purpose")
+            await fail(message)
 
     do: Handler = failing
     if options.sink:
         from chaos.sink import writing_once  # noqa: PLC0415 - needs what only the run with a database has
 
-        do = writing_once(options.sink, options.instance, chance, fails, Failing)
+        do = writing_once(options.sink, options.instance, chance, fails, fail)
 
     async def handler(message: groups.GroupMessage) -> None:
         if options.work:
@@ -91,16 +113,43 @@ def handler_of(options: argparse.Namespace) -> Handler:
                 message.delivered_count,
             )
         )
+        if chance.random() < options.failing:
+            await chance.choice(list(RETURNING.values()))()
 
     return handler
+
+
+def failure_of(options: argparse.Namespace, chance: random.Random) -> Handler:
+    """Fails on a message, in some way."""
+    ways = [None, *FAILING.values()]
+
+    async def fail(message: groups.GroupMessage) -> None:
+        write(b"fails %d %b %d\n" % (time.monotonic_ns(), message.subject.encode(), message.source_sequence))
+        meant.add(message.source_sequence)
+        if chance.random() < options.odd:
+            raise Crashing(f"{message.source_sequence} ends its member on purpose")
+        way = chance.choice(ways)
+        if way is not None:
+            await way()
+        raise Failing(f"{message.source_sequence} fails on purpose")
+
+    return fail
 
 
 async def nothing(message: groups.GroupMessage) -> None:
     """The handler of a run that looks at the process only."""
 
 
+meant: set[int] = set()
+"""What fails on purpose just now."""
+
+
 def failed(message: groups.GroupMessage, error: BaseException, tries: int) -> None:
-    meant = isinstance(error, Failing)
+    on_purpose = message.source_sequence in meant
+    meant.discard(message.source_sequence)
+    if isinstance(error, Crashing):
+        write(b"crashed %d %b %d\n" % (time.monotonic_ns(), message.subject.encode(), message.source_sequence))
+        return
     write(
         b"failed %d %b %d %d %d %d %d\n"
         % (
@@ -108,13 +157,18 @@ def failed(message: groups.GroupMessage, error: BaseException, tries: int) -> No
             message.subject.encode(),
             message.source_sequence,
             tries,
-            meant,
+            on_purpose,
             message.sequence,
             message.delivered_count,
         )
     )
-    if not meant:
+    if not on_purpose:
         _log.error("%r failed by itself (try %d)", message, tries, exc_info=error)
+
+
+def lost_the_pin() -> None:
+    write(b"lost %d\n" % time.monotonic_ns())
+    _log.info("not active any more")
 
 
 def linked(_server: str) -> None:
@@ -175,7 +229,7 @@ async def _join(
         hooks=groups.MemberHooks(
             on_joined=on_joined,
             on_activated=lambda: _log.info("active"),
-            on_deactivated=lambda: _log.info("not active any more"),
+            on_deactivated=lost_the_pin,
             on_rebalanced=lambda before, after: _log.info("partitions %s -> %s", list(before), list(after)),
             on_ended=lambda reason: _log.info("ended: %s", reason),
             on_failure=failed,
@@ -218,6 +272,7 @@ def main() -> None:
     parser.add_argument("--max-ack-pending", type=int, default=1000, help="unacknowledged messages allowed")
     parser.add_argument("--seed", type=int, default=0, help="decides what fails")
     parser.add_argument("--failing", type=float, default=0.0, help="share of tries that fail")
+    parser.add_argument("--odd", type=float, default=0.0, help="share of failures that end the member")
     parser.add_argument("--poison", type=int, default=0, help="one message in so many fails always; 0: none")
     parser.add_argument("--max-tries", type=int, default=0, help="then it is a dead letter; 0: tried for ever")
     parser.add_argument("--silent", action="store_true", help="handle messages and write nothing down")
@@ -228,7 +283,13 @@ def main() -> None:
     told = logging.StreamHandler()
     told.setFormatter(_MachineClock("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[told])
-    keylane.run(work(options))
+    try:
+        keylane.run(work(options))
+    except HandlerCrashed as crash:
+        if not isinstance(crash.__cause__, Crashing):
+            raise
+        _log.info("ended on purpose: %s", crash)
+        sys.exit(CRASHED)
 
 
 if __name__ == "__main__":

@@ -236,6 +236,24 @@ class GroupEnded(GroupError):
     """The group was deleted or changed in a way that its members cannot follow."""
 
 
+# ---- handlers ---------------------------------------------------------------------------------------
+
+
+class HandlerCrashed(KeylaneError):
+    """A handler, or a hook, raised something that cannot count as a failed try: its member or consumer has ended.
+
+    The cause is what was raised. Its message was not acked.
+    """
+
+
+class HandlerProcessDied(KeylaneError):
+    """The process that a handler ran in ended before the handler was done."""
+
+
+class RemoteError(KeylaneError):
+    """What a handler raised in another process, as text: the traceback there, or an exception that cannot be sent."""
+
+
 # ---- the journal ------------------------------------------------------------------------------------
 
 

@@ -374,7 +374,7 @@ async def _check_stream(connection: Connection, stream: str) -> None:
 
 
 def _as_object(one: DeadLetter, *, data: bool = False) -> dict[str, Any]:
-    """For JSON. With its data: `data` where that is text, else `data_base64`."""
+    """For JSON. With its traceback and its data: `data` where that is text, else `data_base64`."""
     from dataclasses import asdict
 
     from keylane.cli.consumer_told import as_utc
@@ -382,4 +382,7 @@ def _as_object(one: DeadLetter, *, data: bool = False) -> dict[str, Any]:
 
     told = asdict(one) | {"time": as_utc(one.time), "bytes": len(one.data)}
     del told["data"]
-    return told | (payload_fields(one.data) if data else {})
+    if not data:
+        del told["traceback"]
+        return told
+    return told | payload_fields(one.data)

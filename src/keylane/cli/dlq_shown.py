@@ -59,10 +59,14 @@ def panel(one: DeadLetter, now: datetime) -> Panel:
         ("bytes", f"{len(one.data):,}"),
     ]
     lines = [(printable(name), printable(value)) for name, value in facts]
-    return facts_panel(f"{one.stream} / dead letter {one.sequence}", [*lines, ("data", _data(one.data))])
+    told = [("traceback", _lines(one.traceback))] if one.traceback else []
+    return facts_panel(f"{one.stream} / dead letter {one.sequence}", [*lines, *told, ("data", _data(one.data))])
 
 
 def _data(data: bytes) -> str:
-    text = data[:_SHOWN_BYTES].decode("utf-8", "backslashreplace")
-    shown = "\n".join(printable(line) for line in text.split("\n"))
+    shown = _lines(data[:_SHOWN_BYTES].decode("utf-8", "backslashreplace"))
     return shown if len(data) <= _SHOWN_BYTES else f"{shown}… (--json has all of it)"
+
+
+def _lines(text: str) -> str:
+    return "\n".join(printable(line) for line in text.split("\n"))

@@ -4,7 +4,7 @@ Every key has a lane. A lane runs one message at a time, in sequence order; lane
 that failed holds its lane until it succeeds or is given up. A delivery of a message that is already here is
 recognised and not run again: only its newest delivery is kept, because that is the one to acknowledge.
 
-`Lanes` decides and remembers; `groups/handling.py` runs handlers and acks. Time comes in as an argument.
+`Lanes` decides and remembers; `dispatch/dispatcher.py` runs handlers. Time comes in as an argument.
 Mutable and stepped for every message: this is the hot path of a member.
 """
 

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
+from keylane.dispatch import ThreadPool
 from keylane.errors import InvalidInput
 from keylane.groups import GroupMessage
 
@@ -22,6 +23,9 @@ Handler = Callable[[GroupMessage], Coroutine[Any, Any, None]]
 Step = Callable[[Connection], T]
 Effect = Callable[..., Any]
 """Of a message and what it writes through: a connection or a session."""
+
+_MOST_THREADS = 1024
+"""More than handlers run at once: as many start as are needed."""
 
 
 class Database(Protocol):
@@ -107,6 +111,7 @@ class _ThreadedDatabase:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._threads: ThreadPool[Callable[[], Any]] = ThreadPool(lambda work: work(), _MOST_THREADS)
 
     @property
     def dialect(self) -> str:
@@ -124,7 +129,8 @@ class _ThreadedDatabase:
             with self._engine.begin() as connection:
                 return step(connection)
 
-        return await asyncio.to_thread(transaction)
+        done: T = await self._threads.run(transaction)
+        return done
 
     async def perform(
         self, message: GroupMessage, effect: Effect, *, session: bool, before: Step[bool], after: Step[None]
@@ -141,7 +147,7 @@ class _ThreadedDatabase:
                     effect(message, connection)
                 after(connection)
 
-        await _in_thread(message, transaction)
+        await self._in_thread(message, transaction)
 
     async def acked(self, message: GroupMessage, effect: Effect, *, ready: Step[None]) -> None:
         loop = asyncio.get_running_loop()
@@ -152,15 +158,14 @@ class _ThreadedDatabase:
                 ready(connection)
                 asyncio.run_coroutine_threadsafe(message.ack_confirmed(), loop).result()
 
-        await _in_thread(message, transaction)
+        await self._in_thread(message, transaction)
 
-
-async def _in_thread(message: GroupMessage, work: Callable[[], None]) -> None:
-    message.home = asyncio.get_running_loop()
-    try:
-        await asyncio.to_thread(work)
-    finally:
-        message.home = None
+    async def _in_thread(self, message: GroupMessage, work: Callable[[], None]) -> None:
+        message.home = asyncio.get_running_loop()
+        try:
+            await self._threads.run(work)
+        finally:
+            message.home = None
 
 
 def _is_async(effect: Effect) -> bool:

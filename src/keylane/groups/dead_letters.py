@@ -24,6 +24,7 @@ from nats.js.api import StorageType
 
 from keylane.core.names import check_group_name, check_stream_name
 from keylane.core.subjects import MAX_SUBJECT_BYTES, shown
+from keylane.dispatch import error_line, traceback_text
 from keylane.errors import (
     ApiError,
     ApiUnavailable,
@@ -37,14 +38,15 @@ from keylane.errors import (
     RequestTimeout,
 )
 from keylane.groups.letter_headers import (
+    MAX_HEADER_BYTES,
     ORIGINAL,
-    error_line,
     escaped,
     header_block,
     is_reserved,
     kept_lines,
     number,
     replayed_lines,
+    traceback_value,
     unescaped,
 )
 from keylane.groups.message import GroupMessage
@@ -97,6 +99,8 @@ class DeadLetter:
     headers: dict[str, str]
     """The publisher's own; of a repeated name the first."""
     data: bytes
+    traceback: str = ""
+    """Where the last try failed; of a long one the end."""
 
 
 # ---- in -----------------------------------------------------------------------------------------------
@@ -129,6 +133,8 @@ class DeadLetters:
         """
         subject = f"keylane.dlq.{self._stream}.{self._group}.{message.partition}".encode()
         head = self._head(message, member, tries, error)
+        if len(head) > MAX_HEADER_BYTES or len(head) + len(message.data) > self._connection.nats.max_payload:
+            head = self._head(message, member, tries, error, with_traceback=False)
         end = time.monotonic() + self._timeout_s
         while True:
             try:
@@ -144,7 +150,9 @@ class DeadLetters:
             else:
                 return
 
-    def _head(self, message: GroupMessage, member: str, tries: int, error: BaseException) -> bytes:
+    def _head(
+        self, message: GroupMessage, member: str, tries: int, error: BaseException, *, with_traceback: bool = True
+    ) -> bytes:
         sequence, stored_ns = message.source_sequence, message.delivery.delivery.timestamp_ns
         ours = {
             "Keylane-Subject": escaped(message.subject),
@@ -157,6 +165,7 @@ class DeadLetters:
             "Keylane-Tries": escaped(tries),
             "Keylane-Error": error_line(error),
             "Keylane-Time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            **({"Keylane-Traceback": traceback_value(traceback_text(error))} if with_traceback else {}),
             # The time is that of the message: a stream made anew counts from 1 again, and those are other messages.
             "Nats-Msg-Id": f"{escaped(self._stream)} {escaped(self._group)} {sequence} {stored_ns}",
             "Nats-Expected-Stream": self._name,
@@ -404,6 +413,7 @@ def _read(sequence: int, time: datetime, subject: str, head: Mapping[str, str], 
         member=unescaped(head.get("Keylane-Member", "")),
         tries=number(head.get("Keylane-Tries", "")),
         error=head.get("Keylane-Error", ""),
+        traceback=unescaped(head.get("Keylane-Traceback", "")),
         headers={
             name.removeprefix(ORIGINAL): value
             for name, value in head.items()

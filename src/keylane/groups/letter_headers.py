@@ -13,13 +13,14 @@ from collections.abc import Iterable, Iterator
 from urllib.parse import quote, unquote
 
 ORIGINAL = "Keylane-Original-"
-ERROR_CHARS = 500
+MAX_HEADER_BYTES = 65_000
+"""A server stores no more than 65,535 bytes of headers."""
+TRACEBACK_BYTES = 8000
 
 _PLAIN = "!\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 """Stands in a header as it is, with letters and digits. Everything else is percent-escaped."""
 _ADDED_BY_SERVER = (b"nats-stream-source", b"nats-pin-id")
 _LINE_BREAK = re.compile(rb"\r\n|\r|\n")
-_NOT_SHOWN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _LONE_SURROGATE = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # the others stand for bytes that are not UTF-8
 
 
@@ -60,8 +61,19 @@ def header_block(lines: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 def escaped(value: object) -> str:
-    text = _LONE_SURROGATE.sub("\N{REPLACEMENT CHARACTER}", str(value))
-    return quote(text, safe=_PLAIN, errors="surrogateescape")
+    return _escaped(str(value), safe=_PLAIN)
+
+
+def _escaped(value: str, safe: str) -> str:
+    text = _LONE_SURROGATE.sub("\N{REPLACEMENT CHARACTER}", value)
+    return quote(text, safe=safe, errors="surrogateescape")
+
+
+def traceback_value(text: str) -> str:
+    """Escaped so that it can still be read; of what is longer than a header should be, the end."""
+    while len(value := _escaped(text, safe=f"{_PLAIN} ")) > TRACEBACK_BYTES:
+        text = f"…{text[1 + len(text) // 4 :]}"
+    return value
 
 
 def unescaped(text: str) -> str:
@@ -70,13 +82,3 @@ def unescaped(text: str) -> str:
 
 def number(text: str) -> int:
     return int(text) if text.isascii() and text.isdecimal() else 0
-
-
-def error_line(error: BaseException) -> str:
-    """Type and text of an error in one line of at most 500 characters."""
-    try:
-        text = str(error)[: 4 * ERROR_CHARS]
-    except Exception as trouble:  # noqa: BLE001 - errors of users' own classes; the message must get away all the same
-        text = f"(no text: {type(trouble).__name__})"
-    line = _NOT_SHOWN.sub("?", " ".join(f"{type(error).__qualname__}: {text}".split())).removesuffix(":")
-    return line if len(line) <= ERROR_CHARS else f"{line[: ERROR_CHARS - 1]}…"

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from keylane.core.names import check_group_name, check_member_name, check_stream_name
 from keylane.core.partitions import Partitioning, parse_transform
+from keylane.dispatch import Executor
 from keylane.errors import (
     AckFailed,
     ApiError,
@@ -29,7 +30,6 @@ from keylane.errors import (
     RequestTimeout,
 )
 from keylane.groups import shape
-from keylane.groups.calling import Handler
 from keylane.groups.config import ElasticConfig, StaticConfig
 from keylane.groups.dead_letters import DeadLetters
 from keylane.groups.handling import Handling
@@ -47,7 +47,7 @@ from keylane.groups.store import (
     record_name,
     static_bucket,
 )
-from keylane.groups.terms import Crowded, Failure, GiveUp, Noted, Order, Terms
+from keylane.groups.terms import Crowded, Failure, GiveUp, Handler, Noted, Order, Terms
 from keylane.jetstream import streams
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.consumers import ConsumerConfig
@@ -97,6 +97,7 @@ async def join(
     manual_ack: bool = False,
     max_tries: int | None = None,
     time_limit_s: float | None = None,
+    executor: Executor = "thread",
     grace_s: float = 1.0,
     journal: Noted | None = None,
     settings: ConsumerConfig | None = None,
@@ -106,8 +107,10 @@ async def join(
     """Take part in a static or elastic group as `member`; run several instances of one member for hot standby.
 
     The handler gets each message once it is this instance's turn. When it returns, the message is acked; when it
-    raises, the message is tried again while later messages of its key wait. A plain function runs in a thread. With
-    `manual_ack` the handler acks before it returns; what it has not settled by then comes again.
+    raises, the message is tried again while later messages of its key wait. A plain function runs in one of
+    `concurrency` threads or, with `executor="process"`, in a process of its own, one for each CPU at most: then it must
+    be defined at the top level of a module. With `manual_ack` the handler acks before it returns; what it has not
+    settled by then comes again.
 
     A message that failed `max_tries` times becomes a dead letter (`keylane dlq`), and its key goes on; without, it is
     tried for ever. An async handler that takes longer than `time_limit_s` is cancelled, which counts as a failure. When
@@ -162,6 +165,7 @@ async def join(
         acks=wanted.ack_policy != "none",
         max_tries=max_tries,
         time_limit_s=time_limit_s,
+        executor=executor,
         grace_s=grace_s,
         on_failure=hooks.on_failure if hooks is not None else None,
         on_crowded=hooks.on_crowded if hooks is not None else None,
@@ -244,7 +248,8 @@ class Member:
             whole_subject=isinstance(config, ElasticConfig) and not config.partitioning,
             key_of=key_of,
         )
-        self._handling = Handling(handler, terms)
+        self._handling = Handling(handler, terms, f"member {self.member!r} of {self.stream}/{self.group}")
+        await self._handling.start(self._poke.set)
         hooks = SeatHooks(
             stirred=self._stirred,
             activated=lambda: self._told(self._hooks.on_activated),
@@ -309,7 +314,8 @@ class Member:
         finally:
             unobserve()
         await self._leave(failure)
-        self._end(reason, failure)
+        assert self._handling is not None
+        self._end(reason, failure or self._handling.crash)
 
     async def _take_part(self) -> str:
         """Until the end; returns the reason of a normal one."""
@@ -319,6 +325,7 @@ class Member:
             self._told(self._hooks.on_joined)
             while not self._stopping:
                 self._poke.clear()
+                self._check_handler()
                 try:
                     delay_s = await self._reconcile()
                     self._trouble_s = _AFTER_TROUBLE_S
@@ -335,6 +342,11 @@ class Member:
                     delay_s = self._wait_out(error)
                 await self._wait_for_a_reason(delay_s)
         return "stopped"
+
+    def _check_handler(self) -> None:
+        assert self._handling is not None
+        if self._handling.crash is not None:
+            raise self._handling.crash
 
     def _wait_out(self, error: KeylaneError) -> float:
         delay_s = self._trouble_s

@@ -6,10 +6,14 @@ import asyncio
 from collections.abc import Callable
 from datetime import datetime
 from enum import Enum, auto
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, cast
 
+from keylane.errors import InvalidInput
 from keylane.groups.origin import Origin
 from keylane.jetstream.message import Message
+
+if TYPE_CHECKING:
+    from keylane.jetstream.client import Client
 
 
 class Place(NamedTuple):
@@ -50,6 +54,13 @@ class GroupMessage:
 
     def __repr__(self) -> str:
         return f"<GroupMessage {self.subject} partition={self.partition} sequence={self.sequence}>"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """For another process: a `MessageCopy`."""
+        one, origin = self.delivery, self.origin
+        names = (origin.stream, origin.group, origin.member, origin.instance)
+        facts = OriginFacts(*names, origin.revision, origin.pin_id, origin.from_queue)
+        return MessageCopy.of, (one.raw_subject, one.reply, one.raw_headers, one.data, self.place, facts)
 
     @property
     def subject(self) -> str:
@@ -116,6 +127,40 @@ class GroupMessage:
         else:
             self.home.call_soon_threadsafe(send)
         self.outcome = outcome
+
+
+class OriginFacts(NamedTuple):
+    """What another process knows of a message's origin."""
+
+    stream: str
+    group: str
+    member: str
+    instance: str
+    revision: int
+    pin_id: str | None
+    from_queue: bool
+
+
+class MessageCopy(GroupMessage):
+    """A message in another process, to read. It is settled where it came from, when the handler returns or raises."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(  # noqa: PLR0917 - in the order in which `__reduce__` gives them
+        cls, subject: bytes, reply: bytes, headers: bytes, data: bytes, place: Place, origin: OriginFacts
+    ) -> MessageCopy:
+        delivery = Message(cast("Client", None), subject, reply, headers, data)
+        return cls(delivery, place, cast("Origin", origin))
+
+    async def ack_confirmed(self, timeout_s: float = 5.0) -> None:
+        self._refuse()
+
+    def _say(self, outcome: Outcome | None, send: Callable[[], None]) -> None:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise InvalidInput("a handler in another process cannot settle its message: return, or raise")
 
 
 Placing = Callable[[bytes], Place]

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal, Protocol
 
+from keylane.dispatch import Executor
+from keylane.dispatch.handler_call import check_executor
 from keylane.errors import InvalidInput
 from keylane.groups.message import GroupMessage
 
+Handler = Callable[[GroupMessage], Awaitable[None]] | Callable[[GroupMessage], None]
 Order = Literal["key", "partition", "strict", "none"]
 Failure = Callable[[GroupMessage, BaseException, int], None]
 GiveUp = Callable[[GroupMessage, BaseException, int], Awaitable[None]]
@@ -50,6 +53,8 @@ class Terms:
     """How often a message is tried before it is given up; None: for ever."""
     time_limit_s: float | None = None
     """How long a handler may take; then it is cancelled, which counts as a failure."""
+    executor: Executor = "thread"
+    """Where a plain function runs."""
     grace_s: float = 1.0
     """How long handlers may go on after the pin is lost; then they are cancelled."""
     on_failure: Failure | None = None
@@ -70,6 +75,9 @@ class Terms:
             raise InvalidInput("max_tries needs acks: without them a message is never given up")
         if self.time_limit_s is not None and self.time_limit_s <= 0:
             raise InvalidInput(f"time_limit_s is {self.time_limit_s}: a handler needs some time")
+        check_executor(self.executor)
+        if self.executor == "process" and self.manual_ack:
+            raise InvalidInput("manual_ack needs the handler in this process: leave out executor='process'")
         if self.grace_s < 0:
             raise InvalidInput(f"grace_s is {self.grace_s}: give 0 or more seconds")
 

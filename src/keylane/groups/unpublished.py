@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from keylane.dispatch import error_line
 from keylane.errors import ApiUnavailable, Disconnected, NotStored, OutcomeUnknown, RequestTimeout
 from keylane.groups.dead_letters import dead_letter_stream, ensure_dead_letter_stream
-from keylane.groups.letter_headers import error_line, escaped, header_block, kept_lines
+from keylane.groups.letter_headers import MAX_HEADER_BYTES, escaped, header_block, kept_lines
 from keylane.jetstream.publish_raw import publish_raw
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 _TRY_S = 5.0
 _PAUSE_S = 0.25
-_MAX_HEADER_BYTES = 65_000
 _PASSING = (NotStored, OutcomeUnknown, ApiUnavailable, RequestTimeout, Disconnected)
 
 
@@ -67,7 +67,7 @@ async def put_unpublished(connection: Connection, letter: Unpublished, *, timeou
 
 def _fitting(letter: Unpublished, room: int) -> tuple[bytes, bytes]:
     whole = _head(letter, letter.subject, letter.header_lines)
-    if len(whole) + len(letter.data) <= room and len(whole) <= _MAX_HEADER_BYTES:
+    if len(whole) + len(letter.data) <= room and len(whole) <= MAX_HEADER_BYTES:
         return whole, letter.data
     bare = _head(letter, "", b"")
     return bare, letter.data[: max(0, room - len(bare))]

@@ -18,6 +18,7 @@ from typing import Self
 
 from keylane.core.claim_records import Placing, check_id
 from keylane.core.picking import Appetite, PickOrder, Standing, TopicPartition, give_up, pick
+from keylane.dispatch import Executor
 from keylane.errors import InvalidInput, KeylaneError, RequestTimeout
 from keylane.marshal.author import Author, new_instance
 from keylane.marshal.claiming import Claimer, Mode, Work
@@ -77,6 +78,7 @@ class Consumer:
         batch_size: int = 100,
         max_in_flight: int = 1000,
         concurrency: int = 64,
+        executor: Executor = "thread",
         order: Order = "key",
         release_when_behind: bool = False,
         max_tries: int | None = None,
@@ -94,6 +96,7 @@ class Consumer:
             batch_size=batch_size,
             max_in_flight=max_in_flight,
             concurrency=concurrency,
+            executor=executor,
             order=order,
             release_when_behind=release_when_behind,
             max_tries=max_tries,
@@ -151,11 +154,14 @@ class Consumer:
         self._crew = Crew(
             self._handler,
             concurrency=self._terms.concurrency,
+            name=f"consumer {self._author.client!r} of group {self._author.group!r}",
+            executor=self._terms.executor,
             order=self._terms.order,
             max_tries=self._terms.max_tries,
             give_up=self._terms.give_up,
             on_failure=self._hooks.on_failure,
         )
+        await self._crew.start()
         self._running = asyncio.create_task(self._run(self._crew), name=f"marshal {self._author.client}")
         return self
 

@@ -1,14 +1,10 @@
-"""A message as the handler of a Marshal consumer sees it, and the handler as the consumer calls it."""
+"""A message as the handler of a Marshal consumer sees it."""
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from keylane.core.picking import TopicPartition
-from keylane.errors import InvalidInput
 from keylane.marshal.source import SourceRecord
 
 
@@ -71,18 +67,3 @@ class MarshalMessage:
 Handler = Callable[[MarshalMessage], Awaitable[None]] | Callable[[MarshalMessage], None]
 Failure = Callable[[MarshalMessage, BaseException, int], None]
 GiveUp = Callable[[MarshalMessage, BaseException, int], Awaitable[None]]
-
-
-def as_coroutine(handler: Handler) -> Callable[[MarshalMessage], Awaitable[Any]]:
-    """A plain function runs in a thread, so that it never blocks the event loop."""
-    if not callable(handler):
-        raise InvalidInput(f"handler is {handler!r}: give a function of one message")
-    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__):
-        return handler  # type: ignore[return-value]  # just seen
-
-    async def in_thread(message: MarshalMessage) -> None:
-        result = await asyncio.to_thread(handler, message)
-        if inspect.isawaitable(result):
-            await result  # a plain function around a coroutine function
-
-    return in_thread

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import get_args
 
 from keylane.core.picking import Appetite, TopicPartition
+from keylane.dispatch import Executor
+from keylane.dispatch.handler_call import check_executor
 from keylane.errors import InvalidInput, KeylaneError
 from keylane.marshal.claiming import MODES, Mode
 from keylane.marshal.crew import Order
@@ -41,6 +43,7 @@ class Terms:
     batch_size: int
     max_in_flight: int
     concurrency: int
+    executor: Executor
     order: Order
     release_when_behind: bool
     max_tries: int | None
@@ -53,6 +56,7 @@ class Terms:
             raise InvalidInput(f"mode is {self.mode!r}: use one of {', '.join(MODES)}")
         if self.order not in get_args(Order):
             raise InvalidInput(f"order is {self.order!r}: use one of {', '.join(get_args(Order))}")
+        check_executor(self.executor)
         if not isinstance(self.appetite, Appetite):
             raise InvalidInput(f"pick is {self.appetite!r}: give an Appetite, or one of random, round_robin")
         for name in ("batch_size", "max_in_flight", "concurrency", "max_tries"):

@@ -100,4 +100,4 @@ def first_error() -> Iterator[None]:
         first: BaseException = group
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
-        raise first from group
+        raise first from first.__cause__ or group

@@ -15,7 +15,7 @@ import pytest
 from chaos import __main__ as command
 from chaos import causes, groups, memory
 from chaos.causes import Causes, Pair, Trouble
-from chaos.evidence import Failed, Handled, Log
+from chaos.evidence import Failed, Fails, Handled, Log
 from chaos.faults import FEWEST_MEMBERS, KINDS, Fault, Kind
 from chaos.groups import INSTANCES, MAX_TRIES, MEMBERS, PRESENT, Outcome, Settings
 from chaos.memory import MOST_GROWTH_BYTES, Sample
@@ -178,6 +178,8 @@ def outcome(
         "dead_letters": 0,
         "undeserved": [],
         "failed_tries": 0,
+        "crashes": 0,
+        "uncounted": [],
         "faults": [{"kind": "kill"}],
         "findings": [],
         "surprises": [],
@@ -207,6 +209,8 @@ KILLED = [Trouble("kill", "a1#0", 9.0, 9.3), Trouble("kill", "a2#0", 9.0, 9.3)]
         (outcome([1, 2, 3], store={"stored_twice": 1}), False),
         (outcome([1, 2, 3], left_in_queue=1), False),
         (outcome([1, 2, 3], undeserved=[2]), False),
+        (outcome([1, 2, 3], crashes=3), True),
+        (outcome([1, 2, 3], uncounted=[Fails(9.0, 2, "a1#0")]), False),
     ],
 )
 def test_only_what_is_clean_passes(
@@ -222,6 +226,24 @@ def test_only_what_is_clean_passes(
     assert told["duplicated"] == told["explained"] + told["unexplained"]
     assert command.main(["groups"]) == (0 if clean else 1)
     assert ("NOT CLEAN" in capsys.readouterr().out) is not clean
+
+
+def test_every_failure_on_purpose_must_be_told(tmp_path: Path) -> None:
+    file = tmp_path / "evidence"
+    file.write_text(
+        "ready\n"
+        "fails 1000000000 s.k1 1\nfailed 1000000001 s.k1 1 1 1 5 1\n"
+        "fails 2000000000 s.k1 1\nfailed 2000000001 s.k1 1 2 1 5 1\n"
+        "fails 3000000000 s.k2 2\ncrashed 3000000001 s.k2 2\n"
+        "fails 4000000000 s.k3 3\n"
+        "fails 8000000000 s.k4 4\nlost 8100000000\n"
+    )
+    log = Log(file, "a1#0", 4)
+    log.read_on()
+    assert (len(log.fails), len(log.failed), len(log.crashed), log.lost) == (5, 2, 1, [8.1])
+    assert causes.uncounted([log], []) == [Fails(4.0, 3, "a1#0")]
+    assert causes.uncounted([log], [Trouble("kill", "a1#0", 4.5, 4.6)]) == []
+    assert causes.uncounted([log], [Trouble("kill", "a2#0", 4.5, 4.6)]) == [Fails(4.0, 3, "a1#0")]
 
 
 def test_causes_count_messages_once() -> None:

@@ -45,6 +45,10 @@ async def clean(connection: Connection, name: str) -> AsyncIterator[str]:
                 await streams.delete(connection, dead_letter_stream(name))
 
 
+def fail(message: GroupMessage) -> None:
+    raise ValueError(f"bad {message.key}")
+
+
 async def bury(connection: Connection, stream: str, outgoing: Sequence[Outgoing], group: str = "billing") -> None:
     """Publish these and let a member of the group put them all into the dead letters."""
     await groups.create_elastic(
@@ -54,7 +58,10 @@ async def bury(connection: Connection, stream: str, outgoing: Sequence[Outgoing]
     buried = asyncio.Semaphore(0)
 
     async def handler(message: GroupMessage) -> None:
-        await letters.put(message, member="alice", tries=3, error=ValueError(f"bad {message.key}"))
+        try:
+            fail(message)
+        except ValueError as error:
+            await letters.put(message, member="alice", tries=3, error=error)
         buried.release()
 
     before = (await streams.state(connection, stream)).messages
@@ -134,12 +141,14 @@ async def test_showing(connection: Connection, orders: str, at: tuple[str, str])
     done = await run("dlq", "show", orders, "1", "2", *at)
     assert (done.returncode, done.stderr) == (0, "")
     for words in (f"{orders} / dead letter 1", f"subject +{orders}.k1", "header Colour +green", "ValueError: bad k1",
-                  f"sequence 1 of stream {orders}", "billing, member alice", "data +hello", "world"):  # fmt: skip
+                  f"sequence 1 of stream {orders}", "billing, member alice", "data +hello", "world",
+                  r"traceback +Traceback \(most recent call last\):", r'raise ValueError\(f"bad'):  # fmt: skip
         assert re.search(words, done.stdout), words
     assert r"\xff\x00\x1b[2J" in done.stdout
     assert "\x1b" not in done.stdout
     told = (await here("dlq", "show", orders, "billing", "1", "2", "--json", *at)).json["dead_letters"]
     assert told[0]["data"] == "hello\nworld"
+    assert told[0]["traceback"].endswith("\nValueError: bad k1")
     assert told[0]["headers"] == {"Colour": "green"}
     assert base64.b64decode(told[1]["data_base64"]) == binary
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from itertools import count
 from typing import Any
@@ -42,6 +43,24 @@ async def test_plain_functions_in_a_static_group(ground: Ground, database: Datab
     await database.wait_for(50)
     assert sorted(seen) == sent
     assert flawless(database.verdict(sent))
+
+
+async def test_as_many_plain_functions_at_once_as_handlers_may_run(ground: Ground, on_postgres: Database) -> None:
+    """asyncio's own pool has 6 threads on two cores."""
+    await ground.elastic(members=["m1"])
+    together = threading.Barrier(12)
+
+    def effect(message: GroupMessage, connection: Connection) -> None:
+        together.wait(20)
+        write_plainly(message, connection)
+
+    once = ExactlyOnce(on_postgres.plain_engine())
+    await once.create_tables()
+    await ground.join("m1", once.handler(effect), concurrency=12, settings=CALM)
+    sent = await ground.publish(f"k{number}" for number in range(12))
+    await drained(ground, 12)
+    assert not together.broken
+    assert flawless(on_postgres.verdict(sent))
 
 
 async def test_a_failing_effect_leaves_nothing_and_is_tried_again(ground: Ground, database: Database) -> None:

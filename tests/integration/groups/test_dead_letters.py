@@ -12,6 +12,7 @@ from nats.js.api import StorageType, StreamConfig, StreamSource
 
 from keylane import Connection
 from keylane.core.names import check_group_name
+from keylane.dispatch import error_line
 from keylane.errors import (
     GroupConflict,
     GroupError,
@@ -30,7 +31,7 @@ from keylane.groups.dead_letters import (
     read_dead_letter,
     replay,
 )
-from keylane.groups.letter_headers import error_line, header_lines
+from keylane.groups.letter_headers import header_lines
 from keylane.jetstream import streams
 from keylane.jetstream.publish import Outgoing, PublishAck, publish_many
 from keylane.jetstream.publish_raw import publish_raw
@@ -110,11 +111,12 @@ async def test_a_dead_letter_is_the_message_and_what_happened(ground: Ground) ->
     lines, kept = await raw_of(ground.connection, dead_letter_stream(ground.stream), 1)
     assert kept == data
     names = [name.decode() for name, _ in lines]
-    assert names[:10] == [
+    assert names[:11] == [
         "Keylane-Subject", "Keylane-Stream", "Keylane-Sequence", "Keylane-Group", "Keylane-Member",
         "Keylane-Partition", "Keylane-Key", "Keylane-Tries", "Keylane-Error", "Keylane-Time",
+        "Keylane-Traceback",
     ]  # fmt: skip
-    assert lines[12:] == [
+    assert lines[13:] == [
         (b"Colour", b"green"),
         (b"Colour", b"blue"),
         (b"Odd", b"\xff\xfe"),
@@ -199,11 +201,12 @@ async def test_no_text_becomes_a_header_of_its_own(partitioned: Ground) -> None:
     [letter] = await listed(partitioned)
     assert (letter.key, letter.member, letter.group, letter.tries) == (evil, evil, "g", 3)
     assert letter.error == "ValueError: x Keylane-Tries: 99 body"
+    assert letter.traceback == "ValueError: x\r\nKeylane-Tries: 99\r\n\r\nbody"
     assert letter.data == b""
     lines, _ = await raw_of(partitioned.connection, dead_letter_stream(partitioned.stream), 1)
     names = [name for name, _ in lines]
     assert names.count(b"Keylane-Tries") == names.count(b"Keylane-Group") == names.count(b"Keylane-Key") == 1
-    assert names[12:] == [
+    assert names[13:] == [
         b"Own",
         b"Keylane-Original-Keylane-Group",
         b"Keylane-Original-Keylane-Key",
@@ -229,6 +232,42 @@ class Mute(Exception):
 def test_an_error_is_one_short_line(error: BaseException, line: str) -> None:
     assert error_line(error) == line
     assert len(line) <= 500
+
+
+def deep(depth: int) -> None:
+    if depth:
+        deep(depth - 1)
+    else:
+        raise ValueError("é" * 3000)
+
+
+async def test_a_dead_letter_has_the_end_of_a_long_traceback(ground: Ground) -> None:
+    [message] = await given(ground)
+    try:
+        deep(300)
+    except ValueError as error:
+        await letters_of(ground).put(message, member="alice", tries=1, error=error)
+    [letter] = await listed(ground)
+    assert letter.traceback.startswith("…")
+    assert letter.traceback.endswith("ééé")
+    lines, _ = await raw_of(ground.connection, dead_letter_stream(ground.stream), 1)
+    [value] = [value for name, value in lines if name == b"Keylane-Traceback"]
+    assert 2_000 < len(value) <= 8_000
+
+
+async def test_a_traceback_can_be_read_in_the_header_too(ground: Ground) -> None:
+    [message] = await given(ground)
+    try:
+        deep(0)
+    except ValueError as error:
+        error.args = ("100% wrong",)
+        await letters_of(ground).put(message, member="alice", tries=1, error=error)
+    [letter] = await listed(ground)
+    assert letter.traceback.startswith("Traceback (most recent call last):\n  File ")
+    assert letter.traceback.endswith("\nValueError: 100% wrong")
+    lines, _ = await raw_of(ground.connection, dead_letter_stream(ground.stream), 1)
+    [value] = [value for name, value in lines if name == b"Keylane-Traceback"]
+    assert value.startswith(b"Traceback (most recent call last):%0A  File ")
 
 
 # ---- in, when something is wrong ------------------------------------------------------------------------
@@ -297,8 +336,12 @@ async def test_a_large_message_is_kept_whole(partitioned: Ground) -> None:
     await partitioned.static(members=["alice"])
     await partitioned.publish(["k1"], data)
     [message] = await gathered(partitioned, 1)
-    await put(letters_of(partitioned), message)
-    assert (await read_dead_letter(partitioned.connection, partitioned.stream, 1)).data == data
+    try:
+        deep(100)
+    except ValueError as error:  # its traceback does not fit beside the data
+        await letters_of(partitioned).put(message, member="alice", tries=1, error=error)
+    letter = await read_dead_letter(partitioned.connection, partitioned.stream, 1)
+    assert (letter.data, letter.traceback) == (data, "")
     ack = await replay(partitioned.connection, partitioned.stream, 1)
     assert (await raw_of(partitioned.connection, partitioned.stream, ack.sequence))[1] == data
 

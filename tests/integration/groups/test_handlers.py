@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections import defaultdict
@@ -97,6 +98,50 @@ async def test_a_failed_message_is_retried_in_place_while_its_key_waits(ground: 
     assert first_bad == 3, "the other key did not wait"
     # Not one of them came again from the server: the tries were here.
     assert ground.evidence.lines[first_bad].at - tried_at[0] >= 0.6
+
+
+async def test_a_failure_is_logged_with_its_traceback_and_where_it_was(
+    ground: Ground, caplog: pytest.LogCaptureFixture
+) -> None:
+    await ground.elastic(members=["a"])
+    first = [True]
+
+    async def handler(message: GroupMessage) -> None:
+        if first:
+            first.clear()
+            raise ValueError("no luck")
+        await ground.evidence.note("a", message)
+
+    await ground.publish(["skipped.by.filter"])
+    [sequence] = await ground.publish(["k1"])
+    with caplog.at_level(logging.WARNING, "keylane.groups"):
+        await ground.join("a", handler)
+        await ground.evidence.all_of([sequence])
+    [record] = [one for one in caplog.records if one.name == "keylane.groups"]
+    assert record.getMessage() == (
+        f"handler failed: stream {ground.stream}, group g, member a, key 'k1', sequence 2 (try 1): ValueError: no luck"
+    )
+    assert 'raise ValueError("no luck")' in caplog.text
+
+
+async def test_with_a_hook_a_failure_is_logged_for_debugging_only(
+    ground: Ground, caplog: pytest.LogCaptureFixture
+) -> None:
+    await ground.elastic(members=["a"])
+    failures: list[str] = []
+
+    async def handler(message: GroupMessage) -> None:
+        if not failures:
+            raise ValueError("no luck")
+        await ground.evidence.note("a", message)
+
+    hooks = MemberHooks(on_failure=lambda message, error, tries: failures.append(message.key))
+    with caplog.at_level(logging.DEBUG, "keylane.groups"):
+        await ground.join("a", handler, hooks=hooks)
+        await ground.evidence.all_of(await ground.publish(["k1"]))
+    [record] = [one for one in caplog.records if "handler failed" in one.getMessage()]
+    assert record.levelno == logging.DEBUG
+    assert record.exc_info is not None
 
 
 async def test_a_slow_message_is_not_delivered_again(ground: Ground) -> None:

@@ -1,0 +1,17 @@
+"""Runs handlers on messages in lanes: the dispatcher that groups and Marshal share."""
+
+from keylane.dispatch.dispatcher import Dispatcher, Policy, Settling
+from keylane.dispatch.error_text import error_line, traceback_text
+from keylane.dispatch.handler_call import Executor, HandlerCall
+from keylane.dispatch.thread_pool import ThreadPool
+
+__all__ = [
+    "Dispatcher",
+    "Executor",
+    "HandlerCall",
+    "Policy",
+    "Settling",
+    "ThreadPool",
+    "error_line",
+    "traceback_text",
+]

@@ -1,0 +1,339 @@
+"""Workers over lanes: one handler on many messages, one at a time in each lane.
+
+Owns the worker tasks, which message each of them has, and when a failed one is tried again. What becomes of a message
+is for its `Policy` to say: a group acks, Marshal moves an offset.
+
+Workers are long-lived tasks. One that finds the next message ready goes on without a turn of the event loop, so a
+handler that never waits costs no task per message; one that waits lets the others take over.
+
+A handler runs in its worker's task and can leave marks there: a task group, a timeout or a cancel scope that failed, or
+a call of `current_task().cancel()`, may leave a count in `cancelling()` or a cancellation that is still to come. So
+- only `_cancelled` says that a cancellation is ours. Any other one that comes out of a handler is its own failure;
+- a worker that a handler has marked ends after its message, and a new one takes its place;
+- whatever we must wait for on behalf of a message (a dead letter) is awaited in a task that no handler has run in.
+
+What cannot count as a failed try, such as a `BaseException` of the user's own, ends all: `crash` says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
+from typing import Any, Generic, Protocol, TypeVar
+
+from keylane.core.lanes import RUNNING, Entry, Lanes
+from keylane.dispatch.error_text import error_line
+from keylane.errors import HandlerCrashed
+from keylane.retries import RetryTimer
+
+T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
+
+Settling = Callable[[], Coroutine[Any, Any, str]]
+"""Settles a message in a task of its own; gives the outcome."""
+
+_CANCEL_S = 2.0
+_STANDSTILL_S = 0.25
+_LONGEST_TURN_S = 0.02
+_LOOK_AGAIN_S = 0.01
+
+
+class Policy(Protocol[T]):
+    """What becomes of messages. Each call gives the outcome, for the journal; none of them waits."""
+
+    def may_go_on(self) -> bool:
+        """Asked before anything starts after a while of nothing: this process may have stood still."""
+        ...
+
+    def returned(self, entry: Entry[T], given: T) -> str:
+        """The handler returned. `given` is what it got; `entry.item` may be a later delivery of it."""
+        ...
+
+    def failed(self, entry: Entry[T], given: T, error: BaseException) -> str | Settling:
+        """The handler raised."""
+        ...
+
+    def cancelled(self, entry: Entry[T], given: T) -> str:
+        """We cancelled the handler, and it did not return."""
+        ...
+
+    def crashed(self, entry: Entry[T], given: T, error: BaseException) -> None:
+        """The handler raised what ends all. The message is out of its lane, and nothing starts any more."""
+        ...
+
+
+class Journal(Protocol[T_contra]):
+    """Is told what became of every try."""
+
+    def now_ns(self) -> int: ...
+
+    def note(self, message: T_contra, outcome: str, started_ns: int, ended_ns: int) -> None: ...
+
+
+class Dispatcher(Generic[T]):
+    """The workers of one member or consumer."""
+
+    def __init__(
+        self,
+        run: Callable[[T], Awaitable[Any]],
+        lanes: Lanes[T],
+        policy: Policy[T],
+        *,
+        name: str,
+        concurrency: int,
+        log: logging.Logger,
+        admit: Callable[[Entry[T]], bool] | None = None,
+        journal: Journal[T] | None = None,
+        grace_s: float = 1.0,
+    ) -> None:
+        """`name`: whose messages these are, for errors and logs.
+
+        `admit`: asked for each message before it starts; if it says no, it has put the entry away.
+        `grace_s`: how long the other handlers may go on after a crash.
+        """
+        self.lanes = lanes
+        self._name = name
+        self._run = run
+        self._policy = policy
+        self._concurrency = concurrency
+        self._log = log
+        self._admit = admit
+        self._journal = journal
+        self._grace_s = grace_s
+        self._loop = asyncio.get_running_loop()
+        self._workers: set[asyncio.Task[None]] = set()
+        self._settling: set[asyncio.Task[None]] = set()
+        self._at_work: dict[asyncio.Task[None], Entry[T]] = {}
+        self._cancelled: set[Entry[T]] = set()
+        self._idle: deque[asyncio.Future[None]] = deque()
+        self._nudge: asyncio.Handle | None = None
+        self._last_resort: asyncio.TimerHandle | None = None
+        self._retry = RetryTimer(self._due, self.wake)
+        self._some_end = asyncio.Event()
+        self._ends_awaited = 0
+        self._looked_at = self._turn_began = time.monotonic()
+        self._ending = False
+        self.is_closed = False
+        self.crash: asyncio.Future[HandlerCrashed] = self._loop.create_future()
+        """Has a result once a handler has ended all. Nothing starts any more; `close` is due."""
+
+    def __repr__(self) -> str:
+        return f"<Dispatcher {self.lanes!r}, {len(self._workers)} workers, {len(self._at_work)} at work>"
+
+    @property
+    def starts(self) -> bool:
+        """Whether messages still start: neither closed nor crashed."""
+        return not self._ending
+
+    @property
+    def at_work(self) -> Collection[Entry[T]]:
+        """What has started and is not settled."""
+        return self._at_work.values()
+
+    # ---- what a policy and its owner ask of it ------------------------------------------------------
+
+    def wake(self) -> None:
+        """Something may start."""
+        if self._ending or not self.lanes.ready:
+            return
+        while self._idle:
+            waiter = self._idle.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+        if len(self._workers) < self._concurrency:
+            worker = asyncio.create_task(self._work())
+            self._workers.add(worker)
+            worker.add_done_callback(self._left)
+
+    def now(self) -> float:
+        """By the clock that `retry_at` goes by."""
+        return self._loop.time()
+
+    def retry_at(self, when: float) -> None:
+        """A message may run again at this time of the event loop's clock."""
+        self._retry.set(when)
+
+    def cancel(self, entries: Iterable[Entry[T]]) -> None:
+        """End the handlers of these; `Policy.cancelled` hears of those that did not return."""
+        wanted = set(entries)
+        for task, entry in list(self._at_work.items()):
+            if entry in wanted:
+                self._cancelled.add(entry)
+                task.cancel()
+
+    async def some_end(self) -> None:
+        """Wait until a message has ended, or `notify` was called."""
+        self._ends_awaited += 1
+        self._some_end.clear()
+        try:
+            await self._some_end.wait()
+        finally:
+            self._ends_awaited -= 1
+
+    def notify(self) -> None:
+        """Whoever waits in `some_end` is to look again."""
+        self._some_end.set()
+
+    async def close(self) -> None:
+        """End now: what is at work is cancelled."""
+        self.is_closed = self._ending = True
+        self.notify()
+        self._retry.cancel()
+        for timer in (self._nudge, self._last_resort):
+            if timer is not None:
+                timer.cancel()
+        self._cancelled.update(self._at_work.values())
+        tasks = self._workers | self._settling
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=_CANCEL_S)
+            if late:
+                self._log.error("%d handlers did not end within %g s of being cancelled", len(late), _CANCEL_S)
+        self.crash.cancel()
+
+    # ---- workers ------------------------------------------------------------------------------------
+
+    async def _work(self) -> None:  # noqa: C901 - runs once for every message: written out
+        me = asyncio.current_task()
+        assert me is not None
+        at_work, run, journal, admit = self._at_work, self._run, self._journal, self._admit
+        returned = self._policy.returned
+        while not self._ending:
+            now = time.monotonic()
+            if now - self._looked_at > _STANDSTILL_S and not self._policy.may_go_on():
+                await asyncio.sleep(_LOOK_AGAIN_S)
+                continue
+            if now - self._turn_began > _LONGEST_TURN_S:
+                self._turn_began = now
+                await asyncio.sleep(0)  # handlers that never wait must leave the loop to others now and then
+                self._turn_began = time.monotonic()
+                continue
+            self._looked_at = now
+            entry = self.lanes.take()
+            if entry is None:
+                waiter = self._loop.create_future()
+                self._idle.append(waiter)
+                await waiter
+                self._turn_began = time.monotonic()
+                continue
+            if admit is not None and not admit(entry):
+                continue
+            if self._nudge is None and self.lanes.ready:
+                # If this handler waits, the next turn of the loop lets another worker go on.
+                self._nudge = self._loop.call_soon(self._wake_another)
+            at_work[me] = entry
+            given = entry.item
+            started_ns = journal.now_ns() if journal is not None else 0
+            try:
+                await run(given)
+            except BaseException as error:  # noqa: BLE001 - a handler may raise anything
+                outcome = self._raised(entry, given, started_ns, error)
+            else:
+                outcome = returned(entry, given)
+            del at_work[me]
+            if journal is not None and outcome:
+                journal.note(given, outcome, started_ns, journal.now_ns())
+            if self._ends_awaited:
+                self._some_end.set()
+            if self._cancelled:
+                self._cancelled.discard(entry)
+            # Up to Python 3.12 a cancellation that is still to come survives `uncancel`: only the field tells.
+            if me.cancelling() or me._must_cancel:  # type: ignore[attr-defined]
+                return
+
+    def _due(self, now: float) -> float | None:
+        return self.lanes.due(now)  # the lanes of now: their owner may replace them
+
+    def _wake_another(self) -> None:
+        self._nudge = None
+        self.wake()
+
+    def _raised(self, entry: Entry[T], given: T, started_ns: int, error: BaseException) -> str:
+        """What becomes of a message whose handler did not return: the outcome, or nothing while it is being settled."""
+        if _ends_the_program(error) or (isinstance(error, GeneratorExit) and not self._loop.is_running()):
+            raise error
+        if entry in self._cancelled:
+            if not isinstance(error, asyncio.CancelledError):
+                self._log.info("%r: its handler was cancelled and raised %s", given, error_line(error), exc_info=error)
+            return self._policy.cancelled(entry, given)
+        if _is_failure(error):
+            outcome = self._policy.failed(entry, given, error)
+            if isinstance(outcome, str):
+                return outcome
+            self._settle_apart(entry, given, started_ns, outcome)
+            return ""
+        self._end_all(f"the handler raised {error_line(error)}, which is no Exception, on {given!r}", error)
+        self.lanes.release(entry)
+        self._policy.crashed(entry, given, error)
+        return "failed"
+
+    def _settle_apart(self, entry: Entry[T], given: T, started_ns: int, settling: Settling) -> None:
+        task = asyncio.create_task(self._settle(entry, given, started_ns, settling))
+        if not task.done():
+            self._settling.add(task)
+            self._at_work[task] = entry
+        task.add_done_callback(self._left)
+
+    async def _settle(self, entry: Entry[T], given: T, started_ns: int, settling: Settling) -> None:
+        me = asyncio.current_task()
+        assert me is not None
+        try:
+            outcome = await settling()
+        except asyncio.CancelledError:
+            if entry not in self._cancelled:
+                raise
+            outcome = self._policy.cancelled(entry, given)
+        self._at_work.pop(me, None)
+        self._cancelled.discard(entry)
+        if self._journal is not None:
+            self._journal.note(given, outcome, started_ns, self._journal.now_ns())
+        self.notify()
+
+    def _left(self, task: asyncio.Task[None]) -> None:
+        """A task has ended. If it raised, or has not settled its message, nothing can go on, and that is told."""
+        self._workers.discard(task)
+        self._settling.discard(task)
+        entry = self._at_work.pop(task, None)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and _ends_the_program(error):
+            return
+        ours = self._ending or entry is None or entry in self._cancelled
+        if error is not None or not ours:
+            what = "a task was cancelled" if error is None else f"{error_line(error)} was raised"
+            of = "a message" if entry is None else repr(entry.item)
+            self._end_all(f"{what} where the outcome of {of} was settled", error)
+        if entry is not None:
+            self._cancelled.discard(entry)
+            if entry.state is RUNNING:
+                self.lanes.release(entry)
+        self.notify()
+        self.wake()
+
+    def _end_all(self, what: str, error: BaseException | None) -> None:
+        """Nothing starts any more; what is at work may end within the grace."""
+        self._log.error("%s ends: %s", self._name, what, exc_info=error)
+        self._ending = True
+        if not self.crash.done():
+            crash = HandlerCrashed(f"{self._name} has ended: {what}. Its message is not done and comes again")
+            crash.__cause__ = error
+            self.crash.set_result(crash)
+            self._last_resort = self._loop.call_later(self._grace_s, self._cancel_all)
+
+    def _cancel_all(self) -> None:
+        self.cancel(self._at_work.values())
+
+
+def _ends_the_program(error: BaseException) -> bool:
+    return isinstance(error, SystemExit | KeyboardInterrupt)
+
+
+def _is_failure(error: BaseException) -> bool:
+    """Whether it counts as a failed try. So does a cancellation that is not ours: it is the handler's own affair."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(_is_failure(one) for one in error.exceptions)
+    return isinstance(error, Exception | asyncio.CancelledError)

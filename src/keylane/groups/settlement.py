@@ -1,0 +1,158 @@
+"""What becomes of a member's messages when their handlers end: acked, tried again, given up, left to others.
+
+The policy of a member's dispatcher. Runs no handler and waits for nothing but the storing of a dead letter, which
+happens in a task of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from keylane.core.lanes import Entry, Lanes
+from keylane.dispatch import Dispatcher, Settling, error_line
+from keylane.dispatch.dead_letters import put_away
+from keylane.errors import Fenced
+from keylane.groups.acks import Acks
+from keylane.groups.message import GroupMessage, Outcome
+from keylane.groups.terms import Terms
+from keylane.retries import backoff_s
+
+_log = logging.getLogger("keylane.groups")
+
+_DONE = "done"
+_CANCELLED = "cancelled"
+_SETTLED = (Outcome.DONE, Outcome.TERMINATED)
+
+
+class Settlement:
+    """Settles the messages of one member."""
+
+    def __init__(self, terms: Terms, acks: Acks, may_go_on: Callable[[], bool]) -> None:
+        self._terms = terms
+        self._acks = acks
+        self._may_go_on = may_go_on
+        self._plain = terms.acks and not terms.manual_ack and terms.journal is None
+        self.dispatcher: Dispatcher[GroupMessage]
+        """Set once it is made."""
+        self.revoked: dict[Entry[GroupMessage], GroupMessage] = {}
+        """What was at work when another instance took over."""
+
+    @property
+    def _lanes(self) -> Lanes[GroupMessage]:
+        return self.dispatcher.lanes
+
+    def is_lost(self, entry: Entry[GroupMessage]) -> bool:
+        """Revoked, and not delivered here again since."""
+        return self.revoked.get(entry) is entry.item
+
+    # ---- the dispatcher asks ------------------------------------------------------------------------
+
+    def may_go_on(self) -> bool:
+        return self._may_go_on()
+
+    def returned(self, entry: Entry[GroupMessage], given: GroupMessage) -> str:
+        if self._plain and not self._acks.in_doubt:
+            # `_done` in the usual case, written out: it runs once for every message.
+            delivery = entry.item.delivery
+            if not delivery.settled:
+                delivery.ack()
+            self.dispatcher.lanes.finished(entry)
+            return _DONE
+        if not self._terms.manual_ack or given.outcome in _SETTLED:
+            return self._done(entry, given)
+        self._again(entry, 0.0 if given.outcome is Outcome.AGAIN else None)
+        return "returned"
+
+    def failed(self, entry: Entry[GroupMessage], given: GroupMessage, error: BaseException) -> str | Settling:
+        if given.outcome in _SETTLED:
+            self._report(given, error, entry.tries + 1)
+            return self._done(entry, given)
+        if self.is_lost(entry):
+            _log.info("%r failed after another instance took over: %s", given, error_line(error), exc_info=error)
+            self._lanes.release(entry)
+            return _CANCELLED
+        if isinstance(error, Fenced):
+            _log.warning("%r: %s", given, error)
+            self.dispatcher.retry_at(self._lanes.postponed(entry, self.dispatcher.now(), backoff_s(1)))
+            return "failed"
+        return self._try_again(entry, given, error)
+
+    def cancelled(self, entry: Entry[GroupMessage], given: GroupMessage) -> str:
+        self._lanes.release(entry)
+        if entry in self.revoked:
+            _log.warning("%r: its handler was cancelled, as another instance has the message now", given)
+        return _CANCELLED
+
+    def crashed(self, entry: Entry[GroupMessage], given: GroupMessage, error: BaseException) -> None:
+        self._tell_failure(given, error, entry.tries + 1)
+
+    # ---- outcomes -----------------------------------------------------------------------------------
+
+    def _done(self, entry: Entry[GroupMessage], given: GroupMessage) -> str:
+        # The newest delivery is the one to settle: a reset voids the earlier ones.
+        delivery = entry.item.delivery
+        if self._acks.in_doubt:
+            self._acks.done(entry.item)
+        elif self._terms.acks and not delivery.settled:
+            delivery.ack()
+        self._lanes.finished(entry)
+        return _DONE if given.outcome is not Outcome.TERMINATED else "terminated"
+
+    def _again(self, entry: Entry[GroupMessage], delay_s: float | None) -> None:
+        """The server is to deliver it again, after this delay or (None) when its ack wait is over; its lane goes on."""
+        if delay_s is not None and not entry.item.delivery.settled:
+            entry.item.delivery.nak(delay_s)
+        self._lanes.release(entry)
+
+    def _try_again(self, entry: Entry[GroupMessage], given: GroupMessage, error: BaseException) -> str | Settling:
+        """Later, here or by the server; unless it had all its tries."""
+        if given.outcome is Outcome.AGAIN or self._terms.server_retries:
+            tries = given.delivered_count
+            self._report(given, error, tries)
+            if self._terms.max_tries is not None and tries >= self._terms.max_tries:
+                return partial(self._give_up, entry, error, tries)
+            self._again(entry, backoff_s(tries))
+            return "failed"
+        retry_at = self._lanes.failed(entry, self.dispatcher.now())
+        self._report(given, error, entry.tries)
+        if retry_at is None:
+            return partial(self._give_up, entry, error, entry.tries)
+        self.dispatcher.retry_at(retry_at)
+        return "failed"
+
+    async def _give_up(self, entry: Entry[GroupMessage], error: BaseException, tries: int) -> str:
+        """It had all its tries. Its lane goes on once the message is safe elsewhere."""
+        if self._terms.give_up is not None:
+            await put_away(self._terms.give_up, lambda: entry.item, error, tries, log=_log)
+        if not entry.item.delivery.settled:
+            entry.item.delivery.term(f"given up after {tries} tries")
+        self._lanes.finished(entry)
+        return "dead"
+
+    # ---- telling ------------------------------------------------------------------------------------
+
+    def _report(self, message: GroupMessage, error: BaseException, tries: int) -> None:
+        origin = message.origin
+        _log.log(
+            logging.WARNING if self._terms.on_failure is None else logging.DEBUG,
+            "handler failed: stream %s, group %s, member %s, key %r, sequence %d (try %d): %s",
+            origin.stream,
+            origin.group,
+            origin.member,
+            message.key,
+            message.source_sequence,
+            tries,
+            error_line(error),
+            exc_info=error,
+        )
+        self._tell_failure(message, error, tries)
+
+    def _tell_failure(self, message: GroupMessage, error: BaseException, tries: int) -> None:
+        if self._terms.on_failure is None:
+            return
+        try:
+            self._terms.on_failure(message, error, tries)
+        except Exception:  # noqa: BLE001 - a hook may raise anything, and the message must not wait for it
+            _log.exception("the hook on_failure failed; the message is tried again all the same")
