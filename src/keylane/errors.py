@@ -41,6 +41,10 @@ class JetStreamDisabled(ConnectError):
     """The server or the account has no JetStream."""
 
 
+class ProtocolViolation(ConnectError):
+    """What answers does not speak the NATS protocol; the message has the beginning of what was received."""
+
+
 class PermissionDenied(KeylaneError):
     """The server does not let this user publish or subscribe to a subject that was needed."""
 
@@ -85,6 +89,10 @@ class AckFailed(KeylaneError):
 
 class AlreadySettled(KeylaneError):
     """The message was acked, naked or terminated before."""
+
+
+class NotADelivery(KeylaneError):
+    """A message in a reader's inbox is not from a consumer: it has no sequence and cannot be acked."""
 
 
 class FeedEnded(KeylaneError):

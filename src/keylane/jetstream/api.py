@@ -103,7 +103,7 @@ class JetStreamApi:
         body = json.dumps(payload).encode() if payload is not None else b""
         answer = self._decode(full, (await self._ask(full, body, deadline_s)).data)
         if error := answer.get("error"):
-            raise _api_error(full, error)
+            raise self._error(full, error)
         return answer
 
     async def paged(
@@ -162,13 +162,24 @@ class JetStreamApi:
     def _decode(self, subject: str, data: bytes) -> dict[str, Any]:
         try:
             answer = json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
-            raise ApiUnavailable(
-                f"what answers on {subject} is not JetStream: no JSON object. Check the API prefix ({self.prefix})"
-            )
+            raise self._not_jetstream(subject, "no JSON object")
         return answer
+
+    def _error(self, subject: str, error: object) -> KeylaneError:
+        match error:
+            case {"code": int(code), **rest}:
+                err_code = rest.get("err_code", 0)
+                description = str(rest.get("description", "no description"))
+                return _api_error(subject, code, err_code if isinstance(err_code, int) else 0, description)
+        return self._not_jetstream(subject, f"an error of another form, {str(error)[:80]}")
+
+    def _not_jetstream(self, subject: str, why: str) -> ApiUnavailable:
+        return ApiUnavailable(
+            f"what answers on {subject} is not JetStream: {why}. Check the API prefix ({self.prefix})"
+        )
 
 
 def _let_go(future: asyncio.Future[Msg]) -> None:
@@ -179,9 +190,7 @@ def _let_go(future: asyncio.Future[Msg]) -> None:
         future.exception()
 
 
-def _api_error(subject: str, error: Mapping[str, Any]) -> KeylaneError:
-    code, err_code = int(error.get("code", 0)), int(error.get("err_code", 0))
-    description = str(error.get("description", "no description"))
+def _api_error(subject: str, code: int, err_code: int, description: str) -> KeylaneError:
     if err_code in _NOT_ENABLED:
         return JetStreamDisabled(f"{subject}: {description}. Turn JetStream on in the server and for this account")
     kind = NotFound if code == 404 else ApiError

@@ -14,7 +14,6 @@ order of commands: a pull can never overtake the SUB that its answers need.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +23,7 @@ from nats import errors
 from nats.aio.subscription import Subscription
 from nats.aio.transport import WebSocketTransport
 
-from keylane.jetstream.protocol import BrokenProtocol, BulkRoute, Control, Event, Route, Scanner, Unrouted
+from keylane.jetstream.protocol import BrokenProtocol, BulkRoute, Control, Event, Route, Scanner, Unrouted, parse_info
 from keylane.jetstream.transport import DirectTransport
 
 _log = logging.getLogger("keylane.connection")
@@ -45,8 +44,14 @@ class _Parser:
         self._client.forget_input()
 
     async def parse(self, data: bytes = b"") -> None:
-        self._client.scanner.scan(data)
-        await self._client.handle_events()
+        # nats-py would drop the reason of a `ProtocolError`, and stop to read in silence for any other.
+        try:
+            try:
+                self._client.scanner.scan(data)
+            finally:
+                await self._client.handle_events()
+        except Exception as error:  # noqa: BLE001 - it ends the link and is reported
+            await self._client.give_up_link(error)
 
 
 class Client(nats.aio.client.Client):
@@ -226,15 +231,18 @@ class Client(nats.aio.client.Client):
                 await self.handle_events()
                 end = self._scan_error or (errors.UnexpectedEOF() if self._ended else None)
                 if end is not None:
-                    await self._give_up_link(end)
+                    await self.give_up_link(end)
                     return
         except asyncio.CancelledError:
             return
         except Exception as error:  # noqa: BLE001 - it ends the link and is reported
-            await self._give_up_link(error)
+            await self.give_up_link(error)
 
-    async def _give_up_link(self, why: Exception) -> None:
-        if not isinstance(why, errors.ProtocolError | OSError):
+    async def give_up_link(self, why: Exception) -> None:
+        """End the link for a reason, report it, and let nats-py reconnect."""
+        if isinstance(why, BrokenProtocol):
+            await self._error_cb(why)
+        elif not isinstance(why, errors.ProtocolError | OSError):
             if not isinstance(why, errors.UnexpectedEOF):
                 _log.error("reading from the server failed; reconnecting", exc_info=why)
             await self._error_cb(why)
@@ -265,10 +273,7 @@ class Client(nats.aio.client.Client):
             case b"PONG":
                 await self._process_pong()
             case b"INFO":
-                await self._process_info(json.loads(line.argument))
+                await self._process_info(parse_info(line.argument))
             case b"-ERR":
-                await self._process_err(line.argument.decode().lower())
-            case b"+OK":
-                pass
-            case _:
-                raise BrokenProtocol(f"nats: unknown protocol line {line.verb!r}")
+                # As the server wrote it. nats-py lowers it, but subjects have case.
+                await self._process_err(line.argument.decode(errors="replace"))

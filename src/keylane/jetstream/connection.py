@@ -25,6 +25,7 @@ from keylane.errors import (
     JetStreamDisabled,
     KeylaneError,
     PermissionDenied,
+    ProtocolViolation,
     RequestTimeout,
     ServerTooOld,
     ServerUnreachable,
@@ -46,6 +47,10 @@ CLOSE_TIMEOUT_S = 5.0
 DRAIN_TIMEOUT_S = 30.0
 REFUSALS_PER_SERVER = 2
 """Refused logins in a row, for each known server, after which a lost connection is given up."""
+VIOLATIONS_PER_SERVER = 3
+"""As often, for each known server, a link may end because the server does not speak NATS before it is given up."""
+_TRUST_AFTER_S = 60.0
+"""A link that was good for so long makes earlier violations count no more."""
 
 _TEMPORARILY_UNAVAILABLE = 10008
 _ELECTION_POLL_S = 0.05
@@ -134,6 +139,8 @@ class Connection:
         self._outstanding = Outstanding()
         self._hooks = HookList()
         self._refusals = 0
+        self._violations = 0
+        self._last_violation = 0.0
         self._last_logged = ""
         self._drain_late = False
         self._end_reason: str | None = None
@@ -281,6 +288,12 @@ class Connection:
             self._refusals += 1
             if self._refusals >= REFUSALS_PER_SERVER * self._client.pool_size:
                 self._give_up(str(told))
+        elif isinstance(told, ProtocolViolation):
+            now = asyncio.get_running_loop().time()
+            self._violations = self._violations + 1 if now - self._last_violation < _TRUST_AFTER_S else 1
+            self._last_violation = now
+            if self._violations >= VIOLATIONS_PER_SERVER * self._client.pool_size:
+                self._give_up(f"{told}; {self._violations} times in a row")
 
     def saw_loss(self) -> None:
         if self._client.is_closed:
@@ -318,7 +331,7 @@ class Connection:
             denied = PermissionDenied(f"{text}. Allow it in the server's permissions of this user")
             if found[1].lower() == "publish":
                 self._outstanding.fail(PermissionDenied, str(denied), found[2])
-            elif found[2].startswith(self._settings.inbox_prefix.lower()):
+            elif found[2].startswith(self._settings.inbox_prefix):
                 self._outstanding.bar(PermissionDenied, f"{denied}, or set inbox_prefix to one it may use")
             return denied
         if is_auth_refusal(text):

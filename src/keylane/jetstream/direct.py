@@ -17,7 +17,7 @@ from keylane.core.names import check_stream_name
 from keylane.core.subjects import check_filter
 from keylane.errors import ApiError, InvalidInput, NotFound, ReadIncomplete
 from keylane.jetstream.consumers import parse_time
-from keylane.jetstream.headers import header_items, status_of
+from keylane.jetstream.headers import header_items, number_in, status_of
 from keylane.jetstream.settings import check_seconds
 
 if TYPE_CHECKING:
@@ -69,22 +69,16 @@ class _Answer:
             self.done.set_result(None)
         elif code:
             self.done.set_exception(ApiError(code, 0, text, doing="direct get"))
-        elif "Nats-Sequence" not in fields:
-            self.done.set_exception(ReadIncomplete(f"an answer that is no stored message: {fields}"))
-        elif int(fields.get("Nats-Last-Sequence", last)) != last:
+        elif (message := _stored_message(fields, stored, data)) is None:
             self.done.set_exception(
-                ReadIncomplete(f"messages between {last} and {fields['Nats-Sequence']} did not arrive: read again")
+                ReadIncomplete(f"what answers on stream {self.stream!r} is no stored message: {str(fields)[:200]}")
+            )
+        elif _last_of(fields, last) != last:
+            self.done.set_exception(
+                ReadIncomplete(f"messages between {last} and {message.sequence} did not arrive: read again")
             )
         else:
-            self.messages.append(
-                StoredMessage(
-                    fields["Nats-Subject"],
-                    int(fields["Nats-Sequence"]),
-                    parse_time(fields["Nats-Time-Stamp"]),
-                    stored,
-                    data,
-                )
-            )
+            self.messages.append(message)
 
     def received(self) -> None:
         self.heard.set()
@@ -100,13 +94,31 @@ class _Answer:
         self.heard.set()
 
     def _end(self, fields: dict[str, str], last: int) -> None:
-        self.pending = int(fields.get("Nats-Num-Pending", 0))
-        if int(fields.get("Nats-Last-Sequence", last)) != last:
+        pending = number_in(fields.get("Nats-Num-Pending", "0"))
+        if pending is None or _last_of(fields, last) != last:
             self.done.set_exception(
-                ReadIncomplete(f"the end of the batch names {fields['Nats-Last-Sequence']}, the last seen is {last}")
+                ReadIncomplete(
+                    f"the end of the batch says {str(fields)[:200]}, and the last seen is {last}: read again"
+                )
             )
         else:
+            self.pending = pending
             self.done.set_result(None)
+
+
+def _stored_message(fields: dict[str, str], stored: dict[str, str], data: bytes) -> StoredMessage | None:
+    """None where the server's own headers are missing or cannot be read."""
+    sequence, subject = number_in(fields.get("Nats-Sequence")), fields.get("Nats-Subject")
+    try:
+        timestamp = parse_time(fields.get("Nats-Time-Stamp", ""))
+    except (ValueError, OverflowError):
+        return None
+    return None if sequence is None or subject is None else StoredMessage(subject, sequence, timestamp, stored, data)
+
+
+def _last_of(fields: dict[str, str], otherwise: int) -> int | None:
+    """The sequence of the message before, as the server sent it."""
+    return number_in(fields.get("Nats-Last-Sequence", str(otherwise)))
 
 
 async def read_batch(

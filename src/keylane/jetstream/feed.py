@@ -25,7 +25,7 @@ from keylane.errors import AckFailed, Disconnected, FeedEnded, InvalidInput, Key
 from keylane.jetstream import consumers
 from keylane.jetstream.feed_options import FeedOptions, Notice
 from keylane.jetstream.hooks import Hooks
-from keylane.jetstream.message import Message
+from keylane.jetstream.message import ACK_PREFIX, Message
 from keylane.jetstream.pinning import Pinning, PinOptions, settle_acks
 from keylane.jetstream.pulling import Pulling
 
@@ -382,7 +382,7 @@ class Feed(Pulling):
     # ---- the server's side --------------------------------------------------------------------------
 
     def receive(self, subject: bytes, reply: bytes, headers: bytes, data: bytes) -> None:
-        if reply:
+        if reply.startswith(ACK_PREFIX):
             self._arrived.append(Message(self._client, subject, reply, headers, data))
         else:
             self._statuses.append((subject, headers))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from keylane.core.names import check_consumer_name, check_stream_name
 from keylane.errors import Disconnected
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.consumers import parse_time
+
+_log = logging.getLogger("keylane.priority")
 
 _QUEUE = 10_000
 
@@ -61,7 +64,11 @@ async def advisories(
     queue: asyncio.Queue[Pinned | Unpinned] = asyncio.Queue(_QUEUE)
 
     async def take(message: Msg) -> None:
-        await queue.put(parse_advisory(message.data))
+        advisory = parse_advisory(message.data)
+        if advisory is None:
+            _log.warning("skipped a message on %s that is no advisory: %r", message.subject, message.data[:80])
+        else:
+            await queue.put(advisory)
 
     prefix = f"{connection.event_prefix}.ADVISORY.CONSUMER"
     subscriptions = [
@@ -92,9 +99,13 @@ async def advisories(
                 await subscription.unsubscribe()
 
 
-def parse_advisory(data: bytes) -> Pinned | Unpinned:
-    wire = json.loads(data)
-    where = (wire["stream"], wire["consumer"], wire["group"])
-    if wire["type"].endswith("consumer_group_pinned"):
-        return Pinned(*where, wire["pinned_id"], parse_time(wire["timestamp"]))
-    return Unpinned(*where, wire["reason"], parse_time(wire["timestamp"]))
+def parse_advisory(data: bytes) -> Pinned | Unpinned | None:
+    """None for what is no advisory about a pin: whoever may publish there can send anything."""
+    try:
+        wire = json.loads(data)
+        where = (str(wire["stream"]), str(wire["consumer"]), str(wire["group"]))
+        if str(wire["type"]).endswith("consumer_group_pinned"):
+            return Pinned(*where, str(wire["pinned_id"]), parse_time(wire["timestamp"]))
+        return Unpinned(*where, str(wire["reason"]), parse_time(wire["timestamp"]))
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
+        return None

@@ -15,7 +15,7 @@ from nats.aio.subscription import Subscription
 from keylane.errors import ApiError, ApiUnavailable, Disconnected, InvalidInput, KeylaneError, ReadIncomplete
 from keylane.jetstream import streams
 from keylane.jetstream.direct import MOST_BYTES
-from keylane.jetstream.headers import parse_headers, status_of
+from keylane.jetstream.headers import number_in, parse_headers, status_of
 from keylane.spark.executor.arrivals import Arrivals, End
 from keylane.spark.executor.cutting import Cutter, Run
 from keylane.spark.executor.split import Split
@@ -96,7 +96,9 @@ class FetchedRange:
         code, text = status_of(headers)
         fields = parse_headers(headers)
         if code == 204:
-            self._end_of_batch(int(fields.get("Nats-Num-Pending", 0)), int(fields.get("Nats-Last-Sequence", 0)))
+            self._end_of_batch(
+                number_in(fields.get("Nats-Num-Pending", "0")), number_in(fields.get("Nats-Last-Sequence", "0"))
+            )
         elif code == 404:
             self.arrivals.end(End.DRY)
         elif code == 503:
@@ -109,8 +111,8 @@ class FetchedRange:
         self._book()
         self.refill()
 
-    def _end_of_batch(self, pending: int, last: int) -> None:
-        if last != self._in_batch:
+    def _end_of_batch(self, pending: int | None, last: int | None) -> None:
+        if last != self._in_batch or pending is None:
             self._fail(ReadIncomplete(f"messages after sequence {self._seen} up to {last} did not arrive"))
         elif pending == 0:
             self.arrivals.end(End.DRY)

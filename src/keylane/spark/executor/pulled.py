@@ -17,7 +17,7 @@ from nats.aio.subscription import Subscription
 from keylane.core.pulls import Meaning, Pull, PullWindow, Status
 from keylane.errors import ConsumerGone, Disconnected, KeylaneError, ReadIncomplete
 from keylane.jetstream import consumers
-from keylane.jetstream.headers import parse_headers, status_of
+from keylane.jetstream.headers import number_in, parse_headers, status_of
 from keylane.spark.executor.arrivals import Arrivals, End
 from keylane.spark.executor.cutting import Cutter, Run
 from keylane.spark.executor.split import Split
@@ -144,9 +144,11 @@ class PulledRange:
     def receive(self, subject: bytes, reply: bytes, headers: bytes, data: bytes) -> None:
         self._book()
         code, text = status_of(headers)
-        pending = parse_headers(headers).get("Nats-Pending-Messages")
-        pull = Pull.from_token(subject[len(self._inbox) + 1 :].decode())
-        match self._window.answered(pull, Status(code, text, int(pending) if pending else None)):
+        pull = Pull.from_token(subject[len(self._inbox) + 1 :].decode(errors="replace"))
+        if not code or pull is None:
+            return  # in this inbox, and not from the consumer
+        pending = number_in(parse_headers(headers).get("Nats-Pending-Messages"))
+        match self._window.answered(pull, Status(code, text, pending)):
             case None | Meaning.ALIVE | Meaning.OUT_OF_BYTES | Meaning.ENDED:
                 pass
             case Meaning.TOO_LARGE:
