@@ -46,7 +46,15 @@ class ProtocolViolation(ConnectError):
 
 
 class PermissionDenied(KeylaneError):
-    """The server does not let this user publish or subscribe to a subject that was needed."""
+    """The server does not let this user do what was needed.
+
+    `operation` is "publish" or "subscribe" and `subject` the subject; both are empty for Kafka's refusals.
+    """
+
+    def __init__(self, text: str, *, operation: str = "", subject: str = "") -> None:
+        self.operation = operation
+        self.subject = subject
+        super().__init__(text)
 
 
 class Disconnected(KeylaneError):
@@ -137,6 +145,10 @@ class PublishFailed(KeylaneError):
 
 class PublishRejected(PublishFailed, ApiError):
     """The stream refused the message; it is not stored."""
+
+
+class PublishDenied(PublishFailed, PermissionDenied):
+    """This user may not publish to the subject; the message is not stored."""
 
 
 class NotStored(PublishFailed):

@@ -20,9 +20,12 @@ from typing import Any
 
 import nats.aio.client
 from nats import errors
+from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.aio.transport import WebSocketTransport
 
+from keylane.errors import PermissionDenied
+from keylane.jetstream.outstanding import Outstanding, let_go
 from keylane.jetstream.protocol import BrokenProtocol, BulkRoute, Control, Event, Route, Scanner, Unrouted, parse_info
 from keylane.jetstream.transport import DirectTransport
 
@@ -32,6 +35,8 @@ _FLUSH_S = 10.0
 
 LinkListener = Callable[[bool], None]
 """Called with False when the link to the server is lost and with True when it is there again."""
+DenialListener = Callable[[PermissionDenied], None]
+"""Called with every refusal of a publish or a subscription, repeated ones too."""
 
 
 class _Parser:
@@ -65,6 +70,8 @@ class Client(nats.aio.client.Client):
         self.push_handle: asyncio.Handle | None = None
         self._flushes: set[asyncio.Future[bool]] = set()
         self._listeners: list[LinkListener] = []
+        self._denial_listeners: list[DenialListener] = []
+        self.outstanding = Outstanding()
         self._wake: asyncio.Event = asyncio.Event()
         self._scan_error: Exception | None = None
         self._ended = False
@@ -120,6 +127,19 @@ class Client(nats.aio.client.Client):
     def unlisten(self, listener: LinkListener) -> None:
         if listener in self._listeners:
             self._listeners.remove(listener)
+
+    def listen_for_denials(self, listener: DenialListener) -> None:
+        self._denial_listeners.append(listener)
+
+    def unlisten_for_denials(self, listener: DenialListener) -> None:
+        if listener in self._denial_listeners:
+            self._denial_listeners.remove(listener)
+
+    def deny(self, denied: PermissionDenied) -> None:
+        """The server does not allow something: end what waits for it."""
+        self.outstanding.deny(denied)
+        for listener in list(self._denial_listeners):
+            listener(denied)
 
     def _tell(self, *, up: bool) -> None:
         for answered in self._flushes:
@@ -184,6 +204,23 @@ class Client(nats.aio.client.Client):
             raise errors.FlushTimeoutError from None
         finally:
             self._flushes.discard(answered)
+
+    async def ask(self, subject: str, payload: bytes, timeout_s: float) -> Msg:
+        """As `request`, but what makes an answer impossible ends it at once, with a `KeylaneError`.
+
+        The deadline also covers the wait for a full send buffer, which nats-py's does not.
+        """
+        with self.outstanding.waiting_on(subject) as trouble:
+            asked = asyncio.ensure_future(self.request(subject, payload, timeout=timeout_s + 1))
+            try:
+                await asyncio.wait({asked, trouble}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+                if asked.done():
+                    return asked.result()
+                if trouble.done():
+                    return trouble.result()
+            finally:
+                let_go(asked)
+        raise errors.TimeoutError
 
     # ---- in -----------------------------------------------------------------------------------------
 
@@ -276,4 +313,4 @@ class Client(nats.aio.client.Client):
                 await self._process_info(parse_info(line.argument))
             case b"-ERR":
                 # As the server wrote it. nats-py lowers it, but subjects have case.
-                await self._process_err(line.argument.decode(errors="replace"))
+                await self._process_err(line.argument.decode(errors="backslashreplace"))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from keylane.core.names import check_stream_name
 from keylane.core.subjects import check_filter
-from keylane.errors import ApiError, InvalidInput, NotFound, ReadIncomplete
+from keylane.errors import ApiError, InvalidInput, NotFound, PermissionDenied, ReadIncomplete
 from keylane.jetstream.consumers import parse_time
 from keylane.jetstream.headers import header_items, number_in, status_of
 from keylane.jetstream.settings import check_seconds
@@ -50,7 +50,9 @@ class StoredMessage:
 class _Answer:
     """Collects one batch and checks that no part of it is missing."""
 
-    def __init__(self, stream: str) -> None:
+    def __init__(self, stream: str, target: str, inbox: str) -> None:
+        self._target = target
+        self._inbox = inbox
         self.messages: list[StoredMessage] = []
         self.pending = 0
         self.stream = stream
@@ -92,6 +94,11 @@ class _Answer:
                 )
             )
         self.heard.set()
+
+    def denied(self, denied: PermissionDenied) -> None:
+        if denied.subject in (self._target, self._inbox) and not self.done.done():
+            self.done.set_exception(denied)
+            self.heard.set()
 
     def _end(self, fields: dict[str, str], last: int) -> None:
         pending = number_in(fields.get("Nats-Num-Pending", "0"))
@@ -146,13 +153,14 @@ async def read_batch(
         request["next_by_subj"] = check_filter(subject_filter)
     client = connection.nats
     inbox = client.new_inbox()
-    answer = _Answer(stream)
+    target = connection.api.subject(f"DIRECT.GET.{stream}")
+    answer = _Answer(stream, target, inbox)
+    client.listen_for_denials(answer.denied)
     subscription = await client.route(inbox, answer)
     client.listen(answer.link_changed)
     try:
         payload = json.dumps(request).encode()
-        target = connection.api.subject(f"DIRECT.GET.{stream}").encode()
-        client.post(b"PUB %b %b %d\r\n%b\r\n" % (target, inbox.encode(), len(payload), payload))
+        client.post(b"PUB %b %b %d\r\n%b\r\n" % (target.encode(), inbox.encode(), len(payload), payload))
         client.push()
         await _complete(answer, stream, timeout_s)
     except ApiError as error:
@@ -166,6 +174,7 @@ async def read_batch(
         raise
     finally:
         client.unlisten(answer.link_changed)
+        client.unlisten_for_denials(answer.denied)
         await client.unroute(subscription)
     return answer.messages, answer.pending
 

@@ -94,6 +94,7 @@ class Feed(Pulling):
     # ---- life ---------------------------------------------------------------------------------------
 
     async def start(self) -> Self:
+        self._client.listen_for_denials(self._denied)
         self._subscription = await self._client.route(f"{self._inbox}.>", self)
         self._client.listen(self._link_changed)
         self._unobserve = self._connection.observe(Hooks(on_close=self._connection_closed))
@@ -148,6 +149,7 @@ class Feed(Pulling):
 
     async def _end(self, subscription: Subscription) -> None:
         self._client.unlisten(self._link_changed)
+        self._client.unlisten_for_denials(self._denied)
         if self._unobserve is not None:
             self._unobserve()
         try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nats.errors import Error as NatsError
 
-from keylane.errors import AckFailed, AlreadySettled, NotADelivery
+from keylane.errors import AckFailed, AlreadySettled, Disconnected, NotADelivery
 from keylane.jetstream.headers import header_items, parse_headers
 from keylane.jetstream.settings import check_seconds
 
@@ -200,10 +200,10 @@ class Message:
             raise self._already_settled()
         client.push()
         try:
-            await client.request(self.reply.decode(), b"+ACK", timeout=timeout_s)
+            await client.ask(self.reply.decode(), b"+ACK", timeout_s)
         except BaseException as error:
             self._client = client
-            if not isinstance(error, NatsError):
+            if not isinstance(error, NatsError | Disconnected):
                 raise
             raise AckFailed(
                 f"no confirmation for the ack of sequence {self.sequence} within {timeout_s} s ({error}): "

@@ -22,12 +22,15 @@ from keylane.errors import (
     FeedEnded,
     KeylaneError,
     MessageTooLarge,
+    NotADelivery,
     NotFound,
+    PermissionDenied,
     PullRefused,
 )
 from keylane.jetstream import consumers
 from keylane.jetstream.feed_options import FeedOptions, Notice
 from keylane.jetstream.headers import number_in, parse_headers, status_of
+from keylane.jetstream.message import parse_ack_subject
 from keylane.jetstream.refusals import refusal
 
 if TYPE_CHECKING:
@@ -186,6 +189,22 @@ class Pulling:
         failed = FeedEnded(f"feed on {self.stream}/{self.consumer}: {what}")
         failed.__cause__ = cause
         self._finish(failed)
+
+    def _denied(self, denied: PermissionDenied) -> None:
+        """Without pulls, acks or the inbox a feed cannot work."""
+        if denied.operation == "publish":
+            concerned = denied.subject == self._request.decode() or self._acks_on(denied.subject)
+        else:
+            concerned = denied.subject == f"{self._inbox}.>"
+        if concerned:
+            self._finish(denied)
+
+    def _acks_on(self, subject: str) -> bool:
+        try:
+            acked = parse_ack_subject(subject.encode())
+        except NotADelivery:
+            return False
+        return (acked.stream, acked.consumer) == (self.stream, self.consumer)
 
     # ---- the link -----------------------------------------------------------------------------------
 

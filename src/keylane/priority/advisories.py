@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 
 from keylane.core.names import check_consumer_name, check_stream_name
-from keylane.errors import Disconnected
+from keylane.errors import Disconnected, PermissionDenied
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.consumers import parse_time
 
@@ -70,11 +71,7 @@ async def advisories(
         else:
             await queue.put(advisory)
 
-    prefix = f"{connection.event_prefix}.ADVISORY.CONSUMER"
-    subscriptions = [
-        await connection.nats.subscribe(f"{prefix}.{what}.{where}", cb=take) for what in ("PINNED", "UNPINNED")
-    ]
-    await connection.flush()
+    subscriptions = await _subscribe(connection, where, take)
 
     async def events() -> AsyncIterator[Pinned | Unpinned]:
         closed = asyncio.ensure_future(connection.wait_closed())
@@ -97,6 +94,27 @@ async def advisories(
         if not connection.is_closed:
             for subscription in subscriptions:
                 await subscription.unsubscribe()
+
+
+async def _subscribe(connection: Connection, where: str, take: Callable[[Msg], Awaitable[None]]) -> list[Subscription]:
+    prefix = f"{connection.event_prefix}.ADVISORY.CONSUMER"
+    refused: list[PermissionDenied] = []
+
+    def hear(denied: PermissionDenied) -> None:
+        if denied.subject.startswith(prefix):
+            refused.append(denied)
+
+    connection.nats.listen_for_denials(hear)
+    try:
+        subscriptions = [
+            await connection.nats.subscribe(f"{prefix}.{what}.{where}", cb=take) for what in ("PINNED", "UNPINNED")
+        ]
+        await connection.flush()
+    finally:
+        connection.nats.unlisten_for_denials(hear)
+    if refused:
+        raise refused[0]
+    return subscriptions
 
 
 def parse_advisory(data: bytes) -> Pinned | Unpinned | None:

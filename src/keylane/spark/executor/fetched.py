@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING
 
 from nats.aio.subscription import Subscription
 
-from keylane.errors import ApiError, ApiUnavailable, Disconnected, InvalidInput, KeylaneError, ReadIncomplete
+from keylane.errors import (
+    ApiError,
+    ApiUnavailable,
+    Disconnected,
+    InvalidInput,
+    KeylaneError,
+    PermissionDenied,
+    ReadIncomplete,
+)
 from keylane.jetstream import streams
 from keylane.jetstream.direct import MOST_BYTES
 from keylane.jetstream.headers import number_in, parse_headers, status_of
@@ -40,6 +48,7 @@ class FetchedRange:
         self._seen = after
         self._in_batch = 0
         self._asked = False
+        self._request = connection.api.subject(f"DIRECT.GET.{split.reading.stream}")
         self._inbox = self._client.new_inbox()
         self._subscription: Subscription | None = None
         self._cutter: Cutter | None = None
@@ -48,12 +57,14 @@ class FetchedRange:
     async def open(self) -> None:
         self._connection.require("direct_get_batch")
         self._client.listen(self._link_changed)
+        self._client.listen_for_denials(self._denied)
         self._subscription = await self._client.route_bulk(self._inbox, self)
         self._cutter = Cutter(b"HMSG %b %d " % (self._inbox.encode(), self._subscription._id), OPENING)
         self.refill()
 
     async def close(self) -> None:
         self._client.unlisten(self._link_changed)
+        self._client.unlisten_for_denials(self._denied)
         if self._subscription is not None:
             await self._client.unroute(self._subscription)
 
@@ -74,8 +85,9 @@ class FetchedRange:
         if self._split.subject_filter is not None:
             request["next_by_subj"] = self._split.subject_filter
         payload = json.dumps(request, separators=(",", ":")).encode()
-        target = self._connection.api.subject(f"DIRECT.GET.{self._split.reading.stream}").encode()
-        self._client.post(b"PUB %b %b %d\r\n%b\r\n" % (target, self._inbox.encode(), len(payload), payload))
+        self._client.post(
+            b"PUB %b %b %d\r\n%b\r\n" % (self._request.encode(), self._inbox.encode(), len(payload), payload)
+        )
         self.arrivals.heard = time.monotonic()  # until now there was nothing to hear
         self._asked = True
         self._in_batch = 0
@@ -132,6 +144,10 @@ class FetchedRange:
 
     def _link_changed(self, up: bool) -> None:
         self._fail(Disconnected("the connection was lost"))
+
+    def _denied(self, denied: PermissionDenied) -> None:
+        if denied.subject in (self._request, self._inbox):
+            self._fail(denied)
 
     def _fail(self, why: KeylaneError) -> None:
         self.arrivals.end(why)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from nats.aio.subscription import Subscription
 
 from keylane.core.pulls import Meaning, Pull, PullWindow, Status
-from keylane.errors import ConsumerGone, Disconnected, KeylaneError, ReadIncomplete
+from keylane.errors import ConsumerGone, Disconnected, KeylaneError, PermissionDenied, ReadIncomplete
 from keylane.jetstream import consumers
 from keylane.jetstream.headers import number_in, parse_headers, status_of
 from keylane.spark.executor.arrivals import Arrivals, End
@@ -65,6 +65,7 @@ class PulledRange:
         self._after = after
         self._expected = 1
         self._consumer = f"keylane-spark-{secrets.token_hex(8)}"
+        self._request = connection.api.subject(f"CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}")
         self._inbox = self._client.new_inbox()
         self._subscription: Subscription | None = None
         self._cutter: Cutter | None = None
@@ -73,6 +74,7 @@ class PulledRange:
 
     async def open(self) -> None:
         self._client.listen(self._link_changed)
+        self._client.listen_for_denials(self._denied)
         self._subscription = await self._client.route_bulk(f"{self._inbox}.>", self)
         self._cutter = Cutter(b" %d $JS.ACK." % self._subscription._id)
         created = await consumers.create(self._connection, self._stream, self._config())
@@ -83,6 +85,7 @@ class PulledRange:
     async def close(self) -> None:
         """Give the subscription and the consumer back. Without a link the server drops the consumer by itself."""
         self._client.unlisten(self._link_changed)
+        self._client.unlisten_for_denials(self._denied)
         if self._subscription is not None:
             await self._client.unroute(self._subscription)
         if self._client.is_connected:
@@ -127,9 +130,8 @@ class PulledRange:
             "idle_heartbeat": round(_HEARTBEAT_S * 1e9),
         }
         payload = json.dumps(request, separators=(",", ":")).encode()
-        target = self._connection.api.subject(f"CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}")
         reply = f"{self._inbox}.{pull.token}"
-        self._client.post(b"PUB %b %b %d\r\n%b\r\n" % (target.encode(), reply.encode(), len(payload), payload))
+        self._client.post(b"PUB %b %b %d\r\n%b\r\n" % (self._request.encode(), reply.encode(), len(payload), payload))
 
     # ---- answers ------------------------------------------------------------------------------------
 
@@ -187,6 +189,10 @@ class PulledRange:
 
     def _link_changed(self, up: bool) -> None:
         self._fail(Disconnected("the connection was lost"))
+
+    def _denied(self, denied: PermissionDenied) -> None:
+        if denied.subject in (self._request, f"{self._inbox}.>"):
+            self._fail(denied)
 
     def _fail(self, why: KeylaneError) -> None:
         self.arrivals.end(why)
