@@ -41,8 +41,20 @@ class JetStreamDisabled(ConnectError):
     """The server or the account has no JetStream."""
 
 
+class ProtocolViolation(ConnectError):
+    """What answers does not speak the NATS protocol; the message has the beginning of what was received."""
+
+
 class PermissionDenied(KeylaneError):
-    """The server does not let this user publish or subscribe to a subject that was needed."""
+    """The server does not let this user do what was needed.
+
+    `operation` is "publish" or "subscribe" and `subject` the subject; both are empty for Kafka's refusals.
+    """
+
+    def __init__(self, text: str, *, operation: str = "", subject: str = "") -> None:
+        self.operation = operation
+        self.subject = subject
+        super().__init__(text)
 
 
 class Disconnected(KeylaneError):
@@ -87,6 +99,10 @@ class AlreadySettled(KeylaneError):
     """The message was acked, naked or terminated before."""
 
 
+class NotADelivery(KeylaneError):
+    """A message in a reader's inbox is not from a consumer: it has no sequence and cannot be acked."""
+
+
 class FeedEnded(KeylaneError):
     """A feed cannot go on; the message says why and what to do."""
 
@@ -129,6 +145,10 @@ class PublishFailed(KeylaneError):
 
 class PublishRejected(PublishFailed, ApiError):
     """The stream refused the message; it is not stored."""
+
+
+class PublishDenied(PublishFailed, PermissionDenied):
+    """This user may not publish to the subject; the message is not stored."""
 
 
 class NotStored(PublishFailed):

@@ -40,6 +40,9 @@ _START = struct.Struct("<3sBI")
 _CRC = struct.Struct("<I")
 _ALIGNED = 8
 _SAMPLE_SPACE = 1 << 32
+_MOST = 2**63 - 1
+"""Counts and revisions are signed 64-bit numbers for whoever reads the records."""
+_EXCERPT = 80
 
 _COLUMNS = (
     ("sequence", "Q", 8),
@@ -274,7 +277,7 @@ def open_batch(data: bytes) -> JournalBatch:
         raise BrokenJournal(f"the checksum of a journal batch of {len(data)} bytes is wrong: it was cut or changed")
     try:
         head, counts, tenures = _read_head(data[_START.size : _START.size + head_bytes])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise BrokenJournal(f"the head of a journal batch cannot be read: {error!r}") from error
     spans, found_end = _spans(_START.size + head_bytes, counts)
     if found_end != end:
@@ -287,24 +290,46 @@ def open_batch(data: bytes) -> JournalBatch:
 def _read_head(text: bytes) -> tuple[BatchHead, tuple[int, int, int], tuple[Tenure, ...]]:
     fields = json.loads(text)
     head = BatchHead(
-        writer=str(fields["writer"]),
-        batch=_count(fields, "batch"),
-        stream=str(fields["stream"]),
-        group=str(fields["group"]),
-        member=str(fields["member"]),
-        instance=str(fields["instance"]),
-        sample=float(fields["sample"]),
-        dropped=_count(fields, "dropped"),
+        writer=_text(fields["writer"], "writer"),
+        batch=_count(fields["batch"], "batch"),
+        stream=_text(fields["stream"], "stream"),
+        group=_text(fields["group"], "group"),
+        member=_text(fields["member"], "member"),
+        instance=_text(fields["instance"], "instance"),
+        sample=_share(fields["sample"]),
+        dropped=_count(fields["dropped"], "dropped"),
     )
-    counts = _count(fields, "records"), _count(fields, "keys"), _count(fields, "key_bytes")
-    return head, counts, tuple(Tenure(str(pin), int(revision)) for pin, revision in fields["tenures"])
+    counts = (
+        _count(fields["records"], "records"),
+        _count(fields["keys"], "keys"),
+        _count(fields["key_bytes"], "key_bytes"),
+    )
+    tenures = (Tenure(_text(pin, "a pin"), _count(revision, "a revision")) for pin, revision in fields["tenures"])
+    return head, counts, tuple(tenures)
 
 
-def _count(fields: dict[str, Any], name: str) -> int:
-    value = fields[name]
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{name} is {value!r}")
+def _text(value: object, name: str) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {_excerpt(value)}")
+    value.encode()  # half a surrogate pair is no text
     return value
+
+
+def _share(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise ValueError(f"sample is {_excerpt(value)}")
+    return float(value)
+
+
+def _count(value: object, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
+        raise ValueError(f"{name} is {_excerpt(value)}")
+    return value
+
+
+def _excerpt(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}…"
 
 
 def _spans(start: int, counts: tuple[int, int, int]) -> tuple[dict[str, Span], int]:

@@ -15,8 +15,11 @@ estimate: memory then stays under twice `max_bytes`.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum, auto
+
+_TOKEN = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +35,10 @@ class Pull:
         return f"{self.generation}.{self.batch}"
 
     @classmethod
-    def from_token(cls, token: str) -> Pull:
-        generation, batch = token.split(".")
-        return cls(int(generation), int(batch))
+    def from_token(cls, token: str) -> Pull | None:
+        """The pull of a token; None for what is none."""
+        found = _TOKEN.fullmatch(token)
+        return cls(int(found[1]), int(found[2])) if found is not None else None
 
 
 class Meaning(Enum):

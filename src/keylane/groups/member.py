@@ -27,6 +27,7 @@ from keylane.errors import (
     JetStreamDisabled,
     KeylaneError,
     NotAMember,
+    PermissionDenied,
     RequestTimeout,
 )
 from keylane.groups import shape
@@ -360,7 +361,8 @@ class Member:
         try:
             await self._seat.leave()
         except KeylaneError as error:
-            _log.warning("member %s: leaving was not clean: %s", self.member, error)
+            if not isinstance(error, PermissionDenied):  # the connection has told of it
+                _log.warning("member %s: leaving was not clean: %s", self.member, error)
             if failure is not None:
                 failure.add_note(f"and leaving was not clean: {error}")
         finally:

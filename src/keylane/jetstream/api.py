@@ -6,14 +6,11 @@ knows better than we do what may be asked twice.
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import nats.errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from keylane.core.subjects import check_subject
@@ -27,50 +24,10 @@ from keylane.errors import (
     NotFound,
     RequestTimeout,
 )
+from keylane.jetstream.client import Client
 from keylane.jetstream.settings import check_seconds
 
 _NOT_ENABLED = (10039, 10076)
-
-
-class Outstanding:
-    """The requests that wait for an answer, so that what makes an answer impossible ends them at once."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[asyncio.Future[Msg], str] = {}
-        self._barred: tuple[type[KeylaneError], str] | None = None
-
-    @contextmanager
-    def waiting_on(self, subject: str) -> Iterator[asyncio.Future[Msg]]:
-        """A future that fails when the answer cannot come any more."""
-        if self._barred is not None:
-            kind, text = self._barred
-            raise kind(f"{subject} was not asked: {text}")
-        trouble: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-        self._waiting[trouble] = subject
-        try:
-            yield trouble
-        finally:
-            del self._waiting[trouble]
-            _let_go(trouble)
-
-    def fail(self, kind: type[KeylaneError], text: str, subject: str | None = None) -> None:
-        """End all requests, or those to one subject (compared without case, as nats-py lowers it)."""
-        for trouble, waiting_subject in self._waiting.items():
-            if trouble.done() or (subject is not None and waiting_subject.lower() != subject.lower()):
-                continue
-            trouble.set_exception(kind(f"no answer on {waiting_subject}: {text}"))
-
-    def bar(self, kind: type[KeylaneError], text: str) -> None:
-        """End all requests, and refuse new ones until `unbar`."""
-        self._barred = (kind, text)
-        self.fail(kind, text)
-
-    @property
-    def barred(self) -> bool:
-        return self._barred is not None
-
-    def unbar(self) -> None:
-        self._barred = None
 
 
 class JetStreamApi:
@@ -79,9 +36,8 @@ class JetStreamApi:
     >>> info = await connection.api.request("STREAM.INFO.ORDERS")  # doctest: +SKIP
     """
 
-    def __init__(self, client: Client, outstanding: Outstanding, *, prefix: str, timeout_s: float) -> None:
+    def __init__(self, client: Client, *, prefix: str, timeout_s: float) -> None:
         self._client = client
-        self._outstanding = outstanding
         self.prefix = prefix
         self.timeout_s = timeout_s
 
@@ -103,7 +59,7 @@ class JetStreamApi:
         body = json.dumps(payload).encode() if payload is not None else b""
         answer = self._decode(full, (await self._ask(full, body, deadline_s)).data)
         if error := answer.get("error"):
-            raise _api_error(full, error)
+            raise self._error(full, error)
         return answer
 
     async def paged(
@@ -128,60 +84,46 @@ class JetStreamApi:
                 return
 
     async def _ask(self, subject: str, body: bytes, deadline_s: float) -> Msg:
-        with self._outstanding.waiting_on(subject) as trouble:
-            # Our own deadline also covers the wait for a full send buffer, which nats-py's does not.
-            asked = asyncio.ensure_future(self._client.request(subject, body, timeout=deadline_s + 1))
-            try:
-                await asyncio.wait({asked, trouble}, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
-                if trouble.done() and not asked.done():
-                    return trouble.result()
-                if asked.done():
-                    return asked.result()
-            except nats.errors.NoRespondersError as error:
-                raise ApiUnavailable(
-                    f"nobody answers on {subject}: this account has no JetStream, or the domain or API "
-                    f"prefix is wrong ({self.prefix})"
-                ) from error
-            except nats.errors.MaxPayloadError as error:
-                limit = self._client.max_payload
-                raise InvalidInput(
-                    f"{subject}: the request has {len(body)} bytes and the server takes {limit}"
-                ) from error
-            except nats.errors.TimeoutError as error:
-                raise self._timed_out(subject, deadline_s) from error
-            except nats.errors.Error as error:
-                raise Disconnected(f"{subject} could not be asked: {error}") from error
-            finally:
-                _let_go(asked)
-        raise self._timed_out(subject, deadline_s)
-
-    def _timed_out(self, subject: str, deadline_s: float) -> RequestTimeout:
-        state = "" if self._client.is_connected else "; the connection is down and being rebuilt"
-        return RequestTimeout(f"no answer on {subject} within {deadline_s:g} s{state}")
+        try:
+            return await self._client.ask(subject, body, deadline_s)
+        except nats.errors.NoRespondersError as error:
+            raise ApiUnavailable(
+                f"nobody answers on {subject}: this account has no JetStream, or the domain or API "
+                f"prefix is wrong ({self.prefix})"
+            ) from error
+        except nats.errors.MaxPayloadError as error:
+            limit = self._client.max_payload
+            raise InvalidInput(f"{subject}: the request has {len(body)} bytes and the server takes {limit}") from error
+        except nats.errors.TimeoutError as error:
+            state = "" if self._client.is_connected else "; the connection is down and being rebuilt"
+            raise RequestTimeout(f"no answer on {subject} within {deadline_s:g} s{state}") from error
+        except nats.errors.Error as error:
+            raise Disconnected(f"{subject} could not be asked: {error}") from error
 
     def _decode(self, subject: str, data: bytes) -> dict[str, Any]:
         try:
             answer = json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
-            raise ApiUnavailable(
-                f"what answers on {subject} is not JetStream: no JSON object. Check the API prefix ({self.prefix})"
-            )
+            raise self._not_jetstream(subject, "no JSON object")
         return answer
 
+    def _error(self, subject: str, error: object) -> KeylaneError:
+        match error:
+            case {"code": int(code), **rest}:
+                err_code = rest.get("err_code", 0)
+                description = str(rest.get("description", "no description"))
+                return _api_error(subject, code, err_code if isinstance(err_code, int) else 0, description)
+        return self._not_jetstream(subject, f"an error of another form, {str(error)[:80]}")
 
-def _let_go(future: asyncio.Future[Msg]) -> None:
-    """Cancel what nobody waits for any more, or take note of how it ended."""
-    if not future.done():
-        future.cancel()
-    elif not future.cancelled():
-        future.exception()
+    def _not_jetstream(self, subject: str, why: str) -> ApiUnavailable:
+        return ApiUnavailable(
+            f"what answers on {subject} is not JetStream: {why}. Check the API prefix ({self.prefix})"
+        )
 
 
-def _api_error(subject: str, error: Mapping[str, Any]) -> KeylaneError:
-    code, err_code = int(error.get("code", 0)), int(error.get("err_code", 0))
-    description = str(error.get("description", "no description"))
+def _api_error(subject: str, code: int, err_code: int, description: str) -> KeylaneError:
     if err_code in _NOT_ENABLED:
         return JetStreamDisabled(f"{subject}: {description}. Turn JetStream on in the server and for this account")
     kind = NotFound if code == 404 else ApiError

@@ -14,17 +14,19 @@ order of commands: a pull can never overtake the SUB that its answers need.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable
 from typing import Any
 
 import nats.aio.client
 from nats import errors
+from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.aio.transport import WebSocketTransport
 
-from keylane.jetstream.protocol import BrokenProtocol, BulkRoute, Control, Event, Route, Scanner, Unrouted
+from keylane.errors import PermissionDenied
+from keylane.jetstream.outstanding import Outstanding, let_go
+from keylane.jetstream.protocol import BrokenProtocol, BulkRoute, Control, Event, Route, Scanner, Unrouted, parse_info
 from keylane.jetstream.transport import DirectTransport
 
 _log = logging.getLogger("keylane.connection")
@@ -33,6 +35,8 @@ _FLUSH_S = 10.0
 
 LinkListener = Callable[[bool], None]
 """Called with False when the link to the server is lost and with True when it is there again."""
+DenialListener = Callable[[PermissionDenied], None]
+"""Called with every refusal of a publish or a subscription, repeated ones too."""
 
 
 class _Parser:
@@ -45,8 +49,14 @@ class _Parser:
         self._client.forget_input()
 
     async def parse(self, data: bytes = b"") -> None:
-        self._client.scanner.scan(data)
-        await self._client.handle_events()
+        # nats-py would drop the reason of a `ProtocolError`, and stop to read in silence for any other.
+        try:
+            try:
+                self._client.scanner.scan(data)
+            finally:
+                await self._client.handle_events()
+        except Exception as error:  # noqa: BLE001 - it ends the link and is reported
+            await self._client.give_up_link(error)
 
 
 class Client(nats.aio.client.Client):
@@ -60,6 +70,8 @@ class Client(nats.aio.client.Client):
         self.push_handle: asyncio.Handle | None = None
         self._flushes: set[asyncio.Future[bool]] = set()
         self._listeners: list[LinkListener] = []
+        self._denial_listeners: list[DenialListener] = []
+        self.outstanding = Outstanding()
         self._wake: asyncio.Event = asyncio.Event()
         self._scan_error: Exception | None = None
         self._ended = False
@@ -115,6 +127,19 @@ class Client(nats.aio.client.Client):
     def unlisten(self, listener: LinkListener) -> None:
         if listener in self._listeners:
             self._listeners.remove(listener)
+
+    def listen_for_denials(self, listener: DenialListener) -> None:
+        self._denial_listeners.append(listener)
+
+    def unlisten_for_denials(self, listener: DenialListener) -> None:
+        if listener in self._denial_listeners:
+            self._denial_listeners.remove(listener)
+
+    def deny(self, denied: PermissionDenied) -> None:
+        """The server does not allow something: end what waits for it."""
+        self.outstanding.deny(denied)
+        for listener in list(self._denial_listeners):
+            listener(denied)
 
     def _tell(self, *, up: bool) -> None:
         for answered in self._flushes:
@@ -180,6 +205,23 @@ class Client(nats.aio.client.Client):
         finally:
             self._flushes.discard(answered)
 
+    async def ask(self, subject: str, payload: bytes, timeout_s: float) -> Msg:
+        """As `request`, but what makes an answer impossible ends it at once, with a `KeylaneError`.
+
+        The deadline also covers the wait for a full send buffer, which nats-py's does not.
+        """
+        with self.outstanding.waiting_on(subject) as trouble:
+            asked = asyncio.ensure_future(self.request(subject, payload, timeout=timeout_s + 1))
+            try:
+                await asyncio.wait({asked, trouble}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+                if asked.done():
+                    return asked.result()
+                if trouble.done():
+                    return trouble.result()
+            finally:
+                let_go(asked)
+        raise errors.TimeoutError
+
     # ---- in -----------------------------------------------------------------------------------------
 
     async def _connect_to_server(self, s: Any) -> None:
@@ -226,15 +268,18 @@ class Client(nats.aio.client.Client):
                 await self.handle_events()
                 end = self._scan_error or (errors.UnexpectedEOF() if self._ended else None)
                 if end is not None:
-                    await self._give_up_link(end)
+                    await self.give_up_link(end)
                     return
         except asyncio.CancelledError:
             return
         except Exception as error:  # noqa: BLE001 - it ends the link and is reported
-            await self._give_up_link(error)
+            await self.give_up_link(error)
 
-    async def _give_up_link(self, why: Exception) -> None:
-        if not isinstance(why, errors.ProtocolError | OSError):
+    async def give_up_link(self, why: Exception) -> None:
+        """End the link for a reason, report it, and let nats-py reconnect."""
+        if isinstance(why, BrokenProtocol):
+            await self._error_cb(why)
+        elif not isinstance(why, errors.ProtocolError | OSError):
             if not isinstance(why, errors.UnexpectedEOF):
                 _log.error("reading from the server failed; reconnecting", exc_info=why)
             await self._error_cb(why)
@@ -265,10 +310,7 @@ class Client(nats.aio.client.Client):
             case b"PONG":
                 await self._process_pong()
             case b"INFO":
-                await self._process_info(json.loads(line.argument))
+                await self._process_info(parse_info(line.argument))
             case b"-ERR":
-                await self._process_err(line.argument.decode().lower())
-            case b"+OK":
-                pass
-            case _:
-                raise BrokenProtocol(f"nats: unknown protocol line {line.verb!r}")
+                # As the server wrote it. nats-py lowers it, but subjects have case.
+                await self._process_err(line.argument.decode(errors="backslashreplace"))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from types import TracebackType
@@ -25,16 +24,18 @@ from keylane.errors import (
     JetStreamDisabled,
     KeylaneError,
     PermissionDenied,
+    ProtocolViolation,
     RequestTimeout,
     ServerTooOld,
     ServerUnreachable,
 )
-from keylane.jetstream.api import JetStreamApi, Outstanding
+from keylane.jetstream.api import JetStreamApi
 from keylane.jetstream.client import Client
 from keylane.jetstream.dialing import Watch, dial
 from keylane.jetstream.features import SINCE, Feature, Version, supports
 from keylane.jetstream.hooks import HookList, Hooks
 from keylane.jetstream.login import LoginClient, LoginRefused, is_auth_refusal
+from keylane.jetstream.permissions import Denial, Purposes, denied, parse_denial
 from keylane.jetstream.settings import Given, Settings, StrPath, check_seconds, resolve
 
 _log = logging.getLogger("keylane.connection")
@@ -46,10 +47,14 @@ CLOSE_TIMEOUT_S = 5.0
 DRAIN_TIMEOUT_S = 30.0
 REFUSALS_PER_SERVER = 2
 """Refused logins in a row, for each known server, after which a lost connection is given up."""
+VIOLATIONS_PER_SERVER = 3
+"""As often, for each known server, a link may end because the server does not speak NATS before it is given up."""
+_TRUST_AFTER_S = 60.0
+"""A link that was good for so long makes earlier violations count no more."""
 
 _TEMPORARILY_UNAVAILABLE = 10008
 _ELECTION_POLL_S = 0.05
-_PERMISSION = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"', re.IGNORECASE)
+_MOST_DENIALS = 100
 
 
 async def connect(
@@ -131,9 +136,10 @@ class Connection:
     def __init__(self, client: LoginClient, watch: Watch, settings: Settings, request_timeout_s: float) -> None:
         self._client = client
         self._settings = settings
-        self._outstanding = Outstanding()
         self._hooks = HookList()
         self._refusals = 0
+        self._violations = 0
+        self._last_violation = 0.0
         self._last_logged = ""
         self._drain_late = False
         self._end_reason: str | None = None
@@ -142,7 +148,9 @@ class Connection:
         self.closed_reason: str | None = None
         """Why the connection is closed, in words; None while it is not."""
         self.request_timeout_s = request_timeout_s
-        self.api = JetStreamApi(client, self._outstanding, prefix=settings.api_prefix, timeout_s=request_timeout_s)
+        self.api = JetStreamApi(client, prefix=settings.api_prefix, timeout_s=request_timeout_s)
+        self._purposes = Purposes(settings.api_prefix, settings.event_prefix, settings.inbox_prefix)
+        self._denied: set[tuple[str, str]] = set()
         watch.listener = self
 
     def __repr__(self) -> str:
@@ -272,6 +280,9 @@ class Connection:
         if isinstance(error, nats.errors.DrainTimeoutError):
             self._drain_late = True
             return
+        if isinstance(error, nats.errors.Error) and (denial := parse_denial(str(error))) is not None:
+            self._saw_denial(denial)
+            return
         told = self._understood(error)
         level = logging.DEBUG if str(told) == self._last_logged else logging.WARNING
         self._last_logged = str(told)
@@ -281,14 +292,38 @@ class Connection:
             self._refusals += 1
             if self._refusals >= REFUSALS_PER_SERVER * self._client.pool_size:
                 self._give_up(str(told))
+        elif isinstance(told, ProtocolViolation):
+            now = asyncio.get_running_loop().time()
+            self._violations = self._violations + 1 if now - self._last_violation < _TRUST_AFTER_S else 1
+            self._last_violation = now
+            if self._violations >= VIOLATIONS_PER_SERVER * self._client.pool_size:
+                self._give_up(f"{told}; {self._violations} times in a row")
+
+    def _saw_denial(self, denial: Denial) -> None:
+        """End what needs the subject; log and hooks hear of each subject once."""
+        error = denied(denial, self._purposes, self._settings.auth)
+        if denial.operation == "subscribe" and denial.subject.startswith(f"{self._settings.inbox_prefix}."):
+            self._client.outstanding.bar(PermissionDenied, str(error))
+        self._client.deny(error)
+        known = (denial.operation, denial.family)
+        if known in self._denied or len(self._denied) >= _MOST_DENIALS:
+            _log.debug("%s: %s", self.server, error)
+            return
+        self._denied.add(known)
+        # Whether JetStream is on shows itself: nothing is missing without the answer.
+        needless = denial.subject == self.api.subject("INFO")
+        _log.log(logging.DEBUG if needless else logging.WARNING, "%s: %s", self.server, error)
+        if len(self._denied) == _MOST_DENIALS:
+            _log.warning("%s: no more than %d denied subjects are told", self.server, _MOST_DENIALS)
+        self._hooks.error(error)
 
     def saw_loss(self) -> None:
         if self._client.is_closed:
             return
         cause = self._client.lost_because
         reason = str(cause).removeprefix("nats: ") if cause else "a reconnect was asked for"
-        self._outstanding.unbar()
-        self._outstanding.fail(Disconnected, f"the connection was lost ({reason})")
+        self._client.outstanding.unbar()
+        self._client.outstanding.fail(Disconnected, f"the connection was lost ({reason})")
         _log.warning("lost %s (%s); reconnecting", self.server, reason)
         self._hooks.disconnected(reason)
 
@@ -305,22 +340,15 @@ class Connection:
         reason = self._end_reason or str(self._client.last_error or "the client ended")
         self.closed_reason = reason
         self._ended.set()
-        self._outstanding.bar(Disconnected, f"the connection is closed ({reason})")
+        self._client.outstanding.bar(Disconnected, f"the connection is closed ({reason})")
         _log.log(logging.DEBUG if self._giving_up is None else logging.ERROR, "closed: %s", reason)
         self._hooks.closed(reason)
 
     def _understood(self, error: Exception) -> Exception:
-        """The error as a caller should see it; a missing permission ends the requests that need it."""
+        """The error as a caller should see it."""
         if isinstance(error, LoginRefused):
             return error.error
         text = str(error).removeprefix("nats: ").strip("'")
-        if found := _PERMISSION.search(text):
-            denied = PermissionDenied(f"{text}. Allow it in the server's permissions of this user")
-            if found[1].lower() == "publish":
-                self._outstanding.fail(PermissionDenied, str(denied), found[2])
-            elif found[2].startswith(self._settings.inbox_prefix.lower()):
-                self._outstanding.bar(PermissionDenied, f"{denied}, or set inbox_prefix to one it may use")
-            return denied
         if is_auth_refusal(text):
             return AuthenticationFailed(f"{self.server} refused the login on a reconnect ({text})")
         if isinstance(error, OSError):
@@ -361,7 +389,7 @@ class Connection:
                 raise
             return error
         except PermissionDenied as error:
-            if self._outstanding.barred:
+            if self._client.outstanding.barred:
                 raise
             _log.debug("not allowed to ask for JetStream's state, going on without: %s", error)
         except ApiUnavailable as error:

@@ -17,6 +17,7 @@ from keylane.errors import (
     AuthenticationFailed,
     ConnectError,
     InvalidInput,
+    ProtocolViolation,
     ServerTooOld,
     ServerUnreachable,
     TlsFailed,
@@ -185,7 +186,7 @@ def _verdict(failures: Sequence[ConnectError], settings: Settings) -> ConnectErr
     if isinstance(last, AuthenticationFailed):
         return last
     reasons = "; ".join(map(str, failures))
-    for kind in (TlsFailed, ServerTooOld):
+    for kind in (TlsFailed, ServerTooOld, ProtocolViolation):
         telling = next((failure for failure in failures if isinstance(failure, kind)), None)
         if telling is not None:
             verdict: ConnectError = kind(reasons)

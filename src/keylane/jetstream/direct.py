@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from keylane.core.names import check_stream_name
 from keylane.core.subjects import check_filter
-from keylane.errors import ApiError, InvalidInput, NotFound, ReadIncomplete
+from keylane.errors import ApiError, InvalidInput, NotFound, PermissionDenied, ReadIncomplete
 from keylane.jetstream.consumers import parse_time
-from keylane.jetstream.headers import header_items, status_of
+from keylane.jetstream.headers import header_items, number_in, status_of
 from keylane.jetstream.settings import check_seconds
 
 if TYPE_CHECKING:
@@ -50,7 +50,9 @@ class StoredMessage:
 class _Answer:
     """Collects one batch and checks that no part of it is missing."""
 
-    def __init__(self, stream: str) -> None:
+    def __init__(self, stream: str, target: str, inbox: str) -> None:
+        self._target = target
+        self._inbox = inbox
         self.messages: list[StoredMessage] = []
         self.pending = 0
         self.stream = stream
@@ -69,22 +71,16 @@ class _Answer:
             self.done.set_result(None)
         elif code:
             self.done.set_exception(ApiError(code, 0, text, doing="direct get"))
-        elif "Nats-Sequence" not in fields:
-            self.done.set_exception(ReadIncomplete(f"an answer that is no stored message: {fields}"))
-        elif int(fields.get("Nats-Last-Sequence", last)) != last:
+        elif (message := _stored_message(fields, stored, data)) is None:
             self.done.set_exception(
-                ReadIncomplete(f"messages between {last} and {fields['Nats-Sequence']} did not arrive: read again")
+                ReadIncomplete(f"what answers on stream {self.stream!r} is no stored message: {str(fields)[:200]}")
+            )
+        elif _last_of(fields, last) != last:
+            self.done.set_exception(
+                ReadIncomplete(f"messages between {last} and {message.sequence} did not arrive: read again")
             )
         else:
-            self.messages.append(
-                StoredMessage(
-                    fields["Nats-Subject"],
-                    int(fields["Nats-Sequence"]),
-                    parse_time(fields["Nats-Time-Stamp"]),
-                    stored,
-                    data,
-                )
-            )
+            self.messages.append(message)
 
     def received(self) -> None:
         self.heard.set()
@@ -99,14 +95,37 @@ class _Answer:
             )
         self.heard.set()
 
+    def denied(self, denied: PermissionDenied) -> None:
+        if denied.subject in (self._target, self._inbox) and not self.done.done():
+            self.done.set_exception(denied)
+            self.heard.set()
+
     def _end(self, fields: dict[str, str], last: int) -> None:
-        self.pending = int(fields.get("Nats-Num-Pending", 0))
-        if int(fields.get("Nats-Last-Sequence", last)) != last:
+        pending = number_in(fields.get("Nats-Num-Pending", "0"))
+        if pending is None or _last_of(fields, last) != last:
             self.done.set_exception(
-                ReadIncomplete(f"the end of the batch names {fields['Nats-Last-Sequence']}, the last seen is {last}")
+                ReadIncomplete(
+                    f"the end of the batch says {str(fields)[:200]}, and the last seen is {last}: read again"
+                )
             )
         else:
+            self.pending = pending
             self.done.set_result(None)
+
+
+def _stored_message(fields: dict[str, str], stored: dict[str, str], data: bytes) -> StoredMessage | None:
+    """None where the server's own headers are missing or cannot be read."""
+    sequence, subject = number_in(fields.get("Nats-Sequence")), fields.get("Nats-Subject")
+    try:
+        timestamp = parse_time(fields.get("Nats-Time-Stamp", ""))
+    except (ValueError, OverflowError):
+        return None
+    return None if sequence is None or subject is None else StoredMessage(subject, sequence, timestamp, stored, data)
+
+
+def _last_of(fields: dict[str, str], otherwise: int) -> int | None:
+    """The sequence of the message before, as the server sent it."""
+    return number_in(fields.get("Nats-Last-Sequence", str(otherwise)))
 
 
 async def read_batch(
@@ -134,13 +153,14 @@ async def read_batch(
         request["next_by_subj"] = check_filter(subject_filter)
     client = connection.nats
     inbox = client.new_inbox()
-    answer = _Answer(stream)
+    target = connection.api.subject(f"DIRECT.GET.{stream}")
+    answer = _Answer(stream, target, inbox)
+    client.listen_for_denials(answer.denied)
     subscription = await client.route(inbox, answer)
     client.listen(answer.link_changed)
     try:
         payload = json.dumps(request).encode()
-        target = connection.api.subject(f"DIRECT.GET.{stream}").encode()
-        client.post(b"PUB %b %b %d\r\n%b\r\n" % (target, inbox.encode(), len(payload), payload))
+        client.post(b"PUB %b %b %d\r\n%b\r\n" % (target.encode(), inbox.encode(), len(payload), payload))
         client.push()
         await _complete(answer, stream, timeout_s)
     except ApiError as error:
@@ -154,6 +174,7 @@ async def read_batch(
         raise
     finally:
         client.unlisten(answer.link_changed)
+        client.unlisten_for_denials(answer.denied)
         await client.unroute(subscription)
     return answer.messages, answer.pending
 

@@ -25,7 +25,7 @@ from keylane.errors import AckFailed, Disconnected, FeedEnded, InvalidInput, Key
 from keylane.jetstream import consumers
 from keylane.jetstream.feed_options import FeedOptions, Notice
 from keylane.jetstream.hooks import Hooks
-from keylane.jetstream.message import Message
+from keylane.jetstream.message import ACK_PREFIX, Message
 from keylane.jetstream.pinning import Pinning, PinOptions, settle_acks
 from keylane.jetstream.pulling import Pulling
 
@@ -94,6 +94,7 @@ class Feed(Pulling):
     # ---- life ---------------------------------------------------------------------------------------
 
     async def start(self) -> Self:
+        self._client.listen_for_denials(self._denied)
         self._subscription = await self._client.route(f"{self._inbox}.>", self)
         self._client.listen(self._link_changed)
         self._unobserve = self._connection.observe(Hooks(on_close=self._connection_closed))
@@ -148,6 +149,7 @@ class Feed(Pulling):
 
     async def _end(self, subscription: Subscription) -> None:
         self._client.unlisten(self._link_changed)
+        self._client.unlisten_for_denials(self._denied)
         if self._unobserve is not None:
             self._unobserve()
         try:
@@ -382,7 +384,7 @@ class Feed(Pulling):
     # ---- the server's side --------------------------------------------------------------------------
 
     def receive(self, subject: bytes, reply: bytes, headers: bytes, data: bytes) -> None:
-        if reply:
+        if reply.startswith(ACK_PREFIX):
             self._arrived.append(Message(self._client, subject, reply, headers, data))
         else:
             self._statuses.append((subject, headers))

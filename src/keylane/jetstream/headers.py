@@ -10,6 +10,8 @@ from keylane.errors import InvalidInput
 _NAME = re.compile(r"[!-9;-~]+")
 _LINE_BREAK = re.compile(r"[\r\n]")
 _VERSION = b"NATS/1.0"
+_STATUS = re.compile(rb"\d{3}")
+_NUMBER = re.compile(r"[0-9]{1,20}")
 
 
 def header_items(raw: bytes) -> Iterator[tuple[str, str]]:
@@ -32,9 +34,18 @@ def status_of(raw: bytes) -> tuple[int, str]:
     """Code and text of an inline status (`NATS/1.0 408 Request Timeout`); (0, "") if there is none."""
     line = raw.partition(b"\r\n")[0]
     words = line[len(_VERSION) :].strip().split(b" ", 1)
-    if not words[0].isdigit():
+    if not _STATUS.fullmatch(words[0]):
         return 0, ""
     return int(words[0]), words[1].decode("utf-8", "replace") if len(words) > 1 else ""
+
+
+def number_in(value: str | None) -> int | None:
+    """The number that a header's value is; None if it is none. `int` by itself also takes "+5", "1_0" and "٣".
+
+    >>> number_in("42"), number_in("+5"), number_in(None)
+    (42, None, None)
+    """
+    return int(value) if value is not None and _NUMBER.fullmatch(value) else None
 
 
 def encode_headers(headers: Mapping[str, str]) -> bytes:

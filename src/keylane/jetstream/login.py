@@ -17,13 +17,22 @@ from urllib.parse import urlparse
 import nats.errors
 from nats.aio.client import Srv
 
-from keylane.errors import AuthenticationFailed, ConnectError, ServerTooOld, ServerUnreachable, TlsFailed
+from keylane.errors import (
+    AuthenticationFailed,
+    ConnectError,
+    ProtocolViolation,
+    ServerTooOld,
+    ServerUnreachable,
+    TlsFailed,
+)
 from keylane.jetstream.client import Client
 from keylane.jetstream.features import MINIMUM_SERVER, Version, parse_version
+from keylane.jetstream.protocol import BrokenProtocol, broken, check_info
 from keylane.jetstream.settings import Settings
 from keylane.jetstream.transport import DirectTransport, PlainTextBeforeTls
 from keylane.jetstream.urls import ServerUrl
 
+_MOST_SERVERS = 10_000
 _AUTH_REFUSALS = (
     "authorization violation",
     "user authentication expired",
@@ -107,8 +116,13 @@ class LoginClient(Client):
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         if initial_connection:
+            check_info(info)
             self._check_version(info)
             self._check_tls(info)
+        if len(self._server_pool) + len(info.get("connect_urls", ())) > _MOST_SERVERS:
+            raise broken(f"INFO names more than {_MOST_SERVERS} servers", repr(info["connect_urls"]).encode())
+        self._max_payload = info.get("max_payload", self._max_payload)
+        self.scanner.allow_payload(self._max_payload)
         await super()._process_info(info, initial_connection)
 
     async def _process_connect_init(self) -> None:
@@ -118,17 +132,33 @@ class LoginClient(Client):
             if said := await self._last_words():
                 raise nats.errors.Error(f"nats: {said}") from error
             raise
-        if self._status == Client.CONNECTED:
-            return
-        # nats-py goes on when the answer to its PING is neither PONG nor -ERR: the end of the link, or an
-        # INFO that was under way.
+        except ssl.SSLError:
+            raise
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            # nats-py reads the server's first lines without a look at their form.
+            raise broken("the login is not answered as a NATS server does", self._last_line()) from error
+        if self._status != Client.CONNECTED:
+            self._check_answer()
+            self._status = Client.CONNECTED
+
+    def _check_answer(self) -> None:
+        # nats-py goes on when the answer to its PING is neither PONG nor -ERR: the end of the link, an INFO that was
+        # under way, or nonsense.
         assert self._transport is not None
+        line = self._last_line()
+        failure: nats.errors.Error | None = None
         if self._transport.at_eof():
+            failure = LoginRefused(self._closed_in_login())
+        elif line and not line.startswith((b"INFO ", b"PING")):
+            failure = broken("the login is not answered as a NATS server does", line)
+        if failure is not None:
             for task in (self._reading_task, self._ping_interval_task, self._flusher_task):
                 if task is not None:
                     task.cancel()
-            raise LoginRefused(self._closed_in_login())
-        self._status = Client.CONNECTED
+            raise failure
+
+    def _last_line(self) -> bytes:
+        return self._transport.last_line if isinstance(self._transport, DirectTransport) else b""
 
     async def _last_words(self) -> str:
         """What the server said before it ended the link, where our writing failed before our reading."""
@@ -186,8 +216,8 @@ class LoginClient(Client):
         if is_auth_refusal(said):
             # The link ends now; a reconnect reads the credentials again, and they may have been renewed.
             await self._process_op_err(nats.errors.Error(f"nats: {said}"))
-        elif "stale connection" in said:
-            await super()._process_err(err_msg)
+        elif "stale connection" in said.lower():
+            await self._process_op_err(nats.errors.StaleConnectionError())
         else:
             # nats-py would close for good. Where the error is fatal to the link, the server ends it.
             await self._error_cb(nats.errors.Error(f"nats: {said}"))
@@ -241,6 +271,8 @@ def explain(error: BaseException, client: LoginClient, server: ServerUrl, waited
     settings = client.settings
     if isinstance(error, LoginRefused):
         return error.error
+    if isinstance(error, BrokenProtocol) and not isinstance(error, PlainTextBeforeTls):
+        return ProtocolViolation(f"{server}: {error}")
     if isinstance(error, ssl.SSLError):
         return TlsFailed(f"{server}: {_tls_reason(error, settings)}")
     if isinstance(error, nats.errors.Error) and is_auth_refusal(str(error)):

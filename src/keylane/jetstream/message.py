@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nats.errors import Error as NatsError
 
-from keylane.errors import AckFailed, AlreadySettled
+from keylane.errors import AckFailed, AlreadySettled, Disconnected, NotADelivery
 from keylane.jetstream.headers import header_items, parse_headers
 from keylane.jetstream.settings import check_seconds
 
 if TYPE_CHECKING:
     from keylane.jetstream.client import Client
 
+ACK_PREFIX = b"$JS.ACK."
+_MOST_DIGITS = 20
 _ACK = b" 4\r\n+ACK\r\n"
 _NAK = b" 4\r\n-NAK\r\n"
 _PROGRESS = b" 4\r\n+WPI\r\n"
@@ -37,22 +39,42 @@ class Delivery(NamedTuple):
 
 
 def parse_ack_subject(reply: bytes) -> Delivery:
-    """Both forms: `$JS.ACK.<stream>…` and, with a domain, `$JS.ACK.<domain>.<account>.<stream>…`."""
-    words = reply.decode().split(".")
-    domain = ""
+    """Both forms: `$JS.ACK.<stream>…` and, with a domain, `$JS.ACK.<domain>.<account>.<stream>…`.
+
+    Anything else raises `NotADelivery`.
+    """
+    words = reply.split(b".") if reply.startswith(ACK_PREFIX) else []
+    domain = b""
     if len(words) >= 11:
-        domain = "" if words[2] == "_" else words[2]
+        domain = b"" if words[2] == b"_" else words[2]
         words = words[2:]
-    _, _, stream, consumer, delivered, sequence, consumer_sequence, timestamp, pending, *_ = words
-    return Delivery(
-        stream,
-        consumer,
-        int(delivered),
-        int(sequence),
-        int(consumer_sequence),
-        int(timestamp),
-        int(pending),
-        domain,
+    try:
+        _, _, stream, consumer, delivered, sequence, consumer_sequence, timestamp, pending, *_ = words
+        return Delivery(
+            stream.decode(),
+            consumer.decode(),
+            _number(delivered),
+            _number(sequence),
+            _number(consumer_sequence),
+            _number(timestamp),
+            _number(pending),
+            domain.decode(),
+        )
+    except ValueError:
+        raise _not_a_delivery(reply) from None
+
+
+def _number(word: bytes) -> int:
+    # `int` by itself also takes "-15", "+5" and "1_0".
+    if not word.isdigit() or len(word) > _MOST_DIGITS:
+        raise ValueError
+    return int(word)
+
+
+def _not_a_delivery(reply: bytes) -> NotADelivery:
+    return NotADelivery(
+        f"a message with the reply subject {reply[:200]!r} is no delivery of a consumer: somebody else sent it to this "
+        "reader's inbox; give the program an inbox_prefix that only it may use"
     )
 
 
@@ -101,15 +123,21 @@ class Message:
         """The consumer's own count of its deliveries; a reset starts it again at 1."""
         words = self.reply.split(b".")
         at = 6 if len(words) < 11 else 8
-        self._sequence = int(words[at - 1])  # at hand, and asked for next
-        return int(words[at])
+        try:
+            self._sequence = _number(words[at - 1])  # at hand, and asked for next
+            return _number(words[at])
+        except (ValueError, IndexError):
+            raise _not_a_delivery(self.reply) from None
 
     @property
     def sequence(self) -> int:
         """The message's sequence in the stream."""
         if not self._sequence:
             words = self.reply.split(b".")  # all of `delivery` takes five times as long
-            self._sequence = int(words[5 if len(words) < 11 else 7])
+            try:
+                self._sequence = _number(words[5 if len(words) < 11 else 7])
+            except (ValueError, IndexError):
+                raise _not_a_delivery(self.reply) from None
         return self._sequence
 
     @property
@@ -172,10 +200,10 @@ class Message:
             raise self._already_settled()
         client.push()
         try:
-            await client.request(self.reply.decode(), b"+ACK", timeout=timeout_s)
+            await client.ask(self.reply.decode(), b"+ACK", timeout_s)
         except BaseException as error:
             self._client = client
-            if not isinstance(error, NatsError):
+            if not isinstance(error, NatsError | Disconnected):
                 raise
             raise AckFailed(
                 f"no confirmation for the ack of sequence {self.sequence} within {timeout_s} s ({error}): "

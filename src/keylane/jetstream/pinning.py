@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from nats.errors import Error as NatsError
 
 from keylane.core.pin import Action, Delivered, Event, Phase, Pin, event_of, step
-from keylane.errors import AckFailed, ConsumerGone, FeedEnded, KeylaneError, NotFound
+from keylane.errors import AckFailed, ConsumerGone, Disconnected, FeedEnded, KeylaneError, NotFound, PermissionDenied
 from keylane.jetstream import consumers
 from keylane.jetstream.headers import parse_headers
 from keylane.jetstream.message import Message
@@ -280,6 +280,9 @@ class Pinning:
         try:
             async with asyncio.timeout(_RESET_S):
                 await self._reset_quietly()
+        except PermissionDenied as error:
+            self._fail(error)
+            return
         except (KeylaneError, TimeoutError) as error:
             _log.warning("%s/%s: reset on takeover failed, trying again: %s", self._stream, self._consumer, error)
             await asyncio.sleep(_RETRY_S)
@@ -299,6 +302,8 @@ class Pinning:
     async def _revive(self) -> None:
         try:
             await consumers.reset(self._connection, self._stream, self._consumer)
+        except PermissionDenied as error:
+            self._fail(error)
         except KeylaneError as error:
             _log.warning("%s/%s: the consumer has no reader: %s", self._stream, self._consumer, error)
 
@@ -308,6 +313,9 @@ class Pinning:
                 ours = await self.is_ours()
             except NotFound as error:
                 self._fail(_gone(self._stream, self._consumer, error))
+                return
+            except PermissionDenied as error:
+                self._fail(error)
                 return
             except KeylaneError as error:
                 _log.warning("%s/%s: cannot check the pin, trying again: %s", self._stream, self._consumer, error)
@@ -388,9 +396,8 @@ async def settle_acks(connection: Connection, last: Message, timeout_s: float = 
     client = connection.nats
     client.push()
     try:
-        async with asyncio.timeout(timeout_s):
-            await client.request(last.reply.decode(), b"+WPI", timeout=timeout_s)
-    except (NatsError, TimeoutError) as error:
+        await client.ask(last.reply.decode(), b"+WPI", timeout_s)
+    except (NatsError, Disconnected) as error:
         raise AckFailed(f"the server did not confirm the last acks within {timeout_s} s ({error})") from error
 
 

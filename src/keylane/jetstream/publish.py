@@ -10,15 +10,24 @@ import asyncio
 import json
 import re
 import secrets
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from nats.aio.subscription import Subscription
+from nats.errors import Error as NatsError
 
 from keylane.core.subjects import check_subject
-from keylane.errors import InvalidInput, NotStored, OutcomeUnknown, PublishFailed, PublishRejected
+from keylane.errors import (
+    InvalidInput,
+    NotStored,
+    OutcomeUnknown,
+    PermissionDenied,
+    PublishDenied,
+    PublishFailed,
+    PublishRejected,
+)
 from keylane.jetstream.headers import encode_headers, status_of
 from keylane.jetstream.settings import check_seconds
 
@@ -30,7 +39,7 @@ MAX_ATOMIC_BATCH = 1000
 _SWEEP_S = 0.25
 _PUSH_EVERY = 128  # so that the server works on the first messages while the later ones are made
 _UNKNOWN = "; the message may or may not be stored"
-_PLAIN_ACK = re.compile(rb'\{"stream":"([^"\\]+)", ?"seq":(\d+)\}')
+_PLAIN_ACK = re.compile(rb'\{"stream":"([^"\\]+)", ?"seq":(\d{1,20})\}')
 
 
 @lru_cache(maxsize=16_384)
@@ -94,11 +103,13 @@ class Publisher:
         self._room.set()
         self._subscription: Subscription | None = None
         self._sweep: asyncio.TimerHandle | None = None
+        self._no_answers: PermissionDenied | None = None
 
     def __repr__(self) -> str:
         return f"<Publisher in flight: {len(self._in_flight)} messages, {self._bytes} bytes>"
 
     async def start(self) -> None:
+        self._client.listen_for_denials(self._hear_denial)
         self._subscription = await self._client.route(f"{self._inbox}.*", self)
         self._client.listen(self._link_changed)
         self._sweep = self._loop.call_later(_SWEEP_S, self._expire)
@@ -109,6 +120,7 @@ class Publisher:
         if self._sweep is not None:
             self._sweep.cancel()
         self._client.unlisten(self._link_changed)
+        self._client.unlisten_for_denials(self._hear_denial)
         if self._subscription is not None:
             await self._client.unroute(self._subscription)
 
@@ -124,6 +136,8 @@ class Publisher:
             await self._room.wait()
         if not self._client.is_connected:
             raise NotStored(f"publish to {subject!r}: the connection to the server is down; nothing was sent")
+        if self._no_answers is not None:
+            raise publish_denied(subject, self._no_answers)
         future: asyncio.Future[PublishAck] = self._loop.create_future()
         self._count += 1
         token = b"%d" % self._count
@@ -164,6 +178,14 @@ class Publisher:
             self._fail(self._withdrawn(), NotStored, "the connection was lost before it was sent")
             self._fail(list(self._in_flight), OutcomeUnknown, f"the connection was lost{_UNKNOWN}")
 
+    def _hear_denial(self, denied: PermissionDenied) -> None:
+        if denied.operation == "publish":
+            tokens = [token for token, entry in self._in_flight.items() if entry.subject == denied.subject]
+            self._end(tokens, lambda subject: publish_denied(subject, denied))
+        elif denied.subject == f"{self._inbox}.*":
+            self._no_answers = denied
+            self._fail(list(self._in_flight), OutcomeUnknown, f"no answer can come: {denied}{_UNKNOWN}")
+
     def _withdrawn(self) -> list[bytes]:
         """Take back what has not left yet: it must not be stored after its failure was told."""
         tokens: list[bytes] = []
@@ -188,11 +210,14 @@ class Publisher:
         self._sweep = self._loop.call_later(_SWEEP_S, self._expire)
 
     def _fail(self, tokens: list[bytes], kind: type[NotStored | OutcomeUnknown], why: str) -> None:
+        self._end(tokens, lambda subject: kind(f"publish to {subject!r}: {why}"))
+
+    def _end(self, tokens: list[bytes], failure: Callable[[str], PublishFailed]) -> None:
         for token in tokens:
             entry = self._in_flight.pop(token)
             self._bytes -= entry.size
             if not entry.future.done():
-                entry.future.set_exception(kind(f"publish to {entry.subject!r}: {why}"))
+                entry.future.set_exception(failure(entry.subject))
         if tokens:
             self.received()
 
@@ -253,13 +278,29 @@ async def publish_atomic(
         for number, message in enumerate(messages, start=1)
     ]
     encoded = [_encoded(client, *part) for part in parts]
-    async with open_publisher(connection, timeout_s=timeout_s) as publisher:
-        if client.is_connected:
-            # Only the commit is answered: it fails if any message before it was refused.
-            for part, (target, head) in zip(parts[:-1], encoded[:-1], strict=True):
-                client.post(publish_command(target, b"", head, part.data))
-        pending = await publisher.send(*parts[-1])
-    commit = await pending
+    subjects, refused = {part.subject for part in parts}, list[PermissionDenied]()
+
+    def hear(denied: PermissionDenied) -> None:
+        if denied.operation == "publish" and denied.subject in subjects:
+            refused.append(denied)
+
+    client.listen_for_denials(hear)
+    try:
+        async with open_publisher(connection, timeout_s=timeout_s) as publisher:
+            if client.is_connected:
+                # Only the commit is answered: it fails if any message before it was refused.
+                for part, (target, head) in zip(parts[:-1], encoded[:-1], strict=True):
+                    client.post(publish_command(target, b"", head, part.data))
+            pending = await publisher.send(*parts[-1])
+        commit = await pending
+    except PublishFailed as failure:
+        with suppress(NatsError):
+            await client.flush()  # messages go to their route at once, a refusal before them is handled a turn later
+        if refused:
+            raise publish_denied(refused[0].subject, refused[0]) from failure
+        raise
+    finally:
+        client.unlisten_for_denials(hear)
     first = commit.sequence - len(messages) + 1
     return [PublishAck(commit.stream, first + index) for index in range(len(messages))]
 
@@ -305,6 +346,13 @@ def publish_command(subject: bytes, reply: bytes, headers: bytes, data: bytes) -
     return b"PUB %b %b %d\r\n%b\r\n" % (subject, reply, len(data), data)
 
 
+def publish_denied(subject: str, denied: PermissionDenied) -> PublishDenied:
+    """The error of a publish that the server does not allow, or whose answer it would not send."""
+    return PublishDenied(
+        f"publish to {subject!r}: nothing was stored: {denied}", operation=denied.operation, subject=denied.subject
+    )
+
+
 def read_answer(subject: str, headers: bytes, data: bytes) -> PublishAck:
     """The server's answer to a publish, as an ack or as the fitting error."""
     if headers and status_of(headers)[0] == 503:
@@ -314,25 +362,22 @@ def read_answer(subject: str, headers: bytes, data: bytes) -> PublishAck:
         )
     plain = _PLAIN_ACK.fullmatch(data)
     if plain is not None:  # nearly always: json would take three times as long
-        return PublishAck(plain[1].decode(), int(plain[2]))
+        return PublishAck(plain[1].decode(errors="replace"), int(plain[2]))
     try:
         answer = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         answer = None
-    if not isinstance(answer, dict):
-        raise OutcomeUnknown(
-            f"publish to {subject!r}: what answered is not a stream ({data[:80]!r}){_UNKNOWN}. "
-            "Check who else replies on this subject"
-        )
-    error = answer.get("error")
-    if error:
-        raise PublishRejected(
-            error.get("code", 0),
-            error.get("err_code", 0),
-            error.get("description", ""),
-            doing=f"publish to {subject!r}",
-        )
-    return PublishAck(answer["stream"], answer["seq"], answer.get("duplicate", False))
+    match answer:
+        case {"error": {"code": int(code), "err_code": int(err_code), "description": str(said)}}:
+            raise PublishRejected(code, err_code, said, doing=f"publish to {subject!r}")
+        case {"error": {"code": int(code), "description": str(said)}}:
+            raise PublishRejected(code, 0, said, doing=f"publish to {subject!r}")
+        case {"stream": str(stream), "seq": int(sequence)} if not answer.get("error"):
+            return PublishAck(stream, sequence, answer.get("duplicate") is True)
+    raise OutcomeUnknown(
+        f"publish to {subject!r}: what answered is not a stream ({data[:80]!r}){_UNKNOWN}. "
+        "Check who else replies on this subject"
+    )
 
 
 def _result(future: asyncio.Future[PublishAck]) -> PublishAck | PublishFailed:

@@ -22,12 +22,15 @@ from keylane.errors import (
     FeedEnded,
     KeylaneError,
     MessageTooLarge,
+    NotADelivery,
     NotFound,
+    PermissionDenied,
     PullRefused,
 )
 from keylane.jetstream import consumers
 from keylane.jetstream.feed_options import FeedOptions, Notice
-from keylane.jetstream.headers import parse_headers, status_of
+from keylane.jetstream.headers import number_in, parse_headers, status_of
+from keylane.jetstream.message import parse_ack_subject
 from keylane.jetstream.refusals import refusal
 
 if TYPE_CHECKING:
@@ -49,6 +52,8 @@ class Pulling:
     def __init__(self, connection: Connection, stream: str, consumer: str, options: FeedOptions) -> None:
         self.stream = stream
         self.consumer = consumer
+        self.strays = 0
+        """Messages in the inbox that no consumer sent: they are skipped."""
         self._connection = connection
         self._client = connection.nats
         self._options = options
@@ -135,10 +140,12 @@ class Pulling:
 
     def _answered(self, subject: bytes, headers: bytes) -> None:
         code, text = status_of(headers)
-        pending = parse_headers(headers).get("Nats-Pending-Messages")
-        status = Status(code, text, int(pending) if pending else None)
-        token = subject[len(self._inbox) + 1 :].decode()
-        match self._window.answered(Pull.from_token(token), status):
+        pull = Pull.from_token(subject[len(self._inbox) + 1 :].decode(errors="replace"))
+        if not code or pull is None:
+            self._note_stray(subject)
+            return
+        status = Status(code, text, number_in(parse_headers(headers).get("Nats-Pending-Messages")))
+        match self._window.answered(pull, status):
             case None | Meaning.ALIVE | Meaning.ENDED | Meaning.OUT_OF_BYTES:
                 pass
             case Meaning.PIN_LOST if self._pinning is not None:
@@ -157,6 +164,17 @@ class Pulling:
             case meaning:
                 self._in_trouble(meaning, f"{code} {text}".strip())
 
+    def _note_stray(self, subject: bytes) -> None:
+        self.strays += 1
+        if self.strays == 1:
+            _log.warning(
+                "feed %s/%s: skipping messages in its inbox that no consumer sent, the first on %r: give the program "
+                "an inbox_prefix that only it may use",
+                self.stream,
+                self.consumer,
+                subject[:200],
+            )
+
     def _in_trouble(self, meaning: Meaning, text: str) -> None:
         self._trouble = meaning
         self._notify(meaning, text)
@@ -171,6 +189,22 @@ class Pulling:
         failed = FeedEnded(f"feed on {self.stream}/{self.consumer}: {what}")
         failed.__cause__ = cause
         self._finish(failed)
+
+    def _denied(self, denied: PermissionDenied) -> None:
+        """Without pulls, acks or the inbox a feed cannot work."""
+        if denied.operation == "publish":
+            concerned = denied.subject == self._request.decode() or self._acks_on(denied.subject)
+        else:
+            concerned = denied.subject == f"{self._inbox}.>"
+        if concerned:
+            self._finish(denied)
+
+    def _acks_on(self, subject: str) -> bool:
+        try:
+            acked = parse_ack_subject(subject.encode())
+        except NotADelivery:
+            return False
+        return (acked.stream, acked.consumer) == (self.stream, self.consumer)
 
     # ---- the link -----------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from urllib.parse import ParseResult
 from nats.aio.transport import Transport
 
 from keylane.jetstream.awake import Awake
-from keylane.jetstream.protocol import BrokenProtocol
+from keylane.jetstream.protocol import MAX_CONTROL_LINE, BrokenProtocol, broken
 
 _READ_SIZE = 64 * 1024  # larger reads make larger batches, and the server waits for their acks
 _BULK_READ_SIZE = 512 * 1024  # no acks here, and each buffer is worked on as a whole
@@ -105,7 +105,9 @@ class _Wire(asyncio.BufferedProtocol):
 
     async def line(self) -> bytes:
         """The next line of the handshake, or what there was of it at the end of the stream."""
-        while (end := self.kept.find(b"\n")) < 0 and not self.ended:
+        while (end := self.kept.find(b"\n", 0, MAX_CONTROL_LINE)) < 0 and not self.ended:
+            if len(self.kept) >= MAX_CONTROL_LINE:
+                raise broken(f"a line of more than {MAX_CONTROL_LINE} bytes", bytes(self.kept))
             await self.changed()
         cut = end + 1 if end >= 0 else len(self.kept)
         line = bytes(self.kept[:cut])
@@ -141,6 +143,8 @@ class DirectTransport(Transport):
 
     def __init__(self) -> None:
         self._wire: _Wire | None = None
+        self.last_line = b""
+        """The newest line of the handshake."""
 
     async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: float) -> None:
         loop = asyncio.get_running_loop()
@@ -215,7 +219,8 @@ class DirectTransport(Transport):
         return data
 
     async def readline(self) -> bytes:
-        return await self._connected().line()
+        self.last_line = await self._connected().line()
+        return self.last_line
 
     async def drain(self) -> None:
         await self._connected().drained()

@@ -18,6 +18,7 @@ DEFAULT_PORT = 4222
 SCHEMES = ("nats", "tls", "ws", "wss")
 _WEB_PORTS = {"ws": 80, "wss": 443}
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_AFTER_HOST = re.compile(r"[/?#]")
 _EXAMPLE = "write it as nats://host:4222"
 
 
@@ -98,12 +99,16 @@ def _parse(text: str, shown: str) -> tuple[ServerUrl, Auth | None]:
     if re.search(r"[\s\x00-\x20\x7f]", text):
         raise InvalidInput(f"server URL {shown!r}: a URL holds no blanks or control characters; {_EXAMPLE}")
     with_scheme = text if _SCHEME.match(text) else f"nats://{text}"
-    try:
-        parts = urlsplit(with_scheme)
-        host, port = parts.hostname, parts.port
-    except ValueError as error:
+    if "@" in text and "@" not in _AFTER_HOST.split(with_scheme.partition("://")[2], maxsplit=1)[0]:
+        raise InvalidInput(
+            f"server URL {shown!r}: in a user, password or token write / as %2F, ? as %3F and # as %23, or give it as "
+            "an argument of its own"
+        )
+    split = _pieces(with_scheme)
+    if split is None:
         rule = "the port must be a number from 1 to 65535, and an IPv6 address stands in [brackets]"
-        raise InvalidInput(f"server URL {shown!r}: {rule}; {_EXAMPLE}") from error
+        raise InvalidInput(f"server URL {shown!r}: {rule}; {_EXAMPLE}")
+    parts, host, port = split
     if parts.scheme not in SCHEMES:
         known = ", ".join(SCHEMES)
         raise InvalidInput(f"server URL {shown!r}: unknown scheme {parts.scheme!r}; use one of {known}")
@@ -116,6 +121,16 @@ def _parse(text: str, shown: str) -> tuple[ServerUrl, Auth | None]:
         raise InvalidInput(f"server URL {shown!r}: nothing may follow the port; {_EXAMPLE}")
     port = port or _WEB_PORTS.get(parts.scheme, DEFAULT_PORT)
     return ServerUrl(parts.scheme, host, port, path), _login(parts, shown)
+
+
+def _pieces(url: str) -> tuple[SplitResult, str | None, int | None] | None:
+    """The URL with its host and port; None where it has no such form. Python's own error shows a part of the text."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return None
+    return parts, host, port
 
 
 def _login(parts: SplitResult, shown: str) -> Auth | None:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 
 from keylane.core.names import check_consumer_name, check_stream_name
-from keylane.errors import Disconnected
+from keylane.errors import Disconnected, PermissionDenied
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.consumers import parse_time
+
+_log = logging.getLogger("keylane.priority")
 
 _QUEUE = 10_000
 
@@ -61,13 +65,13 @@ async def advisories(
     queue: asyncio.Queue[Pinned | Unpinned] = asyncio.Queue(_QUEUE)
 
     async def take(message: Msg) -> None:
-        await queue.put(parse_advisory(message.data))
+        advisory = parse_advisory(message.data)
+        if advisory is None:
+            _log.warning("skipped a message on %s that is no advisory: %r", message.subject, message.data[:80])
+        else:
+            await queue.put(advisory)
 
-    prefix = f"{connection.event_prefix}.ADVISORY.CONSUMER"
-    subscriptions = [
-        await connection.nats.subscribe(f"{prefix}.{what}.{where}", cb=take) for what in ("PINNED", "UNPINNED")
-    ]
-    await connection.flush()
+    subscriptions = await _subscribe(connection, where, take)
 
     async def events() -> AsyncIterator[Pinned | Unpinned]:
         closed = asyncio.ensure_future(connection.wait_closed())
@@ -92,9 +96,34 @@ async def advisories(
                 await subscription.unsubscribe()
 
 
-def parse_advisory(data: bytes) -> Pinned | Unpinned:
-    wire = json.loads(data)
-    where = (wire["stream"], wire["consumer"], wire["group"])
-    if wire["type"].endswith("consumer_group_pinned"):
-        return Pinned(*where, wire["pinned_id"], parse_time(wire["timestamp"]))
-    return Unpinned(*where, wire["reason"], parse_time(wire["timestamp"]))
+async def _subscribe(connection: Connection, where: str, take: Callable[[Msg], Awaitable[None]]) -> list[Subscription]:
+    prefix = f"{connection.event_prefix}.ADVISORY.CONSUMER"
+    refused: list[PermissionDenied] = []
+
+    def hear(denied: PermissionDenied) -> None:
+        if denied.subject.startswith(prefix):
+            refused.append(denied)
+
+    connection.nats.listen_for_denials(hear)
+    try:
+        subscriptions = [
+            await connection.nats.subscribe(f"{prefix}.{what}.{where}", cb=take) for what in ("PINNED", "UNPINNED")
+        ]
+        await connection.flush()
+    finally:
+        connection.nats.unlisten_for_denials(hear)
+    if refused:
+        raise refused[0]
+    return subscriptions
+
+
+def parse_advisory(data: bytes) -> Pinned | Unpinned | None:
+    """None for what is no advisory about a pin: whoever may publish there can send anything."""
+    try:
+        wire = json.loads(data)
+        where = (str(wire["stream"]), str(wire["consumer"]), str(wire["group"]))
+        if str(wire["type"]).endswith("consumer_group_pinned"):
+            return Pinned(*where, str(wire["pinned_id"]), parse_time(wire["timestamp"]))
+        return Unpinned(*where, str(wire["reason"]), parse_time(wire["timestamp"]))
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
+        return None

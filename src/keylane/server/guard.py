@@ -9,6 +9,10 @@ that it costs some ten milliseconds. It forks once, then execs nats-server in it
 When the owner ends in any way, SIGKILL included, the kernel closes the pipe; the watcher wakes, sends the
 server SIGTERM, then SIGKILL, and removes the store directory if it was a temporary one.
 
+The server cannot outlive its watcher either: it holds the read end of a second pipe, whose write end only the watcher
+holds, and on Linux it has asked the kernel for SIGKILL when that end is closed (F_SETSIG). So whatever is killed first,
+no server is left behind.
+
 Why not PR_SET_PDEATHSIG: it fires when the *thread* that started the child ends, so a server started from a
 worker thread would die under its user. Why not the pipe alone: a child that the owner forked without exec
 (multiprocessing) holds a copy of the write end and keeps the pipe open. So once a second the watcher also
@@ -18,6 +22,7 @@ still its own parent, so that it does not hit another process that got the serve
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
@@ -25,6 +30,7 @@ import sys
 import time
 
 DISMISSED = b"."
+_PRIVATE = 0o077  # what the server stores is for its user alone
 _LOOK_EVERY_S = 1.0
 _TERM_GRACE_S = 3.0
 _KILL_GRACE_S = 5.0
@@ -37,15 +43,32 @@ def become_server(pipe_fd: int, lock_fd: int, owner_pid: int, doomed_dir: str, c
     The lock file stays open across exec: the lock lasts exactly as long as the server does.
     """
     server_pid = os.getpid()
+    os.umask(_PRIVATE)
     os.ftruncate(lock_fd, 0)
     os.pwrite(lock_fd, b"%d\n" % server_pid, 0)
+    watcher_ended_fd, watcher_fd = os.pipe()
     if os.fork() == 0:
         os.close(lock_fd)
+        os.close(watcher_ended_fd)
         watch(pipe_fd, server_pid, owner_pid, doomed_dir)
         os._exit(0)
     os.close(pipe_fd)
+    os.close(watcher_fd)
+    end_with_watcher(watcher_ended_fd, server_pid)
     os.set_inheritable(lock_fd, True)
     os.execv(command[0], command)  # noqa: S606 - no shell wanted
+
+
+def end_with_watcher(watcher_ended_fd: int, server_pid: int) -> None:
+    """Let the kernel kill this process, also after exec, when the write end of the pipe is closed."""
+    if not hasattr(fcntl, "F_SETSIG"):  # Linux has it, other systems do not
+        return
+    os.set_inheritable(watcher_ended_fd, True)
+    fcntl.fcntl(watcher_ended_fd, fcntl.F_SETOWN, server_pid)
+    fcntl.fcntl(watcher_ended_fd, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(watcher_ended_fd, fcntl.F_SETFL, fcntl.fcntl(watcher_ended_fd, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([watcher_ended_fd], [], [], 0)[0]:  # it ended before we asked
+        os.kill(server_pid, signal.SIGKILL)
 
 
 def watch(pipe_fd: int, server_pid: int, owner_pid: int, doomed_dir: str) -> None:

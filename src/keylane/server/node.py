@@ -20,7 +20,7 @@ from typing import Any, Self
 from keylane.errors import InvalidInput, ServerStartFailed, ServerUnreachable
 from keylane.server.binary import ServerBinary, find_binary
 from keylane.server.ports import LOOPBACK, ReservedPort, checked_port
-from keylane.server.process import GuardedProcess, lock_store
+from keylane.server.process import GuardedProcess, lock_store, open_private
 from keylane.server.settings import SYNC_DEFAULT, ClusterRoutes, Settings, checked_sync
 
 CONFIG_NAME = "server.conf"
@@ -28,6 +28,7 @@ LOG_NAME = "server.log"
 START_DEADLINE_S = 30.0
 _STOP_DEADLINE_S = 10.0
 _REQUEST_DEADLINE_S = 5.0
+_PRIVATE_DIRECTORY = 0o700
 _LOOK_EVERY_S = 0.005
 _TAIL_LINES = 6
 _LOG_PREFIX = re.compile(r"^\[\d+\] \S+ \S+ ")
@@ -117,7 +118,8 @@ class NatsServer:
         config_path = self.store_dir / CONFIG_NAME
         lock_fd = lock_store(self.store_dir)
         try:
-            config_path.write_text(self._settings.config_text(), encoding="utf-8")
+            with open(config_path, "w", encoding="utf-8", opener=open_private) as config:
+                config.write(self._settings.config_text())
             self._log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
             self._process = GuardedProcess(
                 [str(self._binary.path), "-c", str(config_path)],
@@ -267,12 +269,12 @@ class NatsServer:
 
 
 def usable_directory(store_dir: Path | None) -> Path:
-    """Make the directory if it is not there; None makes a temporary one."""
+    """Make the directory if it is not there, for this user alone; None makes a temporary one."""
     if store_dir is None:
         return Path(tempfile.mkdtemp(prefix="keylane-server-"))
     directory = Path(store_dir).absolute()
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(_PRIVATE_DIRECTORY, parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidInput(
             f"store directory {str(directory)!r} cannot be made ({error.strerror}). "

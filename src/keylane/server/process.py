@@ -16,6 +16,7 @@ from keylane.errors import InvalidInput, ServerStartFailed, StoreInUse
 from keylane.server import guard
 
 LOCK_NAME = "server.lock"
+PRIVATE_FILE = 0o600
 _KILL_DEADLINE_S = 10.0
 
 
@@ -30,7 +31,7 @@ class GuardedProcess:
         read_fd, self._pipe_fd = os.pipe()
         guard_args = [str(read_fd), str(lock_fd), str(os.getpid()), str(doomed_dir or "")]
         try:
-            with open(output, "ab") as log:
+            with open(output, "ab", opener=open_private) as log:
                 self._process = subprocess.Popen(  # noqa: S603 - our own guard and a checked binary
                     [sys.executable, "-I", "-S", guard.__file__, *guard_args, *command],
                     stdin=subprocess.DEVNULL,
@@ -77,6 +78,13 @@ class GuardedProcess:
                 pass  # the watcher is already gone, which is all we want
             finally:
                 os.close(self._pipe_fd)
+
+
+def open_private(path: str, flags: int) -> int:
+    """An `opener` for files that only their user may read: passwords may stand in them."""
+    fd = os.open(path, flags, PRIVATE_FILE)
+    os.fchmod(fd, PRIVATE_FILE)  # it may be there from before
+    return fd
 
 
 def lock_store(store_dir: Path) -> int:

@@ -12,7 +12,7 @@ import pytest
 import keylane
 from keylane import Connection
 from keylane.errors import ApiError, ApiUnavailable, InvalidInput, NotFound, RequestTimeout
-from keylane.jetstream.api import JetStreamApi, Outstanding
+from keylane.jetstream.api import JetStreamApi
 from keylane.server import NatsServer
 
 Unique = Callable[..., str]
@@ -53,7 +53,7 @@ async def test_a_deadline_names_the_subject_and_itself(connection: Connection, u
 
 
 async def test_nobody_listens(connection: Connection) -> None:
-    elsewhere = JetStreamApi(connection.nats, Outstanding(), prefix="$JS.moon.API", timeout_s=5)
+    elsewhere = JetStreamApi(connection.nats, prefix="$JS.moon.API", timeout_s=5)
     with pytest.raises(ApiUnavailable, match=r"nobody answers on \$JS\.moon\.API\.INFO: .* prefix is wrong"):
         await elsewhere.request("INFO")
 

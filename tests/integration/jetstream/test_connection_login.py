@@ -279,7 +279,7 @@ async def test_expired_creds_end_the_connection_and_renewed_ones_do_not(
         with pytest.raises(Disconnected, match="refused the login"):
             await doomed.api.request("INFO")
         await back.wait()
-        assert lost == ["user authentication expired"]
+        assert lost == ["User Authentication Expired"]
         assert await lucky.api.request("INFO")
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import keylane
 from keylane import Connection
-from keylane.errors import AckFailed, AlreadySettled, InvalidInput
+from keylane.errors import AckFailed, AlreadySettled, InvalidInput, NotADelivery
 from keylane.jetstream import consumers
 from keylane.jetstream.feed import Feed, open_feed
 from keylane.jetstream.message import Delivery, Message, parse_ack_subject
@@ -40,6 +40,31 @@ async def taken(feed: Feed, timeout_s: float = 10) -> Message:
 
 
 # ---- what it says -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"some.reply",
+        b"$JS.ACK.s.c.1.5.6.7",
+        b"$JS.ACK.s.c.1.+5.1_0.7.0",
+        b"$JS.ACK.s.c.1.-5.6.7.0",
+        b"$JS.ACK.s.c.1.5x.6x.7.0",
+        b"$JS.ACK.s.c.1." + b"9" * 5000 + b"." + b"9" * 5000 + b".7.0",
+        b"$JS.ACK.\xff.c.1.\xff.\xff.7.0",
+    ],
+    ids=lambda reply: repr(reply[:40]),
+)
+async def test_what_is_no_delivery_has_a_typed_error(connection: Connection, reply: bytes) -> None:
+    message = Message(connection.nats, b"a", reply, b"", b"")
+    for ask in (lambda: message.delivery, lambda: message.delivered_count, lambda: parse_ack_subject(reply)):
+        with pytest.raises(NotADelivery, match="inbox_prefix"):
+            ask()
+    if reply.count(b".") < 5 or not reply.split(b".")[5].isdigit() or len(reply) > 1000:
+        with pytest.raises(NotADelivery):
+            assert message.sequence
+        with pytest.raises(NotADelivery):
+            assert message.consumer_sequence
 
 
 async def test_a_message_tells_where_it_is_from(connection: Connection, unique: Unique) -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,42 @@ def test_no_server_outlives_an_owner_that_ends_without_stop() -> None:
         assert owned.process.wait(DEADLINE_S) == 0
 
 
+def watcher_of(server_pid: int) -> int:
+    (watcher,) = Path(f"/proc/{server_pid}/task/{server_pid}/children").read_text().split()
+    return int(watcher)
+
+
+@pytest.mark.parametrize("order", [*permutations(("owner", "watcher", "server"))], ids="-".join)
+@pytest.mark.parametrize("script", [START_IN_A_THREAD, START_IN_A_THREAD + FORK_A_CHILD], ids=["alone", "forked child"])
+def test_nothing_is_left_behind_in_whatever_order_they_are_killed(script: str, order: tuple[str, ...]) -> None:
+    with owner(script + REPORT + WAIT_FOR_STDIN) as owned:
+        pids = {"owner": owned.process.pid, "server": owned.server_pid, "watcher": watcher_of(owned.server_pid)}
+        os.kill(pids[order[0]], signal.SIGKILL)
+        if order[0] != "server":  # by itself, without the next kill
+            owned.wait_server_gone()
+            eventually(lambda: not is_running(pids["server"]))
+        for name in order[1:]:
+            if is_running(pids[name]):
+                os.kill(pids[name], signal.SIGKILL)
+        eventually(lambda: not any(map(is_running, pids.values())))
+
+
+def test_a_stopped_server_does_not_outlive_its_watcher() -> None:
+    with owner(START_IN_A_THREAD + REPORT + WAIT_FOR_STDIN) as owned:
+        watcher = watcher_of(owned.server_pid)
+        os.kill(owned.server_pid, signal.SIGSTOP)
+        os.kill(watcher, signal.SIGKILL)
+        eventually(lambda: not is_running(owned.server_pid))
+
+
+def test_an_owner_hears_that_its_watcher_was_killed() -> None:
+    with NatsServer.start() as server:
+        os.kill(watcher_of(server.pid), signal.SIGKILL)
+        eventually(lambda: not server.running)
+        server.restart()
+        assert server.monitor("healthz") == {"status": "ok"}
+
+
 def test_a_server_that_ignores_sigterm_is_killed_with_its_owner() -> None:
     """A stopped process does not act on SIGTERM: the watcher has to go on to SIGKILL."""
     with owner(START_IN_A_THREAD + REPORT + WAIT_FOR_STDIN) as owned:
@@ -123,7 +160,7 @@ def test_a_server_outlives_the_thread_that_started_it() -> None:
 
 def test_stop_leaves_no_watcher_behind() -> None:
     server = NatsServer.start()
-    (watcher,) = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
-    assert is_running(int(watcher))
+    watcher = watcher_of(server.pid)
+    assert is_running(watcher)
     server.stop()
-    eventually(lambda: not is_running(int(watcher)))
+    eventually(lambda: not is_running(watcher))

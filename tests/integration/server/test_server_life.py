@@ -263,3 +263,22 @@ def test_readiness_has_a_deadline(tmp_path: Path) -> None:
     finally:
         os.kill(server.pid, signal.SIGCONT)
         server.stop()
+
+
+async def test_what_the_server_writes_is_for_its_user_alone(tmp_path: Path, unique: Callable[..., str]) -> None:
+    """Passwords of users stand in the configuration, and messages in the store."""
+    store = tmp_path / "store"
+    with NatsServer.start(store_dir=store) as server:
+        (store / "server.conf").chmod(0o644)
+        (store / "server.log").chmod(0o644)
+        await publish(server, unique("S"), 1)
+        server.restart()
+        found = [store, *store.rglob("*")]
+        assert {path.name for path in found} >= {"store", "server.conf", "server.log", "server.lock", "jetstream"}
+        assert [str(path) for path in found if path.stat().st_mode & 0o077] == []
+
+
+def test_a_directory_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with NatsServer.start(store_dir=tmp_path):
+        assert tmp_path.stat().st_mode & 0o777 == 0o755

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keylane.jetstream.protocol import Scanner, Unrouted
+from keylane.jetstream.protocol import BrokenProtocol, Scanner, Unrouted
 from keylane.spark.executor import cutting
 from keylane.spark.executor.cutting import Cutter, Run
 from keylane.spark.executor.delivered import delivered_messages
@@ -120,6 +120,27 @@ def test_bulk_and_one_by_one_take_the_same(stream: tuple[bytes, list[int]]) -> N
                 scanner.scan(whole[begin:end])
     assert in_bulk.taken == one_by_one.taken
     assert bulk.events == plain.events
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"MSG a.0 7 $JS.ACK.s.c.1.1.1.1.0 -15\r\n",
+        b"MSG a.0 7 $JS.ACK.s.c.1.1.1.1.0 +2\r\nab\r\n",
+        b"MSG a.0 7 $JS.ACK.s.c.1.1.1.1.0 1_0\r\n0123456789\r\n",
+        b"MSG a.0 7 $JS.ACK.s.c.1.1.1.1.0 99999999999\r\n",
+        b"HMSG a.0 7 $JS.ACK.s.c.1.1.1.1.0 9 4\r\nabcd\r\n",
+        b"HMSG a.0 7 $JS.ACK.s.c.1.1.1.1.0 -2 4\r\nabcd\r\n",
+        b"MSG a.0 7 $JS.ACK.s.c.1.1.1.1.0 2\r\nabcd\r\n",
+    ],
+)
+@pytest.mark.parametrize("before", [0, 1, 40])
+def test_a_bulk_route_leaves_nonsense_to_the_scanner(line: bytes, before: int) -> None:
+    scanner = Scanner()
+    scanner.bulk_routes[b"7"] = route = InBulk()
+    with pytest.raises(BrokenProtocol):
+        scanner.scan(message(1, b"a.0", b"ab", None) * before + line)
+    assert len(route.taken) == before
 
 
 @given(streams())

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from keylane.errors import ApiError, InvalidInput, NotFound, ReadIncomplete
+from keylane.errors import ApiError, InvalidInput, NotFound, PermissionDenied, ReadIncomplete
 from keylane.jetstream import consumers
 from keylane.jetstream.publish import Outgoing
 from keylane.server import NatsServer
@@ -59,6 +59,24 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+DENIED = """
+authorization { users: [ { user: some, password: pw, permissions: { publish: { deny: [
+    "$JS.API.CONSUMER.MSG.NEXT.>", "$JS.API.DIRECT.GET.>"
+] } } } ] }
+no_auth_user: some
+"""
+
+
+@both_ways
+def test_a_reader_that_may_not_ask_fails_at_once(unique: Callable[..., str], way: Way) -> None:
+    with NatsServer.start(extra_config=DENIED) as server, ground_at(server.url, unique("S")) as ground:
+        fill(ground, 10)
+        begun = time.monotonic()
+        with pytest.raises(PermissionDenied, match=rf"may not publish to .*{ground.stream}.* messages"):
+            sequences_of(ground.split(way))
+        assert time.monotonic() - begun < 10
 
 
 def open_subscriptions(server: NatsServer) -> int:

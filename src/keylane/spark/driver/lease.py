@@ -31,6 +31,7 @@ from keylane.errors import (
     Disconnected,
     InvalidInput,
     KeylaneError,
+    PermissionDenied,
     PublishFailed,
     QueryFenced,
     RequestTimeout,
@@ -186,7 +187,7 @@ class Lease:
                 except RevisionConflict:
                     continue
                 except _PASSING as error:
-                    if self._connection.is_closed:
+                    if self._connection.is_closed or isinstance(error, PermissionDenied):
                         raise
                     trouble.saw(error)
                     await asyncio.sleep(_RETRY_S)

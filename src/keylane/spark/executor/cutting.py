@@ -8,6 +8,7 @@ counts only if all before it were right and its own sizes agree with its own lin
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from keylane.spark.executor.slices import Mask, Octets, Positions
 
 _CRLF = b"\r\n"
+_SIZES = re.compile(rb"(?: ([0-9]{1,10}))? ([0-9]{1,10})")
 _FEWEST_TO_GUESS = 64  # fewer are walked sooner than numpy is called
 _ENOUGH = 16  # the end of an inbox's name is random
 
@@ -79,23 +81,26 @@ class Cutter:
             if data[position] == 72:
                 last = rfind(b" ", position, last)
             written = data[last:end_of_line]
-            try:
-                headers, whole = sizes[written]
-            except KeyError:
-                headers, whole = self._learn(written)
+            known = sizes.get(written) or self._learn(written)
+            if known is None:
+                break  # the scanner meets this line next, and refuses it
+            headers, whole = known
             body = end_of_line + 2
             end = body + whole
-            if end + 2 > size or (opening and not data.startswith(opening, body)):
+            if end + 2 > size or (opening and not data.startswith(opening, body)) or not data.startswith(_CRLF, end):
                 break
             places += (position, body, body + headers, end)
             position = end + 2
         return places
 
-    def _learn(self, written: bytes) -> tuple[int, int]:
+    def _learn(self, written: bytes) -> tuple[int, int] | None:
+        """The sizes of headers and of the whole; None for what is no pair of sizes."""
+        found = _SIZES.fullmatch(written)
+        sizes = (int(found[1] or 0), int(found[2])) if found is not None else (1, 0)
+        if sizes[0] > sizes[1]:
+            return None
         if len(self._sizes) > 10_000:
             self._sizes.clear()
-        numbers = [int(word) for word in written.split()]
-        sizes = (numbers[0], numbers[1]) if len(numbers) == 2 else (0, numbers[0])
         self._sizes[written] = sizes
         return sizes
 

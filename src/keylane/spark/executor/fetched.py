@@ -12,10 +12,18 @@ from typing import TYPE_CHECKING
 
 from nats.aio.subscription import Subscription
 
-from keylane.errors import ApiError, ApiUnavailable, Disconnected, InvalidInput, KeylaneError, ReadIncomplete
+from keylane.errors import (
+    ApiError,
+    ApiUnavailable,
+    Disconnected,
+    InvalidInput,
+    KeylaneError,
+    PermissionDenied,
+    ReadIncomplete,
+)
 from keylane.jetstream import streams
 from keylane.jetstream.direct import MOST_BYTES
-from keylane.jetstream.headers import parse_headers, status_of
+from keylane.jetstream.headers import number_in, parse_headers, status_of
 from keylane.spark.executor.arrivals import Arrivals, End
 from keylane.spark.executor.cutting import Cutter, Run
 from keylane.spark.executor.split import Split
@@ -40,6 +48,7 @@ class FetchedRange:
         self._seen = after
         self._in_batch = 0
         self._asked = False
+        self._request = connection.api.subject(f"DIRECT.GET.{split.reading.stream}")
         self._inbox = self._client.new_inbox()
         self._subscription: Subscription | None = None
         self._cutter: Cutter | None = None
@@ -48,12 +57,14 @@ class FetchedRange:
     async def open(self) -> None:
         self._connection.require("direct_get_batch")
         self._client.listen(self._link_changed)
+        self._client.listen_for_denials(self._denied)
         self._subscription = await self._client.route_bulk(self._inbox, self)
         self._cutter = Cutter(b"HMSG %b %d " % (self._inbox.encode(), self._subscription._id), OPENING)
         self.refill()
 
     async def close(self) -> None:
         self._client.unlisten(self._link_changed)
+        self._client.unlisten_for_denials(self._denied)
         if self._subscription is not None:
             await self._client.unroute(self._subscription)
 
@@ -74,8 +85,9 @@ class FetchedRange:
         if self._split.subject_filter is not None:
             request["next_by_subj"] = self._split.subject_filter
         payload = json.dumps(request, separators=(",", ":")).encode()
-        target = self._connection.api.subject(f"DIRECT.GET.{self._split.reading.stream}").encode()
-        self._client.post(b"PUB %b %b %d\r\n%b\r\n" % (target, self._inbox.encode(), len(payload), payload))
+        self._client.post(
+            b"PUB %b %b %d\r\n%b\r\n" % (self._request.encode(), self._inbox.encode(), len(payload), payload)
+        )
         self.arrivals.heard = time.monotonic()  # until now there was nothing to hear
         self._asked = True
         self._in_batch = 0
@@ -96,7 +108,9 @@ class FetchedRange:
         code, text = status_of(headers)
         fields = parse_headers(headers)
         if code == 204:
-            self._end_of_batch(int(fields.get("Nats-Num-Pending", 0)), int(fields.get("Nats-Last-Sequence", 0)))
+            self._end_of_batch(
+                number_in(fields.get("Nats-Num-Pending", "0")), number_in(fields.get("Nats-Last-Sequence", "0"))
+            )
         elif code == 404:
             self.arrivals.end(End.DRY)
         elif code == 503:
@@ -109,8 +123,8 @@ class FetchedRange:
         self._book()
         self.refill()
 
-    def _end_of_batch(self, pending: int, last: int) -> None:
-        if last != self._in_batch:
+    def _end_of_batch(self, pending: int | None, last: int | None) -> None:
+        if last != self._in_batch or pending is None:
             self._fail(ReadIncomplete(f"messages after sequence {self._seen} up to {last} did not arrive"))
         elif pending == 0:
             self.arrivals.end(End.DRY)
@@ -130,6 +144,10 @@ class FetchedRange:
 
     def _link_changed(self, up: bool) -> None:
         self._fail(Disconnected("the connection was lost"))
+
+    def _denied(self, denied: PermissionDenied) -> None:
+        if denied.subject in (self._request, self._inbox):
+            self._fail(denied)
 
     def _fail(self, why: KeylaneError) -> None:
         self.arrivals.end(why)

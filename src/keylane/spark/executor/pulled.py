@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from nats.aio.subscription import Subscription
 
 from keylane.core.pulls import Meaning, Pull, PullWindow, Status
-from keylane.errors import ConsumerGone, Disconnected, KeylaneError, ReadIncomplete
+from keylane.errors import ConsumerGone, Disconnected, KeylaneError, PermissionDenied, ReadIncomplete
 from keylane.jetstream import consumers
-from keylane.jetstream.headers import parse_headers, status_of
+from keylane.jetstream.headers import number_in, parse_headers, status_of
 from keylane.spark.executor.arrivals import Arrivals, End
 from keylane.spark.executor.cutting import Cutter, Run
 from keylane.spark.executor.split import Split
@@ -65,6 +65,7 @@ class PulledRange:
         self._after = after
         self._expected = 1
         self._consumer = f"keylane-spark-{secrets.token_hex(8)}"
+        self._request = connection.api.subject(f"CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}")
         self._inbox = self._client.new_inbox()
         self._subscription: Subscription | None = None
         self._cutter: Cutter | None = None
@@ -73,6 +74,7 @@ class PulledRange:
 
     async def open(self) -> None:
         self._client.listen(self._link_changed)
+        self._client.listen_for_denials(self._denied)
         self._subscription = await self._client.route_bulk(f"{self._inbox}.>", self)
         self._cutter = Cutter(b" %d $JS.ACK." % self._subscription._id)
         created = await consumers.create(self._connection, self._stream, self._config())
@@ -83,6 +85,7 @@ class PulledRange:
     async def close(self) -> None:
         """Give the subscription and the consumer back. Without a link the server drops the consumer by itself."""
         self._client.unlisten(self._link_changed)
+        self._client.unlisten_for_denials(self._denied)
         if self._subscription is not None:
             await self._client.unroute(self._subscription)
         if self._client.is_connected:
@@ -127,9 +130,8 @@ class PulledRange:
             "idle_heartbeat": round(_HEARTBEAT_S * 1e9),
         }
         payload = json.dumps(request, separators=(",", ":")).encode()
-        target = self._connection.api.subject(f"CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}")
         reply = f"{self._inbox}.{pull.token}"
-        self._client.post(b"PUB %b %b %d\r\n%b\r\n" % (target.encode(), reply.encode(), len(payload), payload))
+        self._client.post(b"PUB %b %b %d\r\n%b\r\n" % (self._request.encode(), reply.encode(), len(payload), payload))
 
     # ---- answers ------------------------------------------------------------------------------------
 
@@ -144,9 +146,11 @@ class PulledRange:
     def receive(self, subject: bytes, reply: bytes, headers: bytes, data: bytes) -> None:
         self._book()
         code, text = status_of(headers)
-        pending = parse_headers(headers).get("Nats-Pending-Messages")
-        pull = Pull.from_token(subject[len(self._inbox) + 1 :].decode())
-        match self._window.answered(pull, Status(code, text, int(pending) if pending else None)):
+        pull = Pull.from_token(subject[len(self._inbox) + 1 :].decode(errors="replace"))
+        if not code or pull is None:
+            return  # in this inbox, and not from the consumer
+        pending = number_in(parse_headers(headers).get("Nats-Pending-Messages"))
+        match self._window.answered(pull, Status(code, text, pending)):
             case None | Meaning.ALIVE | Meaning.OUT_OF_BYTES | Meaning.ENDED:
                 pass
             case Meaning.TOO_LARGE:
@@ -185,6 +189,10 @@ class PulledRange:
 
     def _link_changed(self, up: bool) -> None:
         self._fail(Disconnected("the connection was lost"))
+
+    def _denied(self, denied: PermissionDenied) -> None:
+        if denied.subject in (self._request, f"{self._inbox}.>"):
+            self._fail(denied)
 
     def _fail(self, why: KeylaneError) -> None:
         self.arrivals.end(why)

@@ -266,8 +266,8 @@ class RowLanes:
         self._again_at = 0.0
 
     def refused(self, error: PermissionDenied) -> None:
-        text = str(error).lower()  # nats-py has lowered the name in it
-        if any(name.decode().lower() in text for name in (self._outlet.prefix, *self._last)):
+        subject = error.subject.encode()
+        if subject in self._last or subject.startswith(self._outlet.prefix):
             self._fail(PermissionDenied(f"rows for stream {self._target.stream!r} cannot be published: {error}"))
 
     # ---- time ---------------------------------------------------------------------------------------

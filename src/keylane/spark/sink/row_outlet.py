@@ -7,14 +7,13 @@ stored ahead of what is sent again.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from nats.aio.subscription import Subscription
 
 from keylane.errors import PermissionDenied
 from keylane.jetstream.connection import Connection
-from keylane.jetstream.hooks import Hooks
 
 Row = tuple[bytes, bytes, bytes]
 """Subject, header block with the message id, data: as they are sent."""
@@ -46,7 +45,6 @@ class Outlet:
         """`plain` is what most answers look like, as a regular expression: these come many at a time, and only their
         tokens, which are numbers."""
         self._client = connection.nats
-        self._connection = connection
         self._publisher = publisher
         self._inbox = self._client.new_inbox()
         self.prefix = f"{self._inbox}.".encode()
@@ -56,7 +54,6 @@ class Outlet:
             self._many = re.compile(b"(?:" + start + rb"\d+ \d+ \d+\r\n" + plain + b"\r\n)+")
         self._is_bulk = plain is not None
         self._subscription: Subscription | None = None
-        self._forget: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
         return f"<Outlet {self._inbox} {'up' if self.is_up else 'down'}>"
@@ -69,13 +66,12 @@ class Outlet:
         listen = self._client.route_bulk if self._is_bulk else self._client.route
         self._subscription = await listen(f"{self._inbox}.>", self)
         self._client.listen(self._link_changed)
-        self._forget = self._connection.observe(Hooks(on_error=self._error))
+        self._client.listen_for_denials(self._publisher.refused)
 
     async def close(self) -> None:
         self._withdraw()
         self._client.unlisten(self._link_changed)
-        if self._forget is not None:
-            self._forget()
+        self._client.unlisten_for_denials(self._publisher.refused)
         if self._subscription is not None:
             await self._client.unroute(self._subscription)
 
@@ -103,10 +99,6 @@ class Outlet:
         if not up:
             self._withdraw()
         self._publisher.link_changed(up)
-
-    def _error(self, error: Exception) -> None:
-        if isinstance(error, PermissionDenied):
-            self._publisher.refused(error)
 
     def _withdraw(self) -> None:
         outbox = self._client.outbox
