@@ -62,7 +62,7 @@ class Log:
         self.linked: list[float] = []
         """When a lost link to the server was there again."""
         self._file = file
-        self._by = by
+        self.by = by
         self._partitions = partitions
         self._offset = 0
         self._places: dict[bytes, tuple[str, int]] = {}
@@ -78,14 +78,14 @@ class Log:
             words = line.split(b" ")
             if words[0] == b"failed":
                 at_ns, subject, sequence, tries, meant, *more = words[1:]
-                who = (*self._place(subject), int(sequence), self._by)
+                who = (*self._place(subject), int(sequence), self.by)
                 self.failed.append(Failed(int(at_ns) / 1e9, *who, int(tries), meant == b"1", *map(int, more)))
             elif words[0] == b"linked":
                 self.linked.append(int(words[1]) / 1e9)
             elif words[0] != b"ready":
                 at_ns, subject, sequence, _member, *more = words
                 self.handled.append(
-                    Handled(int(at_ns) / 1e9, *self._place(subject), int(sequence), self._by, *map(int, more))
+                    Handled(int(at_ns) / 1e9, *self._place(subject), int(sequence), self.by, *map(int, more))
                 )
 
     def _place(self, subject: bytes) -> tuple[str, int]:

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.timeout(120)
 
 def program(page: str, *, containing: str = "") -> str:
     """The one whole program of a page that has this in it."""
-    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    blocks: list[str] = re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
     [found] = [block for block in blocks if "keylane.run(" in block and containing in block]
     return found
 
