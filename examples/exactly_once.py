@@ -95,7 +95,10 @@ class Worker:
 
     async def __aenter__(self) -> Self:
         self.process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+            *self._command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for the story, which then ends its workers
         )
         self._listening = asyncio.create_task(self._listen())
         return self

@@ -81,6 +81,7 @@ class Worker:
             url,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for the story, which then ends its workers
         )
         if self._process.stdout is not None:
             self._listening = asyncio.create_task(self._listen(self._process.stdout))

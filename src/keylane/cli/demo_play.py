@@ -171,9 +171,10 @@ def _note_takeover(run: Run, instance: Instance, at_s: float) -> None:
 
 
 async def _start_process(url: str, member: str) -> asyncio.subprocess.Process:
+    """In a session of its own: Ctrl-C is for the demo, which then ends its members."""
     return await asyncio.create_subprocess_exec(
         sys.executable, "-m", "keylane.cli.demo_member", url, STREAM, GROUP, member, str(ACK_WAIT_S),
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
+
+from tests.integration.chaos.test_chaos_short import MARK, left_behind
 
 
 def play(*options: str, timeout_s: float) -> str:
@@ -58,6 +63,26 @@ def test_the_demo_audits_itself_and_plans() -> None:
     without = re.search(r"without a record +([1-9]\d*)\n", said)
     assert ("without a record are not lost" in said) is (without is not None)
     assert re.search(r"imbalance now +1\.\d\d", said)
+
+
+@pytest.mark.timeout(120)
+def test_ctrl_c_ends_the_demo_and_its_processes(unique: Callable[..., str]) -> None:
+    mark = unique("demo")
+    demo = subprocess.Popen(
+        [sys.executable, "-u", "-m", "keylane.cli.main", "demo", "--seconds", "60"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {MARK: mark},
+    )
+    assert demo.stdout is not None
+    while "elastic group" not in demo.stdout.readline():
+        assert demo.poll() is None
+    os.killpg(demo.pid, signal.SIGINT)  # as a terminal does: its members are just starting
+    _, complaints = demo.communicate(timeout=60)
+    assert (demo.returncode, complaints) == (130, "")
+    assert left_behind(mark) == []
 
 
 def test_impossible_options_are_refused() -> None:
