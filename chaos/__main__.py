@@ -1,4 +1,4 @@
-"""`python -m chaos rebalance|groups|memory|spark|marshal [options] [--json]`: docs/chaos.md says what each run does.
+"""`python -m chaos rebalance|rolling|groups|memory|spark|marshal [options] [--json]`: docs/chaos.md describes the runs.
 
 Exit code 0: the verdict is clean. 1: it is not. 2: the run itself broke, or the arguments are wrong.
 """
@@ -11,7 +11,7 @@ import json
 import sys
 from typing import get_args
 
-from chaos import groups, marshal, memory, rebalance, spark
+from chaos import groups, marshal, memory, rebalance, rolling, spark
 from chaos.faults import KINDS
 from chaos.marshal_stage import On
 from chaos.members import RunBroken
@@ -23,6 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m chaos", description=__doc__)
     scenarios = parser.add_subparsers(dest="scenario", required=True)
     _add_rebalance(scenarios.add_parser("rebalance", help="planned changes of membership under load"))
+    _add_rolling(scenarios.add_parser("rolling", help="a rolling restart of README's program under load"))
     _add_groups(scenarios.add_parser("groups", help="kills, freezes, stops, restarts and changes under load"))
     _add_memory(scenarios.add_parser("memory", help="does a member's memory stay flat?"))
     _add_spark(scenarios.add_parser("spark", help="a Spark query whose driver is killed again and again"))
@@ -30,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     chosen = {
         "rebalance": _rebalance,
+        "rolling": _rolling,
         "groups": _groups,
         "memory": _memory,
         "spark": _spark,
@@ -84,6 +86,33 @@ def _rebalance(options: argparse.Namespace, parser: argparse.ArgumentParser) -> 
     outcome = asyncio.run(rebalance.run(settings, _say))
     told = json.dumps(outcome.as_json()) if options.json else rebalance.as_text(outcome)
     return 0 if outcome.spotless else 1, told
+
+
+# ---- rolling --------------------------------------------------------------------------------------------
+
+
+def _add_rolling(one: argparse.ArgumentParser) -> None:
+    default = rolling.Settings()
+    _common(one, seconds=default.seconds, every_s=default.every_s)
+    one.add_argument("--rate", type=float, default=default.rate, help="messages a second")
+    one.add_argument("--kind", choices=("elastic", "static"), default=default.kind, help="of the group")
+    one.add_argument("--cluster", action="store_true", help="three servers, three replicas")
+
+
+def _rolling(options: argparse.Namespace, parser: argparse.ArgumentParser) -> tuple[int, str]:
+    if options.rate <= 0 or options.every < 1 or options.seconds < 2 * options.every:
+        parser.error("--rate must be positive, --every at least 1, --seconds at least twice --every")
+    settings = rolling.Settings(
+        seconds=options.seconds,
+        seed=options.seed,
+        rate=options.rate,
+        every_s=options.every,
+        kind=options.kind,
+        cluster=options.cluster,
+    )
+    outcome = asyncio.run(rolling.run(settings, _say))
+    told = json.dumps(outcome.as_json()) if options.json else rolling.as_text(outcome)
+    return 0 if outcome.spotless and outcome.quick else 1, told
 
 
 # ---- groups ---------------------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ class Log:
         self.lost: list[float] = []
         """When the pin was lost."""
         self._file = file
-        self._by = by
+        self.by = by
         self._partitions = partitions
         self._offset = 0
         self._places: dict[bytes, tuple[str, int]] = {}
@@ -91,7 +91,7 @@ class Log:
             words = line.split(b" ")
             if words[0] == b"failed":
                 at_ns, subject, sequence, tries, meant, *more = words[1:]
-                who = (*self._place(subject), int(sequence), self._by)
+                who = (*self._place(subject), int(sequence), self.by)
                 self.failed.append(Failed(int(at_ns) / 1e9, *who, int(tries), meant == b"1", *map(int, more)))
             elif words[0] in (b"fails", b"crashed"):
                 at_ns, _, sequence = words[1:]
@@ -104,7 +104,7 @@ class Log:
             elif words[0] != b"ready":
                 at_ns, subject, sequence, _member, *more = words
                 self.handled.append(
-                    Handled(int(at_ns) / 1e9, *self._place(subject), int(sequence), self._by, *map(int, more))
+                    Handled(int(at_ns) / 1e9, *self._place(subject), int(sequence), self.by, *map(int, more))
                 )
 
     def _place(self, subject: bytes) -> tuple[str, int]:

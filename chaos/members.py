@@ -58,6 +58,10 @@ class MemberProcess:
         return f"<MemberProcess {self.name} of {self.member} pid={self._process.pid}>"
 
     @property
+    def returncode(self) -> int | None:
+        return self._process.returncode
+
+    @property
     def ended_by_itself(self) -> bool:
         return self._process.returncode is not None and not self._expected_to_end
 
@@ -73,14 +77,14 @@ class MemberProcess:
 
     async def ready(self) -> None:
         """Wait until it has joined."""
-        async with _deadline(_READY_TIMEOUT_S, f"{self!r} did not join"):
+        async with deadline(_READY_TIMEOUT_S, f"{self!r} did not join"):
             while b"ready\n" not in self.evidence.read_bytes()[:4096]:
                 self.check()
                 await asyncio.sleep(_LOOK_EVERY_S)
 
     async def handled_something_after(self, size: int, timeout_s: float) -> None:
         """Wait until its evidence is longer than this."""
-        async with _deadline(timeout_s, f"{self!r} handled nothing"):
+        async with deadline(timeout_s, f"{self!r} handled nothing"):
             while self.evidence.stat().st_size <= size:
                 self.check()
                 await asyncio.sleep(_LOOK_EVERY_S)
@@ -138,6 +142,8 @@ class Members:
     """How long a message takes to handle."""
     options: tuple[str, ...] = ()
     """More of them for keylane's own worker."""
+    program: tuple[str, ...] = ()
+    """A command that is started instead of the worker, with the name of the member."""
     started: list[MemberProcess] = field(default_factory=list)
 
     async def start(self, member: str, peer: Peer = "keylane", name: str | None = None) -> MemberProcess:
@@ -164,6 +170,8 @@ class Members:
         await asyncio.gather(*(one.kill() for one in self.started))
 
     def _command(self, member: str, peer: Peer, name: str) -> Sequence[str]:
+        if self.program:
+            return [*self.program, "--member", member]
         where = ["--url", self.group.url, "--stream", self.group.stream, "--group", self.group.group]
         pending = self.max_ack_pending if self.max_ack_pending is not None or peer == "keylane" else 1
         how = ["--member", member] + (["--max-ack-pending", str(pending)] if pending is not None else [])
@@ -184,9 +192,10 @@ async def members(
     max_ack_pending: int | None = None,
     work_s: float = 0.0,
     options: Sequence[str] = (),
+    program: Sequence[str] = (),
 ) -> AsyncIterator[Members]:
     """Processes for as long as the block lasts; whatever is still there at its end is killed."""
-    running = Members(group, directory, ack_wait_s, max_ack_pending, work_s, tuple(options))
+    running = Members(group, directory, ack_wait_s, max_ack_pending, work_s, tuple(options), tuple(program))
     try:
         yield running
     finally:
@@ -194,7 +203,7 @@ async def members(
 
 
 @asynccontextmanager
-async def _deadline(timeout_s: float, what: str) -> AsyncIterator[None]:
+async def deadline(timeout_s: float, what: str) -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(timeout_s):
             yield

@@ -14,6 +14,7 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
+from typing import Self
 
 from nats.js.api import StreamConfig
 from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, func, select
@@ -66,42 +67,51 @@ async def work(url: str, database: str, fatal: int) -> None:
         if message.source_sequence == fatal:
             os.kill(os.getpid(), signal.SIGKILL)  # the payment is committed; its ack has not left
 
-    async with await keylane.connect(url) as connection:
-        settings = ConsumerConfig(ack_wait_s=1.0)
-        member = await groups.join(connection, "PAYMENTS", "ledger", "alice", handler, settings=settings)
-        loop = asyncio.get_running_loop()
-        ended = asyncio.Event()
-        loop.add_signal_handler(signal.SIGTERM, ended.set)
-        loop.add_reader(sys.stdin, ended.set)  # it ends when the process that started this one is gone
-        await ended.wait()
-        await member.stop()
-    await engine.dispose()
+    def stop() -> None:
+        asyncio.get_running_loop().remove_reader(sys.stdin)
+        signal.raise_signal(signal.SIGTERM)
+
+    asyncio.get_running_loop().add_reader(sys.stdin, stop)  # the process that started this one is gone
+    settings = ConsumerConfig(ack_wait_s=1.0)
+    try:
+        async with (
+            keylane.connect(url) as connection,
+            groups.join(connection, "PAYMENTS", "ledger", "alice", handler, settings=settings) as member,
+        ):
+            await member.wait()
+    finally:
+        await engine.dispose()
 
 
 # ---- the story --------------------------------------------------------------------------------------
 
 
 class Worker:
-    """A worker process, and what was delivered to it."""
+    """A worker process, and what was delivered to it. Leaving the block stops it."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
+    def __init__(self, url: str, database: str, fatal: int = 0) -> None:
         self.got: list[int] = []
-        self._listening = asyncio.create_task(self._listen())
+        self._command = (sys.executable, __file__, "--worker", url, database, str(fatal))
 
-    @classmethod
-    async def start(cls, url: str, database: str, fatal: int = 0) -> Worker:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, __file__, "--worker", url, database, str(fatal)),
+    async def __aenter__(self) -> Self:
+        self.process = await asyncio.create_subprocess_exec(
+            *self._command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for the story, which then ends its workers
         )
-        return cls(process)
+        self._listening = asyncio.create_task(self._listen())
+        return self
 
-    async def end(self) -> None:
-        async with asyncio.timeout(30):
-            await self.process.wait()
-            await self._listening
+    async def __aexit__(self, *_: object) -> None:
+        if self.process.returncode is None:
+            self.process.terminate()
+        try:
+            async with asyncio.timeout(30):
+                await self.process.wait()
+        except TimeoutError:
+            self.process.kill()
+        await self._listening
 
     async def _listen(self) -> None:
         if self.process.stdout is not None:
@@ -118,27 +128,27 @@ async def until_all_is_acked(connection: Connection) -> None:
             await asyncio.sleep(0.05)
 
 
-async def main(url: str, database: str) -> None:
-    async with await keylane.connect(url) as connection:
+async def main(directory: str) -> None:
+    database = str(Path(directory) / "balances.db")
+    engine = create_engine(f"sqlite:///{database}")
+    metadata.create_all(engine)
+    async with NatsServer.start() as server, keylane.connect(server.url) as connection:
         await streams.create(connection, StreamConfig(name="PAYMENTS", subjects=["payments.*"]))
         await groups.create_elastic(
             connection, "PAYMENTS", "ledger", max_members=4, partitioning=[("payments.*", [1])], members=["alice"]
         )
         for number in range(PAYMENTS):
             await connection.jetstream.publish(f"payments.account-{number % 10}", str(number).encode())
-        print(f"{PAYMENTS} payments into 10 accounts, {sum(range(PAYMENTS))} in all")
-        first = await Worker.start(url, database, FATAL)
-        await first.end()
+        print(f"{PAYMENTS} payments into 10 accounts, {sum(range(PAYMENTS))} in all", flush=True)
+        async with Worker(server.url, database, FATAL) as first:
+            await first.process.wait()
         print("A is killed after the commit of a payment and before its ack (kill -9)")
-        second = await Worker.start(url, database)
-        await until_all_is_acked(connection)
-        second.process.terminate()
-        await second.end()
+        async with Worker(server.url, database) as second:
+            await until_all_is_acked(connection)
     again = sorted(set(first.got) & set(second.got))
     print(
         f"B went on; {len(again)} payments were delivered to both, the fatal one {'too' if FATAL in again else 'NOT'}"
     )
-    engine = create_engine(f"sqlite:///{database}")
     with engine.connect() as found:
         accounts, payments, amount = found.execute(
             select(func.count(), func.sum(balances.c.payments), func.sum(balances.c.amount))
@@ -149,11 +159,7 @@ async def main(url: str, database: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
-        asyncio.run(work(sys.argv[2], sys.argv[3], int(sys.argv[4])))
+        keylane.run(work(sys.argv[2], sys.argv[3], int(sys.argv[4])))
     else:
-        with NatsServer.start() as server, tempfile.TemporaryDirectory() as directory:
-            path = str(Path(directory) / "balances.db")
-            plain = create_engine(f"sqlite:///{path}")
-            metadata.create_all(plain)
-            plain.dispose()
-            asyncio.run(main(server.url, path))
+        with tempfile.TemporaryDirectory() as temporary:
+            keylane.run(main(temporary))

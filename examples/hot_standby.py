@@ -28,14 +28,19 @@ AN_ORDER_TAKES_S = 0.01
 
 
 async def work(url: str) -> None:
-    """Handle orders while this process is the pinned one. SIGTERM ends it cleanly."""
+    """Handle orders while this process is the pinned one. `keylane.run` ends it cleanly on SIGTERM and Ctrl-C."""
 
     def say(*words: object) -> None:
         print(*words, flush=True)
 
+    def stop() -> None:
+        asyncio.get_running_loop().remove_reader(sys.stdin)
+        signal.raise_signal(signal.SIGTERM)
+
+    asyncio.get_running_loop().add_reader(sys.stdin, stop)  # the process that started this one is gone
     async with (
-        await keylane.connect(url) as connection,
-        await priority.consume(
+        keylane.connect(url) as connection,
+        priority.consume(
             connection,
             "ORDERS",
             "billing",
@@ -45,25 +50,14 @@ async def work(url: str) -> None:
             max_messages=20,
         ) as feed,
     ):
-        loop = asyncio.get_running_loop()
-        stopping: asyncio.Task[None] | None = None
-
-        def stop() -> None:
-            nonlocal stopping
-            loop.remove_reader(sys.stdin)
-            stopping = loop.create_task(feed.drain())  # finish what is here, ask for nothing more
-
-        loop.add_signal_handler(signal.SIGTERM, stop)
-        loop.add_reader(sys.stdin, stop)  # it ends when the process that started this one is gone
         await connection.flush()
         say("ready")
         async for order in feed:
             await asyncio.sleep(AN_ORDER_TAKES_S)  # the work
             say("did", order.data.decode(), time.monotonic())
             order.ack()
-        if stopping is not None:
-            await stopping
-    # Leaving the feed hands the pin over at once: the other process need not wait for the timeout.
+    # Leaving the feed hands the pin over at once: the other process need not wait for the timeout. The order that was
+    # at work, and those not begun, are the other's first.
 
 
 # ---- the story: starts workers, kills one, stops one ------------------------------------------------
@@ -87,6 +81,7 @@ class Worker:
             url,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for the story, which then ends its workers
         )
         if self._process.stdout is not None:
             self._listening = asyncio.create_task(self._listen(self._process.stdout))
@@ -152,8 +147,8 @@ async def publish(connection: Connection, first: int, last: int) -> None:
         await connection.jetstream.publish("orders.new", str(number).encode())
 
 
-async def main(url: str) -> None:
-    async with await keylane.connect(url) as connection:
+async def main() -> None:
+    async with NatsServer.start() as server, keylane.connect(server.url) as connection:
         await streams.create(
             connection,
             StreamConfig(name="ORDERS", subjects=["orders.>"], retention=RetentionPolicy.WORK_QUEUE),
@@ -172,7 +167,7 @@ async def main(url: str) -> None:
         story = Story()
         workers = (Worker("A", story), Worker("B", story), Worker("A", story))
         try:
-            await tell(story, connection, url, workers)
+            await tell(story, connection, server.url, workers)
         finally:
             for worker in workers:
                 await worker.end(signal.SIGKILL)
@@ -221,7 +216,6 @@ async def tell(story: Story, connection: Connection, url: str, workers: tuple[Wo
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
-        asyncio.run(work(sys.argv[2]))
+        keylane.run(work(sys.argv[2]))
     else:
-        with NatsServer.start() as server:
-            asyncio.run(main(server.url))
+        keylane.run(main())

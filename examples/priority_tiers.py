@@ -32,9 +32,9 @@ class Tier:
         self.last_at = 0.0
         self._task: asyncio.Task[None] | None = None
 
-    async def start(self, url: str) -> None:
+    async def start(self, url: str, tasks: asyncio.TaskGroup) -> None:
         ready = asyncio.Event()
-        self._task = asyncio.create_task(self._work(url, ready))
+        self._task = tasks.create_task(self._work(url, ready))
         async with asyncio.timeout(10):
             await ready.wait()
 
@@ -48,8 +48,8 @@ class Tier:
         # Five jobs at most are held here. While all five places are taken, no pull is open, and the next
         # tier is served: that is how a busy tier lets work pass.
         async with (
-            await keylane.connect(url) as connection,
-            await priority.consume(connection, "RENDER", "farm", priority=self.level, max_messages=5) as feed,
+            keylane.connect(url) as connection,
+            priority.consume(connection, "RENDER", "farm", priority=self.level, max_messages=5) as feed,
         ):
             await connection.flush()
             ready.set()
@@ -78,8 +78,36 @@ async def report(title: str, count: int, progress: asyncio.Event, *tiers: Tier) 
         tier.jobs = 0
 
 
-async def main(url: str) -> None:
-    async with await keylane.connect(url) as connection:
+async def tell(connection: Connection, url: str, tasks: asyncio.TaskGroup) -> None:
+    progress = asyncio.Event()
+    rack, cloud = Tier("the rack", RACK, progress), Tier("the cloud", CLOUD, progress)
+    await rack.start(url, tasks)
+    await cloud.start(url, tasks)
+    print(f"the rack has priority {RACK}, the cloud {CLOUD}; lower is served first")
+
+    await publish(connection, 40, pause_s=0.03)
+    await report("both are there, 40 frames, one after the other", 40, progress, rack, cloud)
+
+    await publish(connection, 200, pause_s=0)
+    await report("both are there, 200 frames at once", 200, progress, rack, cloud)
+
+    await rack.stop()
+    left_at = time.monotonic()
+    await publish(connection, 1, pause_s=0)
+    await report("the rack has left, 1 frame", 1, progress, rack, cloud)
+    pause_ms = (cloud.last_at - left_at - A_JOB_TAKES_S) * 1000
+    print(f"  the cloud had it {pause_ms:.0f} ms later: nothing has to time out")
+
+    await rack.start(url, tasks)
+    await publish(connection, 40, pause_s=0.03)
+    await report("the rack is back, 40 frames, one after the other", 40, progress, rack, cloud)
+
+    await rack.stop()
+    await cloud.stop()
+
+
+async def main() -> None:
+    async with NatsServer.start() as server, keylane.connect(server.url) as connection:
         await streams.create(
             connection,
             StreamConfig(name="RENDER", subjects=["render.>"], retention=RetentionPolicy.WORK_QUEUE),
@@ -89,33 +117,9 @@ async def main(url: str) -> None:
             "RENDER",
             priority.ConsumerConfig(durable_name="farm", priority_groups=("farm",), priority_policy="prioritized"),
         )
-        progress = asyncio.Event()
-        rack, cloud = Tier("the rack", RACK, progress), Tier("the cloud", CLOUD, progress)
-        await rack.start(url)
-        await cloud.start(url)
-        print(f"the rack has priority {RACK}, the cloud {CLOUD}; lower is served first")
-
-        await publish(connection, 40, pause_s=0.03)
-        await report("both are there, 40 frames, one after the other", 40, progress, rack, cloud)
-
-        await publish(connection, 200, pause_s=0)
-        await report("both are there, 200 frames at once", 200, progress, rack, cloud)
-
-        await rack.stop()
-        left_at = time.monotonic()
-        await publish(connection, 1, pause_s=0)
-        await report("the rack has left, 1 frame", 1, progress, rack, cloud)
-        pause_ms = (cloud.last_at - left_at - A_JOB_TAKES_S) * 1000
-        print(f"  the cloud had it {pause_ms:.0f} ms later: nothing has to time out")
-
-        await rack.start(url)
-        await publish(connection, 40, pause_s=0.03)
-        await report("the rack is back, 40 frames, one after the other", 40, progress, rack, cloud)
-
-        await rack.stop()
-        await cloud.stop()
+        async with asyncio.TaskGroup() as tasks:
+            await tell(connection, server.url, tasks)
 
 
 if __name__ == "__main__":
-    with NatsServer.start() as server:
-        asyncio.run(main(server.url))
+    keylane.run(main())

@@ -33,7 +33,7 @@ class Region:
 
 async def work(connection: Connection, region: Region, min_pending: int | None, progress: asyncio.Event) -> None:
     # A small window: what a reader holds in its buffer no longer counts as waiting, and cannot go elsewhere.
-    async with await priority.consume(connection, "JOBS", "workers", min_pending=min_pending, max_messages=5) as feed:
+    async with priority.consume(connection, "JOBS", "workers", min_pending=min_pending, max_messages=5) as feed:
         async for job in feed:
             await asyncio.sleep(A_JOB_TAKES_S)
             job.ack()
@@ -62,8 +62,25 @@ async def report(title: str, count: int, east: Region, west: Region, progress: a
         region.waiting.clear()
 
 
-async def main(url: str) -> None:
-    async with await keylane.connect(url) as east_link, await keylane.connect(url) as west_link:
+async def tell(connection: Connection, east: Region, west: Region, progress: asyncio.Event) -> None:
+    print(f"us-east takes every job; us-west only while {MANY} or more are waiting")
+
+    await publish(connection, 40, pause_s=0.02)
+    await report("a quiet time, 40 jobs", 40, east, west, progress)
+
+    await publish(connection, 400, pause_s=0)
+    await report("a rush, 400 jobs at once", 400, east, west, progress)
+
+    await publish(connection, 40, pause_s=0.02)
+    await report("quiet again, 40 jobs", 40, east, west, progress)
+
+
+async def main() -> None:
+    async with (
+        NatsServer.start() as server,
+        keylane.connect(server.url) as east_link,
+        keylane.connect(server.url) as west_link,
+    ):
         await streams.create(
             east_link, StreamConfig(name="JOBS", subjects=["jobs.>"], retention=RetentionPolicy.WORK_QUEUE)
         )
@@ -74,26 +91,15 @@ async def main(url: str) -> None:
         )
         east, west = Region("us-east"), Region("us-west")
         progress = asyncio.Event()
-        workers = [
-            asyncio.create_task(work(east_link, east, None, progress)),
-            asyncio.create_task(work(west_link, west, MANY, progress)),
-        ]
-        print(f"us-east takes every job; us-west only while {MANY} or more are waiting")
-
-        await publish(east_link, 40, pause_s=0.02)
-        await report("a quiet time, 40 jobs", 40, east, west, progress)
-
-        await publish(east_link, 400, pause_s=0)
-        await report("a rush, 400 jobs at once", 400, east, west, progress)
-
-        await publish(east_link, 40, pause_s=0.02)
-        await report("quiet again, 40 jobs", 40, east, west, progress)
-
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+        async with asyncio.TaskGroup() as tasks:
+            workers = [
+                tasks.create_task(work(east_link, east, None, progress)),
+                tasks.create_task(work(west_link, west, MANY, progress)),
+            ]
+            await tell(east_link, east, west, progress)
+            for worker in workers:
+                worker.cancel()
 
 
 if __name__ == "__main__":
-    with NatsServer.start() as server:
-        asyncio.run(main(server.url))
+    keylane.run(main())

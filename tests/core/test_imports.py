@@ -21,12 +21,13 @@ PACKAGE = Path(__file__).parents[2] / "src" / "keylane"
 
 ROOMS = frozenset({"groups", "priority", "exactly_once", "journal", "fleet", "marshal", "kafka", "spark"})
 ADAPTERS = frozenset({"jetstream"})
-FOUNDATION = frozenset({"core", "errors", "lazy", "retries"})
+FOUNDATION = frozenset({"awaitable_context", "core", "errors", "lazy", "retries"})
 EVERYTHING = frozenset({"*"})
 
 # What each part may import of keylane besides itself. Of another room only its face, `keylane.<room>`, never
 # a module inside it; `EVERYTHING` is for those that wire the rooms together.
 MAY_IMPORT: dict[str, frozenset[str]] = {
+    "awaitable_context": frozenset(),
     "errors": frozenset(),
     "lazy": frozenset(),
     "loop": frozenset(),

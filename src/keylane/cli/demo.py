@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+_INTERRUPTED = 130
+
 
 def demo(
     seconds: Annotated[float, typer.Option(min=8, max=300, help="How long to publish.")] = 16.0,
@@ -18,9 +20,12 @@ def demo(
 
     Then two pipelines look at what the members wrote down: an audit of every order, and the load of each member.
     """
-    import asyncio
+    from rich.console import Console
 
-    from keylane.cli.demo_play import play
+    from keylane.cli.demo_play import perform
 
-    clean = asyncio.run(play(seconds, rate, pipelines=pipelines))
+    try:
+        clean = perform(Console(), seconds, rate, pipelines=pipelines)
+    except SystemExit:  # `keylane.run` was interrupted
+        raise typer.Exit(_INTERRUPTED) from None
     raise typer.Exit(0 if clean else 1)

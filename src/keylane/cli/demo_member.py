@@ -1,7 +1,7 @@
 """A member of the demo's group, a process of its own: handles orders and says so on standard output, line by line.
 
-Each line leaves before the order is acked, so the evidence of a killed process is complete. Ends when its standard
-input ends, so that none outlives the demo.
+Each line leaves before the order is acked, so the evidence of a killed process is complete. A line of an order has the
+machine's monotonic clock, which all processes share. Ends when its standard input ends, so that none outlives the demo.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ import asyncio
 import json
 import os
 import sys
+import time
 
 import keylane
 from keylane import groups
 from keylane.jetstream.consumers import ConsumerConfig
 from keylane.journal import Journal
+
+JOURNAL_FLUSH_S = 0.05
 
 
 def _say(word: str, value: object = None) -> None:
@@ -22,7 +25,7 @@ def _say(word: str, value: object = None) -> None:
 
 
 async def _handle(message: groups.GroupMessage) -> None:
-    _say("handled", [message.key, message.source_sequence])
+    _say("handled", [message.key, message.source_sequence, time.monotonic()])
 
 
 async def _until_told() -> None:
@@ -38,8 +41,10 @@ async def take_part(url: str, stream: str, group: str, member: str, ack_wait_s: 
         on_deactivated=lambda: _say("standby"),
         on_rebalanced=lambda _, now: _say("partitions", list(now)),
     )
-    async with await keylane.connect(url) as connection, Journal(connection, stream=stream, flush_s=0.05) as journal:
-        handle = await groups.join(
+    async with (
+        keylane.connect(url) as connection,
+        Journal(connection, stream=stream, flush_s=JOURNAL_FLUSH_S) as journal,
+        groups.join(
             connection,
             stream,
             group,
@@ -48,15 +53,16 @@ async def take_part(url: str, stream: str, group: str, member: str, ack_wait_s: 
             settings=ConsumerConfig(ack_wait_s=ack_wait_s),
             hooks=hooks,
             journal=journal,
-        )
+        ) as handle,
+    ):
         ended = asyncio.ensure_future(handle.wait())
         told = asyncio.ensure_future(_until_told())
         await asyncio.wait({ended, told}, return_when=asyncio.FIRST_COMPLETED)
-        await handle.stop()
-        await ended
         told.cancel()
+        if ended.done():
+            ended.result()
 
 
 if __name__ == "__main__":
     _url, _stream, _group, _member, _ack_wait = sys.argv[1:]
-    asyncio.run(take_part(_url, _stream, _group, _member, float(_ack_wait)))
+    keylane.run(take_part(_url, _stream, _group, _member, float(_ack_wait)))

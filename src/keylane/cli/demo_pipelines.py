@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from keylane.cli.demo_member import JOURNAL_FLUSH_S
 from keylane.errors import KeylaneError
 
 if TYPE_CHECKING:
@@ -43,11 +44,23 @@ def _run_both(console: Console, spark: SparkSession, url: str) -> bool:
         audited = audit.run(spark, audit.Settings(stream=STREAM, group=GROUP, address=address))
         summary = audited.as_text() if not audited.verdict else "\n\n".join(audited.as_text().split("\n\n")[:2])
         _show(console, f"keylane pipeline run audit --stream {STREAM} --group {GROUP}", summary)
+        if without := audited.unproven.get("unproven"):
+            _explain(console, without)
         load = skew.run(spark, skew.Settings(stream=STREAM, group=GROUP, address=address, top=3))
         _show(console, f"keylane pipeline run skew --stream {STREAM} --group {GROUP}", load.as_text())
     finally:
         link.close()  # the demo's server ends before this process does
     return audited.verdict
+
+
+def _explain(console: Console, without: int) -> None:
+    console.print(
+        f"The {without:,} without a record are not lost: the process that was killed had handled them, and the last "
+        f"batch of its journal ({JOURNAL_FLUSH_S:g} s) died with it. The verdict above does not need the journal and "
+        "has them as handled; an audit has nothing else, so it says that it cannot prove it.",
+        markup=False,
+        highlight=False,
+    )
 
 
 def _show(console: Console, command: str, text: str) -> None:

@@ -41,6 +41,7 @@ class Instance:
     """A member process, as its own words tell."""
 
     name: str
+    member: str
     process: asyncio.subprocess.Process
     state: str = "starting"
     partitions: tuple[int, ...] = ()
@@ -60,38 +61,48 @@ class Run:
     url: str
     published: int = 0
     instances: dict[str, Instance] = field(default_factory=dict)
-    effects: list[Effect] = field(default_factory=list)
+    effects: list[tuple[float, Effect]] = field(default_factory=list)
+    """When each order was handled, by the machine's monotonic clock."""
+    members: tuple[str, ...] = ("alice", "bob", "carol")
+    """Of the group, now."""
+    dropped: tuple[str, ...] = ()
+    killed: tuple[float, Instance] | None = None
     story: list[str] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     last_picture: Group | None = None
     """Kept when the play is over: the end of its actors is not part of it."""
 
 
-async def play(seconds: float, rate: int, *, pipelines: bool) -> bool:
-    """Perform the demo, drawn live, and judge it; with `pipelines` also on Spark. Returns whether all is clean."""
-    console = Console()
+def perform(console: Console, seconds: float, rate: int, *, pipelines: bool) -> bool:
+    """The whole demo on a server of its own. Returns whether all is clean."""
     console.print("Starting a NATS server with JetStream on this machine ...")
     with NatsServer.start() as server:
         version = ".".join(map(str, server.version))
         console.print(f"nats-server {version} runs at {server.url}")
-        async with await keylane.connect(server.url) as connection:
-            await _prepare(connection)
-            console.print(f"Stream {STREAM}, elastic group {GROUP!r} of {PARTITIONS} partitions")
-            run = Run(server.url)
-            sent: list[int] = []
-            try:
-                with Live(console=console, get_renderable=lambda: _picture(run), refresh_per_second=8):
-                    sent = await _perform(connection, run, seconds, rate)
-            except* KeylaneError as failures:
-                raise failures.exceptions[0] from None
-            finally:
-                await _end_members(run)
-        verdict = judge(sent, run.effects)
-        _print_verdict(console, verdict)
-        return verdict.clean and (not pipelines or await asyncio.to_thread(look_back, console, server.url))
+        clean = keylane.run(play(console, server.url, seconds, rate))
+        return clean and (not pipelines or look_back(console, server.url))
 
 
-async def _prepare(connection: Connection) -> None:
+async def play(console: Console, url: str, seconds: float, rate: int) -> bool:
+    """Play it, drawn live, and judge it. Returns whether it is clean."""
+    run = Run(url)
+    async with keylane.connect(url) as connection:
+        await _prepare(connection, run)
+        console.print(f"Stream {STREAM}, elastic group {GROUP!r} of {PARTITIONS} partitions")
+        sent: list[int] = []
+        try:
+            with Live(console=console, get_renderable=lambda: _picture(run), refresh_per_second=8):
+                sent = await _perform(connection, run, seconds, rate)
+        except* KeylaneError as failures:
+            raise failures.exceptions[0] from None
+        finally:
+            await _end_members(run)
+    verdict = judge(sent, [effect for _, effect in sorted(run.effects)])
+    _print_verdict(console, verdict)
+    return verdict.clean
+
+
+async def _prepare(connection: Connection, run: Run) -> None:
     await streams.create(connection, streams.StreamConfig(name=STREAM, subjects=["orders.>"]))
     await groups.create_elastic(
         connection,
@@ -99,28 +110,24 @@ async def _prepare(connection: Connection) -> None:
         GROUP,
         max_members=PARTITIONS,
         partitioning=[("orders.*", [1])],
-        members=["alice", "bob", "carol"],
+        members=run.members,
     )
 
 
 async def _perform(connection: Connection, run: Run, seconds: float, rate: int) -> list[int]:
     """The play. Returns the sequences that were sent."""
     async with asyncio.TaskGroup() as tasks:
-
-        async def start(name: str, member: str) -> None:
-            run.instances[name] = Instance(name, await _start_process(run.url, member))
+        for name in ("alice", "bob #1", "bob #2", "carol", "dave"):
+            member = name.split()[0]
+            run.instances[name] = Instance(name, member, await _start_process(run.url, member))
             tasks.create_task(_listen(run, run.instances[name]))
-
-        for name in ("alice", "bob", "carol"):
-            await start(name, name)
-        await start("bob, standby", "bob")
         await _wait_for(run, _everyone_ready, _START_DEADLINE_S, "the members did not start")
-        events = tasks.create_task(_events(connection, run, seconds, start))
+        events = tasks.create_task(_events(connection, run, seconds))
         sent = await _publish(connection, run, seconds, rate)
         await events
         await _wait_for(
             run,
-            lambda run: len({effect.sequence for effect in run.effects}) >= len(sent),
+            lambda run: len({effect.sequence for _, effect in run.effects}) >= len(sent),
             _FINISH_DEADLINE_S,
             "not every order was handled",
         )
@@ -129,33 +136,45 @@ async def _perform(connection: Connection, run: Run, seconds: float, rate: int) 
     return sent
 
 
-async def _events(connection: Connection, run: Run, seconds: float, start: Callable[[str, str], object]) -> None:
+async def _events(connection: Connection, run: Run, seconds: float) -> None:
     await asyncio.sleep(seconds / 4)
     await _wait_for(run, _active_bob, _START_DEADLINE_S, "bob did not become active")
     victim = _active_bob(run)
     assert victim is not None
     victim.state = "killed"
+    run.killed = time.monotonic(), victim
     victim.process.kill()
-    run.story.append(f"{victim.name} was killed (SIGKILL): the other instance of bob takes over in {ACK_WAIT_S} s")
+    run.story.append(f"{victim.name} was killed (SIGKILL): its standby has not taken over yet")
 
     await asyncio.sleep(seconds / 4)
-    starting = start("dave", "dave")
-    assert asyncio.iscoroutine(starting)
-    await starting
-    await _wait_for(run, _everyone_ready, _START_DEADLINE_S, "dave did not start")
     before = (await groups.get_config(connection, STREAM, GROUP)).plan
     after = (await groups.add_members(connection, STREAM, GROUP, ["dave"], plan="sticky")).plan
+    run.members = after.members
     run.story.append(f"dave was added: {len(after.moves_from(before))} of {PARTITIONS} partitions move")
 
     await asyncio.sleep(seconds / 4)
     gone = (await groups.drop_members(connection, STREAM, GROUP, ["carol"], plan="sticky")).plan
+    run.members, run.dropped = gone.members, ("carol",)
     run.story.append(f"carol was dropped: {len(gone.moves_from(after))} of {PARTITIONS} partitions move")
 
 
+def _note_takeover(run: Run, instance: Instance, at_s: float) -> None:
+    """The first order that the standby handled ends the wait that began with the kill."""
+    if run.killed is None:
+        return
+    killed_s, victim = run.killed
+    if instance.member == victim.member and instance is not victim and not instance.handled:
+        later_s = at_s - killed_s
+        run.story[0] = (
+            f"{victim.name} was killed (SIGKILL): {instance.name} handled its first order {later_s:.2f} s later"
+        )
+
+
 async def _start_process(url: str, member: str) -> asyncio.subprocess.Process:
+    """In a session of its own: Ctrl-C is for the demo, which then ends its members."""
     return await asyncio.create_subprocess_exec(
         sys.executable, "-m", "keylane.cli.demo_member", url, STREAM, GROUP, member, str(ACK_WAIT_S),
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
 
 
@@ -165,7 +184,9 @@ async def _listen(run: Run, instance: Instance) -> None:
     async for line in instance.process.stdout:
         word, value = json.loads(line)
         if word == "handled":
-            run.effects.append(Effect(value[0], value[1], instance.name))
+            key, sequence, at_s = value
+            _note_takeover(run, instance, at_s)
+            run.effects.append((at_s, Effect(key, sequence, instance.name)))
             instance.handled += 1
             instance.recent.append(time.monotonic())
         elif word == "partitions":
@@ -222,11 +243,20 @@ async def _wait_for(run: Run, condition: Callable[[Run], object], deadline_s: fl
 
 
 def _active_bob(run: Run) -> Instance | None:
-    return next((one for name, one in run.instances.items() if name.startswith("bob") and one.state == "active"), None)
+    return next((one for one in run.instances.values() if one.member == "bob" and one.state == "active"), None)
 
 
 def _everyone_ready(run: Run) -> bool:
     return all(one.state != "starting" for one in run.instances.values())
+
+
+def _state(run: Run, one: Instance) -> str:
+    """What it is, in the group: a process that is up may not be a member, or not be one any more."""
+    if one.state in {"starting", "killed", "stopped"}:
+        return one.state
+    if one.member not in run.members:
+        return "dropped" if one.member in run.dropped else "not added yet"
+    return "no partitions" if one.state == "active" and not one.partitions else one.state
 
 
 def _picture(run: Run) -> Group:
@@ -238,9 +268,9 @@ def _picture(run: Run) -> Group:
         table.add_column(column)
     for column in ("handled", "orders/s"):
         table.add_column(column, justify="right")
-    colours = {"active": "green", "standby": "yellow", "killed": "red"}
+    colours = {"active": "green", "standby": "yellow", "killed": "red", "dropped": "magenta"}
     for one in run.instances.values():
-        state = "no partitions" if one.state == "active" and not one.partitions else one.state
+        state = _state(run, one)
         table.add_row(
             one.name,
             f"[{colours.get(state, 'white')}]{state}[/]",

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from keylane.cli.marshal_ground import Ground, Where
 
+_INTERRUPTED = 130
+
 app = typer.Typer(
     help="Consumers coordinated by nothing but a log.",
     no_args_is_help=True,
@@ -196,7 +198,7 @@ def consume(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each event.")] = False,
     link: ConnectionOptions,
 ) -> None:
-    """Take part in a group and print every message, until Ctrl-C."""
+    """Take part in a group and print every message, until Ctrl-C or SIGTERM; a second one ends at once."""
     import asyncio
 
     from keylane.cli.marshal_consume import Trial
@@ -214,7 +216,10 @@ def consume(
         release_when_behind=release_when_behind,
     )
     where = _where(link, kafka, kafka_config, log, interval, placing, may_make=True)
-    asyncio.run(take_part(trial, where, as_json=as_json))
+    try:
+        asyncio.run(take_part(trial, where, as_json=as_json))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        raise typer.Exit(_INTERRUPTED) from None
 
 
 def _where(  # noqa: PLR0917 - the options that all commands have, in their order

@@ -12,7 +12,10 @@ import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
 
+from keylane.awaitable_context import awaitable_context
 from keylane.core.names import check_group_name, check_member_name, check_stream_name
 from keylane.core.partitions import Partitioning, parse_transform
 from keylane.dispatch import Executor
@@ -59,7 +62,8 @@ __all__ = ["STOP_TIMEOUT_S", "Member", "MemberHooks", "Order", "join"]
 
 _log = logging.getLogger("keylane.groups")
 
-STOP_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 25.0
+"""Below the 30 s after which Kubernetes kills what it has asked to stop: there is time to hand over."""
 
 _AFTER_A_HINT_S = (0.03, 0.2)
 _AFTER_TROUBLE_S = 0.1
@@ -84,6 +88,7 @@ class MemberHooks:
     delivered."""
 
 
+@awaitable_context
 async def join(
     connection: Connection,
     stream: str,
@@ -100,6 +105,7 @@ async def join(
     time_limit_s: float | None = None,
     executor: Executor = "thread",
     grace_s: float = 1.0,
+    stop_timeout_s: float = STOP_TIMEOUT_S,
     journal: Noted | None = None,
     settings: ConsumerConfig | None = None,
     hooks: MemberHooks | None = None,
@@ -122,8 +128,11 @@ async def join(
     `max_ack_pending` (1000) and `settings` shape the member's consumer: give every instance of a member the same.
 
     >>> async def handler(message): ...
-    >>> handle = await join(connection, "ORDERS", "billing", "worker-1", handler)
-    >>> await handle.wait()
+    >>> async with join(connection, "ORDERS", "billing", "worker-1", handler) as member:
+    ...     await member.wait()
+
+    Leaving the block, also by an error or a cancellation, stops the member: what is at work has `stop_timeout_s` to
+    end, then it is handed over (`Member.stop`). `member = await join(...)` leaves that to you.
     """
     check_stream_name(stream)
     check_group_name(group)
@@ -174,7 +183,9 @@ async def join(
         journal=journal,
     )
     terms.check()
-    one = Member(connection, (stream, group, member), stored, wanted, hooks or MemberHooks())
+    one = Member(
+        connection, (stream, group, member), stored, wanted, hooks or MemberHooks(), stop_timeout_s=stop_timeout_s
+    )
     await one.start(handler, terms, key)
     return one
 
@@ -208,12 +219,15 @@ class Member:
         stored: StoredGroup,
         wanted: ConsumerConfig,
         hooks: MemberHooks,
+        *,
+        stop_timeout_s: float,
     ) -> None:
         self.stream, self.group, self.member = names
         self._connection = connection
         self._stored = stored
         self._wanted = wanted
         self._hooks = hooks
+        self._stop_timeout_s = check_seconds(stop_timeout_s, "stop_timeout_s")
         self._tick_s = shape.ack_wait_s(stored.config, wanted) + 0.5
         self._handling: Handling | None = None
         self._seat: Seat | None = None
@@ -224,6 +238,7 @@ class Member:
         self._trouble_s = _AFTER_TROUBLE_S
         self._main: asyncio.Task[None] | None = None
         self._stopping = False
+        self._failure_was_raised = False
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def __repr__(self) -> str:
@@ -296,7 +311,26 @@ class Member:
 
     async def wait(self) -> str:
         """Wait for the end and return its reason; raises the error if one ended it."""
-        return await asyncio.shield(self._ended)
+        try:
+            return await asyncio.shield(self._ended)
+        except KeylaneError:
+            self._failure_was_raised = True
+            raise
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop. Raises the error that ended the member before, unless `wait` has raised it."""
+        await self.stop(self._stop_timeout_s)
+        failure = None if self._ended.cancelled() else self._ended.exception()
+        if failure is None or self._failure_was_raised:
+            return
+        if error is None:
+            raise failure
+        _log.error("%r ended with %r while another error was on its way", self, failure)
 
     async def _run(self) -> None:
         reason, failure = "", None

@@ -16,6 +16,7 @@ from typing import Self
 import nats.errors
 from nats.js import JetStreamContext
 
+from keylane.awaitable_context import awaitable_context
 from keylane.errors import (
     ApiError,
     ApiUnavailable,
@@ -57,6 +58,7 @@ _ELECTION_POLL_S = 0.05
 _MOST_DENIALS = 100
 
 
+@awaitable_context
 async def connect(
     url: str | Sequence[str] | None = None,
     *,
@@ -86,8 +88,10 @@ async def connect(
 ) -> Connection:
     """Connect to NATS and make sure that JetStream answers.
 
-        async with await keylane.connect("nats://127.0.0.1:4222") as connection:
+        async with keylane.connect("nats://127.0.0.1:4222") as connection:
             ...
+
+    `connection = await keylane.connect(...)` leaves it to you to close it.
 
     What is not given comes from `context`, else from NATS_URL and its like, else from the context selected
     in the `nats` tool, else from the default. docs/connection.md has every way and every error.

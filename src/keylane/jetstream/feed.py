@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Self
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
+from keylane.awaitable_context import awaitable_context
 from keylane.errors import AckFailed, Disconnected, FeedEnded, InvalidInput, KeylaneError
 from keylane.jetstream import consumers
 from keylane.jetstream.feed_options import FeedOptions, Notice
@@ -44,7 +45,7 @@ _QUIET_S = 0.1
 class Feed(Pulling):
     """Read a consumer's messages as fast as the server sends them.
 
-    >>> async with await open_feed(connection, "ORDERS", "billing") as feed:
+    >>> async with open_feed(connection, "ORDERS", "billing") as feed:
     ...     async for message in feed:
     ...         message.ack()
 
@@ -444,6 +445,7 @@ class Feed(Pulling):
         )
 
 
+@awaitable_context
 async def open_feed(connection: Connection, stream: str, consumer: str, options: FeedOptions | None = None) -> Feed:
     """A started feed on an existing pull consumer. A missing consumer raises `NotFound`."""
     feed = Feed(connection, stream, consumer, options or FeedOptions())

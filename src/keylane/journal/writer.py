@@ -62,7 +62,8 @@ class Journal:
     """Writes down what became of every message.
 
         async with Journal(connection, stream="ORDERS") as journal:
-            member = await groups.join(connection, "ORDERS", "billing", "alice", handler, journal=journal)
+            async with groups.join(connection, "ORDERS", "billing", "alice", handler, journal=journal) as member:
+                await member.wait()
 
     One journal serves any number of groups and members on its stream. Close it after they have stopped.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from keylane.awaitable_context import awaitable_context
 from keylane.errors import InvalidInput
 from keylane.jetstream import consumers
 from keylane.jetstream.connection import Connection
@@ -18,6 +19,7 @@ from keylane.priority.rules import SERVER_PIN_TIMEOUT_S, check_expiry, check_gro
 _DEFAULTS = FeedOptions()
 
 
+@awaitable_context
 async def consume(
     connection: Connection,
     stream: str,
@@ -45,7 +47,7 @@ async def consume(
     - pinned_client: one reader is served, the others wait. `reset_on_takeover` (on where the server can, 2.14)
       makes a new pinned reader start with the oldest unacknowledged message. `close` hands the pin over at once.
 
-    >>> async with await consume(connection, "JOBS", "workers", min_pending=1000) as feed:
+    >>> async with consume(connection, "JOBS", "workers", min_pending=1000) as feed:
     ...     async for message in feed:
     ...         message.ack()
     """
@@ -92,13 +94,14 @@ async def consume(
     return await open_feed(connection, stream, consumer, options)
 
 
+@awaitable_context
 async def open_fetcher(connection: Connection, stream: str, consumer: str, **terms: Any) -> Feed:
     """A reader that asks only when its `fetch(batch, timeout_s)` is called. Terms as for `consume`.
 
     With pinned_client the pin is taken by the first fetch that is served and kept while the fetcher is open, also
     between fetches, as long as this process runs: a fetcher left open and idle keeps every other reader waiting.
 
-    >>> async with await open_fetcher(connection, "JOBS", "workers") as fetcher:
+    >>> async with open_fetcher(connection, "JOBS", "workers") as fetcher:
     ...     for message in await fetcher.fetch(100, timeout_s=2):
     ...         message.ack()
     """
@@ -114,7 +117,7 @@ async def fetch(
         raise InvalidInput(
             f"consumer {consumer!r} is pinned_client: use open_fetcher, which keeps the pin while the batch is at work"
         )
-    async with await open_fetcher(connection, stream, consumer, **terms) as fetcher:
+    async with open_fetcher(connection, stream, consumer, **terms) as fetcher:
         return await fetcher.fetch(batch, timeout_s)
 
 

@@ -5,6 +5,7 @@ Owns the routes between the nodes and the wait for a leader. A node's own life i
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 from types import TracebackType
@@ -114,6 +115,14 @@ class NatsCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.stop)
 
     def _agreed_leader(self) -> NatsServer | None:
         running = [node for node in self.nodes if node.running]

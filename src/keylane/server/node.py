@@ -6,6 +6,7 @@ Owns the life of one server and the directory it stores in. Everything else is i
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
@@ -250,6 +251,14 @@ class NatsServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.stop)
 
     # ---- inside -----------------------------------------------------------------------------------
 

@@ -1,0 +1,260 @@
+"""Every whole program that README, docs and examples show stops cleanly when it is interrupted.
+
+No traceback, exit code 0, and what it did not handle is handled by the next one: nothing lost, nothing twice, in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from signal import SIGINT, SIGTERM, Signals
+
+import pytest
+
+import keylane
+from keylane import Connection, groups
+from keylane.jetstream import streams
+from keylane.server import NatsServer
+from tests.integration.chaos.test_chaos_short import MARK, left_behind
+
+ROOT = Path(__file__).parents[3]
+README_URL = "nats://127.0.0.1:4222"
+KEYS = 20
+DEADLINE_S = 40.0
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def program(page: str, *, containing: str = "") -> str:
+    """The one whole program of a page that has this in it."""
+    blocks: list[str] = re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    [found] = [block for block in blocks if "keylane.run(" in block and containing in block]
+    return found
+
+
+class Running:
+    """A program as a user would run it, in a process of its own, read line by line."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.lines: list[tuple[float, str]] = []
+        self._more = asyncio.Event()
+        self._reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            self.lines.append((time.monotonic(), line.decode().rstrip("\n")))
+            self._more.set()
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while not is_so():
+                assert self.process.returncode is None, await self._complaints()
+                self._more.clear()
+                await self._more.wait()
+
+    async def end(self, by: Signals) -> tuple[int | None, str]:
+        """Interrupt it as a terminal (SIGINT, to its children too) or a supervisor (SIGTERM) does."""
+        if by is SIGINT:
+            os.killpg(self.process.pid, by)
+        else:
+            self.process.send_signal(by)
+        async with asyncio.timeout(DEADLINE_S):
+            complaints = await self._complaints()
+            await self._reading
+            return await self.process.wait(), complaints
+
+    async def _complaints(self) -> str:
+        assert self.process.stderr is not None
+        return (await self.process.stderr.read()).decode()
+
+
+@asynccontextmanager
+async def running(*command: str, **environment: str) -> AsyncIterator[Running]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-u", *command,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        start_new_session=True, env=os.environ | environment,
+    )  # fmt: skip
+    try:
+        yield Running(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+# ---- programs that take part in something ---------------------------------------------------------------
+
+
+@pytest.fixture
+def server() -> Iterator[NatsServer]:
+    """One for each test, as the programs use names of their own."""
+    with NatsServer.start() as started:
+        yield started
+
+
+@pytest.fixture
+async def ground(server: NatsServer) -> AsyncIterator[Connection]:
+    async with keylane.connect(server.url) as connection:
+        yield connection
+
+
+async def plain_stream(connection: Connection) -> None:
+    await streams.create(connection, streams.StreamConfig(name="ORDERS", subjects=["orders.>"]))
+
+
+async def stream_with_group(connection: Connection) -> None:
+    await plain_stream(connection)
+    await groups.create_elastic(
+        connection, "ORDERS", "billing", max_members=4, partitioning=[("orders.*", [1])], members=["alice"]
+    )
+
+
+async def parted_stream(connection: Connection) -> None:
+    transform = {"src": "orders.*", "dest": "{{Partition(4,1)}}.orders.{{Wildcard(1)}}"}
+    config = {"name": "ORDERS", "subjects": ["orders.*"], "subject_transform": transform}
+    await connection.api.request("STREAM.CREATE.ORDERS", config)
+
+
+class Load:
+    """Publishes numbers, the keys in turns, until it is told to end."""
+
+    def __init__(self, connection: Connection, subject: str) -> None:
+        self.sent = 0
+        self._connection = connection
+        self._subject = subject
+        self._ending = False
+        self._task = asyncio.create_task(self._publish())
+
+    async def _publish(self) -> None:
+        while not self._ending:
+            key = f"k{self.sent % KEYS}"
+            await self._connection.jetstream.publish(self._subject.format(key), b"%d" % self.sent)
+            self.sent += 1
+            await asyncio.sleep(0.003)
+
+    async def end(self) -> None:
+        self._ending = True
+        await self._task
+
+
+def numbers(lines: list[tuple[float, str]]) -> list[int]:
+    """The payloads that the handler printed, as its last word: `b'7'` or `7`."""
+    return [int(line.split()[-1].strip("b'")) for _, line in lines]
+
+
+def check_handed_over(sent: int, first: Running, second: Running) -> None:
+    handled = numbers(sorted(first.lines + second.lines))
+    assert sorted(handled) == list(range(sent)), "nothing lost, nothing twice"
+    by_key = defaultdict(list)
+    for number in handled:
+        by_key[number % KEYS].append(number)
+    assert all(of_one == sorted(of_one) for of_one in by_key.values()), "in order"
+
+
+@pytest.mark.parametrize(
+    ("page", "prepare", "subject", "by"),
+    [
+        ("README.md", plain_stream, "orders.{}", SIGINT),
+        ("README.md", plain_stream, "orders.{}", SIGTERM),
+        ("docs/groups.md", plain_stream, "orders.eu.{}", SIGINT),
+        ("docs/journal.md", stream_with_group, "orders.{}", SIGTERM),
+    ],
+)
+async def test_a_member_hands_over_to_its_standby(  # noqa: PLR0917 - a row of the table above, and its ground
+    server: NatsServer,
+    ground: Connection,
+    page: str,
+    prepare: Callable[[Connection], Awaitable[None]],
+    subject: str,
+    by: Signals,
+) -> None:
+    await prepare(ground)
+    code = program(page).replace(README_URL, ground.server)
+    # The program of the groups' page plays alice, and README's plays whom it is told: alice has all partitions here.
+    code = code.replace('members=["alice", "bob"]', 'members=["alice"]')
+    command = ("-W", "error", "-c", code, "alice")
+    load = Load(ground, subject)
+    async with running(*command, NATS_URL=ground.server) as first:
+        await first.until(lambda: len(first.lines) > 50)
+        async with running(*command, NATS_URL=ground.server) as second:
+            await two_instances(server)
+            assert await first.end(by) == (0, "")
+            await second.until(lambda: len(second.lines) > 100)
+            await load.end()
+            await second.until(lambda: len(first.lines) + len(second.lines) >= load.sent)
+            assert await second.end(by) == (0, "")
+    check_handed_over(load.sent, first, second)
+    gap_s = second.lines[0][0] - first.lines[-1][0]
+    assert gap_s < 1.5, "a pin's timeout is longer"
+
+
+async def two_instances(server: NatsServer) -> None:
+    """Wait until both pull: each listens for answers, to the group's record, and for messages."""
+    async with asyncio.timeout(DEADLINE_S):
+        while [one["subscriptions"] >= 3 for one in server.monitor("connz")["connections"]].count(True) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("by", [SIGINT, SIGTERM])
+async def test_a_marshal_consumer_releases_for_the_next(ground: Connection, by: Signals) -> None:
+    await parted_stream(ground)
+    code = program("docs/marshal.md", containing="open_jetstream_log")
+    load = Load(ground, "orders.{}")
+    async with running("-W", "error", "-c", code, NATS_URL=ground.server) as first:
+        await first.until(lambda: len(first.lines) > 50)
+        assert await first.end(by) == (0, "")
+    async with running("-W", "error", "-c", code.replace("worker-1", "worker-2"), NATS_URL=ground.server) as second:
+        await second.until(lambda: len(second.lines) > 50)
+        await load.end()
+        await second.until(lambda: len(first.lines) + len(second.lines) >= load.sent)
+        assert await second.end(by) == (0, "")
+    check_handed_over(load.sent, first, second)
+
+
+# ---- programs that bring their own server ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", [SIGINT, SIGTERM])
+async def test_a_feed_that_reads_for_ever_is_left(by: Signals, unique: Callable[..., str]) -> None:
+    code = program("docs/jetstream.md").replace("== 1000:", "== 0:").replace(".ack()", ".ack() or print('acked')")
+    mark = unique("feed")
+    async with running("-W", "error", "-c", code, **{MARK: mark}) as reader:
+        await reader.until(lambda: bool(reader.lines))
+        assert await reader.end(by) == (0, "")
+    assert left_behind(mark) == []
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
+async def test_an_example_takes_its_processes_along(example: Path, unique: Callable[..., str]) -> None:
+    mark = unique("example")
+    by = SIGINT if len(example.stem) % 2 else SIGTERM  # some this way, some that way
+    async with running("-W", "error", str(example), **{MARK: mark}) as story:
+        await story.until(lambda: len(story.lines) >= 2)
+        assert await story.end(by) == (0, "")
+    assert left_behind(mark) == []
+
+
+def test_no_whole_program_is_left_out() -> None:
+    """A page with a new program gets a line above."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    found = {
+        str(page.relative_to(ROOT)): len(re.findall(r"^(?:keylane|asyncio)\.run\(", page.read_text(), re.MULTILINE))
+        for page in pages
+    }
+    assert {page: count for page, count in found.items() if count} == {
+        "README.md": 1,
+        "docs/groups.md": 1,
+        "docs/journal.md": 1,
+        "docs/jetstream.md": 1,
+        "docs/marshal.md": 2,  # the second is the first with Kafka below
+    }
