@@ -7,6 +7,7 @@ is done, commit. The group acks afterwards, as ever; a message that comes again 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar, overload
@@ -16,19 +17,23 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from keylane.core.names import check_group_name, check_stream_name
-from keylane.errors import Fenced
+from keylane.errors import Fenced, InvalidInput, LedgerMismatch, TokenWentBack
 from keylane.exactly_once import ledger
 from keylane.exactly_once.databases import Effect, Handler, database
-from keylane.exactly_once.ledger import DoneElsewhere, Limits, Superseded
-from keylane.exactly_once.standing import Claim, Entry, Standing, check_pin, entry_of, origin_of
+from keylane.exactly_once.ledger import DoneElsewhere, EpochChanged, Limits, Superseded
+from keylane.exactly_once.standing import Claim, Entry, Standing, View, check_pin, entry_of, origin_of
 from keylane.exactly_once.tables import prepare
 from keylane.groups import GroupMessage, Origin
 from keylane.jetstream.settings import check_seconds
 
 T = TypeVar("T")
 
+_log = logging.getLogger("keylane.exactly_once")
+
 LOCK_TIMEOUT_S = 5.0
 IDLE_TIMEOUT_S = 10.0
+
+_CLAIM_TRIES = 5
 
 
 class ExactlyOnce:
@@ -106,6 +111,22 @@ class ExactlyOnce:
         await self.create_tables()
         return await self._in_transaction(lambda connection: ledger.forget(connection, stream, group))
 
+    async def accept(self, stream: str, group: str) -> None:
+        """Take the group's bucket and stream as they are, and go on: for a bucket or stream that was restored.
+
+        What is done stays done, and tokens go on above the highest that was seen. Members that wait for it go on by
+        themselves. Be sure before that no instance works with the state from before; a stream that was made anew, and
+        is no copy, is to be forgotten instead.
+        """
+        check_stream_name(stream)
+        check_group_name(group)
+        await self.create_tables()
+        if not await self._in_transaction(lambda connection: ledger.accept(connection, stream, group)):
+            raise InvalidInput(
+                f"the database knows nothing of group {group!r} of stream {stream!r}: there is nothing to accept; look "
+                "at the names and at the database's address"
+            )
+
     async def _handle(self, message: GroupMessage, *, effect: Effect, session: bool) -> None:
         origin = origin_of(message)
         if not self._prepared:
@@ -132,17 +153,76 @@ class ExactlyOnce:
 
     async def _claim(self, message: GroupMessage, entry: Entry, origin: Origin, standing: Standing) -> Claim:
         """Take the partition, in a transaction of its own: others of this instance need not wait for an effect."""
+        loop = asyncio.get_running_loop()
+        standing.check_mismatch(entry.partition, loop.time())
         pin_id = origin.pin_id
-        revision, pinned_ns = await origin.fence()
-        check_pin(message, origin)
-        mine = Claim(revision, pinned_ns, origin.member)
-        instance = origin.instance
         try:
-            await self._in_transaction(lambda connection: ledger.claim(connection, entry, mine, instance))
-        except Superseded as error:
-            raise _fenced(entry, mine, error.stored) from None
+            mine = await self._claimed(message, entry, origin, standing)
+        except LedgerMismatch as error:
+            standing.mismatched(entry.partition, error, loop.time())
+            origin.wait(str(error))
+            raise
         standing.claimed(entry.partition, pin_id, mine)
+        if not standing.has_mismatch:
+            origin.wait(None)
         return mine
+
+    async def _claimed(self, message: GroupMessage, entry: Entry, origin: Origin, standing: Standing) -> Claim:
+        refused_at, refusing = 0.0, None
+        for _ in range(_CLAIM_TRIES):
+            try:
+                view = await self._view(origin, standing, after=refused_at)
+            except LedgerMismatch:
+                raise
+            except Fenced:
+                if refusing is None:
+                    raise
+                raise _fenced(entry, mine, refusing) from None
+            if refusing is not None and refusing.revision > view.revision:
+                raise _went_back(entry, origin, view, refusing)
+            _, pinned_ns = await origin.fence(anew=refusing is not None)
+            check_pin(message, origin)
+            mine = Claim(view.revision, pinned_ns, origin.member)
+            step = partial(
+                ledger.claim, entry=entry, mine=mine, number=view.epoch.number, instance=origin.instance
+            )
+            try:
+                await self._in_transaction(step)
+            except EpochChanged:
+                standing.view = None
+            except Superseded as error:
+                if refusing is not None:
+                    raise _fenced(entry, mine, error.stored) from None
+                refused_at, refusing = asyncio.get_running_loop().time(), error.stored
+            else:
+                return mine
+        raise Fenced(f"the epoch of {entry.stream}/{entry.group_name} changes again and again")
+
+    async def _view(self, origin: Origin, standing: Standing, *, after: float) -> View:
+        """What the server says of the group, asked for after this time, in the epoch that the database has now."""
+        async with standing.viewing:
+            view = standing.view
+            if view is not None and view.version == origin.version and view.asked_at > after:
+                return view
+            names = (origin.stream, origin.group)
+            for _ in range(_CLAIM_TRIES):
+                epoch = await self._in_transaction(lambda connection: ledger.current_epoch(connection, *names))
+                asked_at = asyncio.get_running_loop().time()
+                source, version = await origin.source(), origin.version
+                if epoch is not None and epoch.bucket == source.bucket:
+                    ledger.check_same_stream(names, epoch, source)
+                    standing.view = View(epoch, source, version, asked_at)
+                    return standing.view
+                begin = partial(ledger.begin_epoch, names=names, seen=epoch, source=source)
+                if await self._in_transaction(begin) and epoch is not None:
+                    _log.warning(
+                        "the bucket of group %s of stream %s is another one than before (made at %s): its fencing "
+                        "tokens go on above the highest that the database has seen",
+                        origin.group,
+                        origin.stream,
+                        source.bucket,
+                    )
+        raise Fenced(f"the bucket of {origin.stream}/{origin.group} is made anew again and again")
 
     async def _perform(
         self, message: GroupMessage, entry: Entry, mine: Claim, effect: Effect, *, session: bool
@@ -180,6 +260,16 @@ class _Handler:
 
     async def __call__(self, message: GroupMessage) -> None:
         await self._handle(message)
+
+
+def _went_back(entry: Entry, origin: Origin, view: View, seen: Claim) -> TokenWentBack:
+    now, before = view.source.revision, seen.revision - view.epoch.base
+    return TokenWentBack(
+        f"the record of group {entry.group_name!r} of stream {entry.stream!r} has revision {now}, and {seen.member} has "
+        f"worked with revision {before} of the same bucket: the bucket was restored to an older state. Make sure that "
+        f"no instance works with the newer one, and accept it: keylane exactly-once accept {entry.stream} "
+        f"{entry.group_name} --database URL"
+    )
 
 
 def _fenced(entry: Entry, mine: Claim, stored: Claim | None) -> Fenced:

@@ -22,7 +22,7 @@ from keylane.groups.config import ElasticConfig, StaticConfig
 from keylane.groups.creating import create_elastic, create_static, delete
 from keylane.groups.member import Member, MemberHooks, join
 from keylane.groups.message import GroupMessage, Placing
-from keylane.groups.origin import Origin
+from keylane.groups.origin import GroupSource, Origin
 from keylane.groups.placing import placing_by
 from keylane.groups.shape import queue_stream
 from keylane.groups.unpublished import Unpublished, put_unpublished
@@ -31,6 +31,7 @@ __all__ = [
     "ElasticConfig",
     "GroupMessage",
     "GroupName",
+    "GroupSource",
     "Member",
     "MemberHooks",
     "Origin",

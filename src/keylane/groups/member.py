@@ -257,7 +257,8 @@ class Member:
             (self.stream, self.group, self.member),
             consumer,
             instance=secrets.token_hex(8),
-            revision=self._stored.revision,
+            version=self._stored.version,
+            behind=self._stirred,
         )
         self._seat = Seat(
             self._connection,
@@ -403,21 +404,21 @@ class Member:
                 f"group {self.group!r} of stream {self.stream!r} was deleted: "
                 f"{record_name(bucket, self.stream, self.group)} is gone"
             )
-        if stored.revision != self._stored.revision and not _can_follow(before, stored.config):
+        if not _can_follow(before, stored.config):
             raise GroupEnded(
                 f"the configuration of group {self.group!r} of stream {self.stream!r} was changed in a way that "
                 f"running members cannot follow ({before} before, {stored.config} now): restart them"
             )
         self._stored = stored
         if self._origin is not None:
-            self._origin.revision = stored.revision
+            self._origin.follow(stored.version)
         return stored.config
 
     async def _is_current(self) -> bool:
         """Whether the record is still the one that was read last."""
         read = read_static if isinstance(self._stored.config, StaticConfig) else read_elastic
         stored = await read(self._connection, self.stream, self.group)
-        return stored is not None and stored.revision == self._stored.revision
+        return stored is not None and stored.version == self._stored.version and stored.config == self._stored.config
 
     async def _partitioning(self, config: StaticConfig | ElasticConfig) -> list[Partitioning]:
         if isinstance(config, ElasticConfig):
