@@ -213,7 +213,9 @@ class ExactlyOnce:
                     ledger.check_same_stream(names, epoch, source)
                     standing.view = View(epoch, source, version, asked_at)
                     return standing.view
-                begin = partial(ledger.begin_epoch, names=names, seen=epoch, source=source)
+                done = await self._in_transaction(lambda connection: ledger.highest_sequence(connection, *names))
+                source = await origin.source()
+                begin = partial(ledger.begin_epoch, names=names, seen=epoch, done=done, source=source)
                 if await self._in_transaction(begin) and epoch is not None:
                     _log.warning(
                         "the bucket of group %s of stream %s is another one than before (made at %s): its fencing "

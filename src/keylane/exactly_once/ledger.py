@@ -72,10 +72,18 @@ def current_epoch(connection: Connection, stream: str, group: str) -> Epoch | No
     return Epoch(*found) if found is not None else None
 
 
-def begin_epoch(connection: Connection, names: tuple[str, str], seen: Epoch | None, source: GroupSource) -> bool:
+def highest_sequence(connection: Connection, stream: str, group: str) -> int:
+    """Of all messages that are done."""
+    found = connection.execute(_HIGHEST_SEQUENCE, {"stream": stream, "group_name": group}).scalar_one()
+    return int(found)
+
+
+def begin_epoch(
+    connection: Connection, names: tuple[str, str], seen: Epoch | None, done: int, source: GroupSource
+) -> bool:
     """Let tokens count by this bucket from now on, unless somebody did so since `seen`; returns whether it was us.
 
-    The server was asked for `source` after `seen` was read, so it is newer. Its tokens begin above all that were ever
+    The server was asked for `source` after `seen` and the highest sequence `done` were read, so it is newer. Its tokens begin above all that were ever
     seen. A database of version 0.1 has tokens and no epoch: if the bucket's revisions are not below them, they go on.
     """
     stream, group = names
@@ -83,7 +91,7 @@ def begin_epoch(connection: Connection, names: tuple[str, str], seen: Epoch | No
     if seen is not None and connection.execute(_EPOCH_TO_CHANGE, {**where, "seen": seen.number}).one_or_none() is None:
         return False
     highest, pinned_ns = connection.execute(_HIGHEST_TOKEN, where).one()
-    _check_stream(connection, names, seen, source, pinned_ns)
+    _check_stream(names, seen, done, source, pinned_ns)
     base = highest if seen is not None or source.revision < highest else 0
     row = {
         **where,
@@ -109,13 +117,11 @@ def accept(connection: Connection, stream: str, group: str) -> bool:
 
 
 def _check_stream(
-    connection: Connection, names: tuple[str, str], seen: Epoch | None, source: GroupSource, pinned_ns: int
+    names: tuple[str, str], seen: Epoch | None, done: int, source: GroupSource, pinned_ns: int
 ) -> None:
     """Sequences of another stream would be taken for those of messages that are done, and be skipped in silence."""
     if not source.stream_created or (seen is not None and seen.bucket == _ANY):
         return
-    stream, group = names
-    done = connection.execute(_HIGHEST_SEQUENCE, {"stream": stream, "group_name": group}).scalar_one()
     if seen is not None:
         check_same_stream(names, seen, source)
     elif done and source.stream_created_ns > pinned_ns:  # version 0.1 noted no stream, but the time of the last pin

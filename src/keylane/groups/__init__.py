@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from keylane.core.member_state import MemberState
 from keylane.groups.admin import (
     GroupName,
     active_members,
@@ -34,6 +35,7 @@ __all__ = [
     "GroupSource",
     "Member",
     "MemberHooks",
+    "MemberState",
     "Origin",
     "Placing",
     "StaticConfig",

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 
 from keylane.core.lanes import DONE, Entry, Lanes, State
-from keylane.errors import Fenced, KeylaneError
+from keylane.errors import Fenced, KeylaneError, LedgerMismatch
 from keylane.groups.acks import Acks
 from keylane.groups.calling import Handler, as_coroutine, is_coroutine_function
 from keylane.groups.message import GroupMessage, Outcome
@@ -62,6 +62,7 @@ class Handling:
         self._crowd = max(2, terms.remember // 4)
         self._crowds: dict[Hashable, int] = {}
         self._crowds_seen_at = 0.0
+        self._fenced: set[int] = set()
         self._revoked: dict[Entry[GroupMessage], GroupMessage] = {}
         self._revoking: asyncio.TimerHandle | None = None
         self._alive_at = time.monotonic()
@@ -126,6 +127,7 @@ class Handling:
 
     def forget(self, which: Which | None = None) -> list[GroupMessage]:
         """Drop what has not started: it is delivered again, here or to another member. Without acks all is kept."""
+        self._fenced.clear()
         return self._lanes.forget(which) if self._terms.acks else []
 
     async def let_go(self, which: Which | None = None) -> list[GroupMessage]:
@@ -338,7 +340,7 @@ class Handling:
             self._lanes.release(entry)
             return _CANCELLED
         if isinstance(error, Fenced):
-            _log.warning("%r: %s", given, error)
+            self._tell_fenced(given, error)
             self._retry.set(self._lanes.postponed(entry, self._loop.time(), backoff_s(1)))
             return "failed"
         return await self._try_again(entry, given, error)
@@ -384,6 +386,12 @@ class Handling:
             self._terms.on_failure(message, error, tries)
         except Exception:  # noqa: BLE001 - a hook may raise anything, and the message must not wait for it
             _log.exception("the hook on_failure failed; the message is tried again all the same")
+
+    def _tell_fenced(self, given: GroupMessage, error: Fenced) -> None:
+        """Once for each partition while it is had: every message of it is refused alike, and tried again."""
+        is_news = given.partition not in self._fenced and not isinstance(error, LedgerMismatch)  # shown by the member
+        self._fenced.add(given.partition)
+        _log.log(logging.WARNING if is_news else logging.DEBUG, "%r: %s", given, error)
 
     def _look_for_crowds(self) -> None:
         """Tell of each lane that has come to hold half of what may be in flight, until it does not any more."""

@@ -1,0 +1,83 @@
+"""What a running member of a group is doing, as one word and one sentence. Pure: from facts to words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class MemberState(StrEnum):
+    """What a member is doing. `Member.waiting_for` says what it waits for, where it waits."""
+
+    JOINING = "joining"
+    """It has no consumer yet."""
+    NOT_LISTED = "not listed"
+    """The group does not name it: it gets nothing until it is added."""
+    NO_PARTITIONS = "no partitions"
+    """The group names more members than it has partitions, and this one is left without."""
+    STANDBY = "standby"
+    """Ready, and another instance of the member is active, or no message has come yet."""
+    ACTIVE = "active"
+    """The instance that gets the member's messages."""
+    WAITING = "waiting"
+    """Something must happen first."""
+    UNREACHABLE = "unreachable"
+    """The server does not answer. It is tried again until it does."""
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberFacts:
+    """What an instance knows about itself. Texts complete the sentence "waiting for …"; None: no such wait."""
+
+    stream: str
+    group: str
+    member: str
+    is_ended: bool = False
+    is_stopping: bool = False
+    trouble: str | None = None
+    """Why the server cannot be asked now."""
+    is_listed: bool = True
+    has_partitions: bool = True
+    members: int = 0
+    partitions: int = 0
+    handler_wait: str | None = None
+    """The handler can do nothing with any message."""
+    consumer_wait: str | None = None
+    """A step of the consumer: what it is to get or to give."""
+    message_wait: str | None = None
+    """Why no message can come."""
+    has_consumer: bool = False
+    is_active: bool = False
+    is_other_active: bool = False
+
+
+def state_of(facts: MemberFacts) -> tuple[MemberState, str | None]:
+    """The state, and what is waited for. The first that holds, from the end of a member's life to its everyday."""
+    if facts.is_ended:
+        return MemberState.ENDED, None
+    if facts.is_stopping:
+        return MemberState.STOPPING, "handlers that are at work, and their acks"
+    if facts.trouble is not None:
+        return MemberState.UNREACHABLE, f"the server: {facts.trouble}"
+    if not facts.is_listed:
+        return MemberState.NOT_LISTED, (
+            f"the group to list it: keylane elastic add {facts.stream} {facts.group} {facts.member}"
+        )
+    if not facts.has_partitions:
+        return MemberState.NO_PARTITIONS, (
+            f"a partition: the group has {facts.partitions} for {facts.members} members; one of those must go first"
+        )
+    if facts.handler_wait is not None:
+        return MemberState.WAITING, facts.handler_wait
+    if facts.is_active:
+        return MemberState.ACTIVE, facts.consumer_wait
+    for wait in (facts.consumer_wait, facts.message_wait):
+        if wait is not None:
+            return MemberState.WAITING, wait
+    if not facts.has_consumer:
+        return MemberState.JOINING, None
+    if facts.is_other_active:
+        return MemberState.STANDBY, f"the active instance of {facts.member} to end"
+    return MemberState.STANDBY, "a message: no instance is active before the first one"
