@@ -370,6 +370,10 @@ class Member:
         try:
             await self._seat.leave()
         except KeylaneError as error:
+            if not self._stopping and await self._seat.is_gone():
+                # The group or its stream was deleted: nobody waits for the acks.
+                _log.debug("member %s: left a deleted consumer: %s", self.member, error)
+                return
             _log.warning("member %s: leaving was not clean: %s", self.member, error)
             if failure is not None:
                 failure.add_note(f"and leaving was not clean: {error}")

@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import Any
 
 from keylane.core.plans import ranges
-from keylane.errors import ApiError, ConsumerGone, GroupEnded
+from keylane.errors import ApiError, ConsumerGone, GroupEnded, KeylaneError, NotFound
 from keylane.groups.entering import STANDBY_WAIT_S, TAKEN_RETRY_S, Entering, SeatHooks
 from keylane.groups.message import GroupMessage
 from keylane.groups.remote import FILTERS_OVERLAP, has_lost_its_files, partition_in, partitions_in, pinned
@@ -55,7 +55,7 @@ class Seat(Entering):
             error = end.exception()
             if error is not None and not isinstance(error, ConsumerGone):
                 raise error
-            _log.warning("%s is gone; making it again", self._remote)
+            await self._tell_gone("its pulls ended")
             await self._drop_feed(consumer_is_gone=True)
         if self._must_rewind and not self._in_doubt:
             await self._while_it_is_there(self._rewind())
@@ -69,6 +69,16 @@ class Seat(Entering):
             if not self._waits:
                 self._wait_for(None)
             self._tell_partitions()
+
+    async def is_gone(self) -> bool:
+        """Whether the consumer was deleted, with all that was not acked."""
+        try:
+            await self._remote.info()
+        except NotFound:
+            return True
+        except KeylaneError:
+            return False
+        return False
 
     async def leave(self) -> None:
         """Finish what is at work, confirm the acks, hand the pin over. What has not started goes to the next."""
@@ -100,9 +110,17 @@ class Seat(Entering):
                 return await self._while_it_is_there(self._make_anew())
             if error.err_code not in _CONSUMER_MISSING:
                 raise
-            _log.warning("%s is gone (%s); making it again", self._remote, error)
+            await self._tell_gone(str(error))
             await self._drop_feed(consumer_is_gone=True)
             return 0.0
+
+    async def _tell_gone(self, why: str) -> None:
+        """Normal is: the group changed or was deleted, or a standby sees the active instance move to a new consumer."""
+        has_lost_something = self._durable or self._told_active
+        is_normal = not has_lost_something or not await self._hooks.is_current()
+        _log.log(
+            logging.INFO if is_normal else logging.WARNING, "%s is gone (%s); making it again", self._remote, why
+        )
 
     async def _make_anew(self) -> float:
         gone = await self._give_up()
