@@ -81,3 +81,14 @@ def state_of(facts: MemberFacts) -> tuple[MemberState, str | None]:
     if facts.is_other_active:
         return MemberState.STANDBY, f"the active instance of {facts.member} to end"
     return MemberState.STANDBY, "a message: no instance is active before the first one"
+
+
+def in_words(state: MemberState, waiting_for: str | None) -> str:
+    """Both in one phrase, for logs and people.
+
+    >>> in_words(MemberState.STANDBY, "a message")
+    'standby, waiting for a message'
+    """
+    if waiting_for is None:
+        return state.value
+    return f"waiting for {waiting_for}" if state is MemberState.WAITING else f"{state.value}, waiting for {waiting_for}"

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from keylane.core.member_state import MemberFacts, MemberState, state_of
+from keylane.core.member_state import MemberFacts, MemberState, in_words, state_of
 from keylane.core.names import check_group_name, check_member_name, check_stream_name
 from keylane.core.partitions import Partitioning, parse_transform
 from keylane.errors import (
@@ -224,8 +224,7 @@ class Member:
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def __repr__(self) -> str:
-        state, waiting_for = state_of(self._facts())
-        words = state.value if waiting_for is None else f"{state.value}, waiting for {waiting_for}"
+        words = in_words(*state_of(self._facts()))
         return f"<Member {self.member} of {self.stream}/{self.group}, {words}, partitions {list(self.partitions)}>"
 
     @property
@@ -288,6 +287,7 @@ class Member:
             max_held=self._wanted.max_ack_pending or shape.DEFAULT_MAX_ACK_PENDING,
             hooks=hooks,
         )
+        self._show_state()
         self._main = asyncio.create_task(self._run(), name=f"member {self.member}")
 
     async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
@@ -475,7 +475,7 @@ class Member:
             trouble=trouble,
             is_listed=config.has_member(self.member),
             has_partitions=bool(config.plan.partitions_of(self.member)),
-            members=len(config.plan.members) + len(config.plan.idle),
+            members=len(config.plan.members),
             partitions=config.max_members,
             handler_wait=self._origin.waiting_for if self._origin is not None else None,
             consumer_wait=seat.waiting_for if seat is not None else None,
@@ -500,12 +500,11 @@ class Member:
         )
         _state_log.log(
             logging.WARNING if needs_a_look else logging.INFO,
-            "member %s of %s/%s: %s%s",
+            "member %s of %s/%s: %s",
             self.member,
             self.stream,
             self.group,
-            state.value,
-            f", waiting for {waiting_for}" if waiting_for is not None else "",
+            in_words(state, waiting_for),
         )
         self._told(self._hooks.on_state, state, waiting_for)
 
