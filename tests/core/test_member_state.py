@@ -17,7 +17,7 @@ CALM = MemberFacts(stream="S", group="g", member="a", has_consumer=True)
         (replace(CALM, has_consumer=False), "joining", None),
         (replace(CALM, is_active=True), "active", None),
         (replace(CALM, is_active=True, consumer_wait="c"), "active", "c"),
-        (CALM, "standby", "a message: no instance is active before the first one"),
+        (CALM, "ready", None),
         (replace(CALM, is_other_active=True), "standby", "the active instance of a to end"),
         (replace(CALM, message_wait="m"), "waiting", "m"),
         (replace(CALM, message_wait="m", consumer_wait="c"), "waiting", "c"),

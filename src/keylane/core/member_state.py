@@ -15,8 +15,10 @@ class MemberState(StrEnum):
     """The group does not name it: it gets nothing until it is added."""
     NO_PARTITIONS = "no partitions"
     """The group names more members than it has partitions, and this one is left without."""
+    READY = "ready"
+    """No message has come yet: the first one makes one instance of the member active."""
     STANDBY = "standby"
-    """Ready, and another instance of the member is active, or no message has come yet."""
+    """Another instance of the member is active."""
     ACTIVE = "active"
     """The instance that gets the member's messages."""
     WAITING = "waiting"
@@ -80,14 +82,14 @@ def state_of(facts: MemberFacts) -> tuple[MemberState, str | None]:
         return MemberState.JOINING, None
     if facts.is_other_active:
         return MemberState.STANDBY, f"the active instance of {facts.member} to end"
-    return MemberState.STANDBY, "a message: no instance is active before the first one"
+    return MemberState.READY, None
 
 
 def in_words(state: MemberState, waiting_for: str | None) -> str:
     """Both in one phrase, for logs and people.
 
-    >>> in_words(MemberState.STANDBY, "a message")
-    'standby, waiting for a message'
+    >>> in_words(MemberState.STANDBY, "the active instance of a to end")
+    'standby, waiting for the active instance of a to end'
     """
     if waiting_for is None:
         return state.value

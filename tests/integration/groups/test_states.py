@@ -76,13 +76,13 @@ async def test_more_members_than_partitions(ground: Ground, warned: Callable[[st
     await in_state(member, MemberState.NO_PARTITIONS, "the group has 2 for 3 members")
     assert len(warned("no partitions")) == 1
     await groups.drop_members(ground.connection, ground.stream, "g", ["b"])
-    await in_state(member, MemberState.STANDBY, "a message")
+    await in_state(member, MemberState.READY)
 
 
 async def test_a_standby_and_the_active_instance(ground: Ground) -> None:
     await ground.elastic(members=["a"])
     first = await ground.join("a")
-    await in_state(first, MemberState.STANDBY, "no instance is active before the first one")
+    await in_state(first, MemberState.READY)
     await ground.evidence.all_of(await ground.publish(["k1"]))
     await in_state(first, MemberState.ACTIVE)
     assert first.waiting_for is None
@@ -113,7 +113,7 @@ async def test_a_static_member_whose_partitions_are_empty_is_not_suspected(parti
     await partitioned.static(members=["a", "b", "c", "d"])
     members = [await partitioned.join(name) for name in "abcd"]
     await until(lambda: any(map(active, members)))
-    await until(lambda: all(member.state in ("active", "standby") for member in members))
+    await until(lambda: all(member.state in ("active", "ready") for member in members))
 
 
 async def test_a_filter_that_matches_nothing(make: MakeGround, warned: Callable[[str], list[str]]) -> None:
@@ -143,7 +143,7 @@ async def test_waiting_for_another_member_to_let_go(ground: Ground) -> None:
     await in_state(first, MemberState.ACTIVE, "handlers at work on partitions 2,3, which go to another member")
     go_on.set()
     await ground.evidence.all_of(sent)
-    await until(lambda: first.waiting_for is None and second.state in ("active", "standby"))
+    await until(lambda: first.waiting_for is None and second.state in ("active", "ready"))
 
 
 async def test_an_instance_with_other_settings(ground: Ground) -> None:
@@ -153,7 +153,7 @@ async def test_an_instance_with_other_settings(ground: Ground) -> None:
     second = await ground.join("a", settings=ConsumerConfig(ack_wait_s=2.0))
     await in_state(second, MemberState.WAITING, "another instance to end, which has other settings (ack_wait is")
     await first.stop()
-    await until(lambda: second.state in ("active", "standby"))
+    await until(lambda: second.state in ("active", "ready"))
 
 
 async def test_the_server_is_away(
@@ -179,7 +179,7 @@ async def test_the_source_is_deleted(ground: Ground) -> None:
     await ground.elastic(members=["a"])
     states = States()
     member = await ground.join("a", hooks=states.hooks)
-    await in_state(member, MemberState.STANDBY)
+    await in_state(member, MemberState.READY)
     await streams.delete(ground.connection, ground.stream)
     await in_state(member, MemberState.WAITING, f"the stream to come back: stream '{ground.stream}' does not exist")
     with suppress(KeylaneError):
