@@ -37,7 +37,9 @@ Database = Annotated[
 
 
 @app.command()
-def accept(stream: Stream, group: GroupArgument, database: Database, force: Force = False, as_json: Json = False) -> None:
+def accept(
+    stream: Stream, group: GroupArgument, database: Database, force: Force = False, as_json: Json = False
+) -> None:
     """Take the group's bucket and stream as they are, and go on.
 
     For a bucket that was restored from a backup, or a stream that was copied with its sequences: what is done stays
@@ -54,14 +56,17 @@ def accept(stream: Stream, group: GroupArgument, database: Database, force: Forc
 
 
 @app.command()
-def forget(stream: Stream, group: GroupArgument, database: Database, force: Force = False, as_json: Json = False) -> None:
+def forget(
+    stream: Stream, group: GroupArgument, database: Database, force: Force = False, as_json: Json = False
+) -> None:
     """Forget what the group has done: all its messages count as new.
 
     For a stream that was deleted and made anew. If messages that were done are delivered again, they are done again.
     """
     if not force:
         make_sure(
-            f"Forget which messages group {group!r} of stream {stream!r} has done? Those that come again are done again.",
+            f"Forget which messages group {group!r} of stream {stream!r} has done? If they come again, they are done "
+            "again.",
             otherwise="nothing was forgotten",
         )
     keys = _with(database, lambda once: once.forget(stream, group))
@@ -71,20 +76,23 @@ def forget(stream: Stream, group: GroupArgument, database: Database, force: Forc
 
 def _with(url: str, work: Callable[[ExactlyOnce], Awaitable[Answer]]) -> Answer:
     """Connect to the database, do the work, let go."""
+    import keylane.exactly_once  # noqa: F401 - first: it says what to install, where SQLAlchemy is missing
+
+    return _work_on(url, work)
+
+
+def _work_on(url: str, work: Callable[[ExactlyOnce], Awaitable[Answer]]) -> Answer:
     import asyncio
     from pathlib import Path
 
-    from keylane.errors import InvalidInput
-    from keylane.exactly_once import ExactlyOnce  # isort: split - says what to install, where SQLAlchemy is missing
-
-    from sqlalchemy import create_engine, make_url
+    from sqlalchemy import URL, create_engine, make_url
     from sqlalchemy.exc import SQLAlchemyError
     from sqlalchemy.ext.asyncio import create_async_engine
 
-    async def run() -> Answer:
-        target = make_url(url)
-        if target.get_backend_name() == "sqlite" and not Path(target.database or "").is_file():
-            raise InvalidInput(f"--database: there is no file {target.database!r}")
+    from keylane.errors import InvalidInput
+    from keylane.exactly_once import ExactlyOnce
+
+    async def run(target: URL) -> Answer:
         if target.get_dialect().is_async:
             engine = create_async_engine(target)
             try:
@@ -98,7 +106,10 @@ def _with(url: str, work: Callable[[ExactlyOnce], Awaitable[Answer]]) -> Answer:
             plain.dispose()
 
     try:
-        return asyncio.run(run())
+        target = make_url(url)
+        if target.get_backend_name() == "sqlite" and not Path(target.database or "").is_file():
+            raise InvalidInput(f"--database: there is no file {target.database!r}")
+        return asyncio.run(run(target))
     except ModuleNotFoundError as error:
         raise InvalidInput(f"--database needs the driver {error.name!r}, which is not installed: install it") from None
     except SQLAlchemyError as error:

@@ -56,33 +56,26 @@ class MemberFacts:
 
 
 def state_of(facts: MemberFacts) -> tuple[MemberState, str | None]:
-    """The state, and what is waited for. The first that holds, from the end of a member's life to its everyday."""
-    if facts.is_ended:
-        return MemberState.ENDED, None
-    if facts.is_stopping:
-        return MemberState.STOPPING, "handlers that are at work, and their acks"
-    if facts.trouble is not None:
-        return MemberState.UNREACHABLE, f"the server: {facts.trouble}"
-    if not facts.is_listed:
-        return MemberState.NOT_LISTED, (
-            f"the group to list it: keylane elastic add {facts.stream} {facts.group} {facts.member}"
-        )
-    if not facts.has_partitions:
-        return MemberState.NO_PARTITIONS, (
-            f"a partition: the group has {facts.partitions} for {facts.members} members; one of those must go first"
-        )
-    if facts.handler_wait is not None:
-        return MemberState.WAITING, facts.handler_wait
-    if facts.is_active:
-        return MemberState.ACTIVE, facts.consumer_wait
-    for wait in (facts.consumer_wait, facts.message_wait):
-        if wait is not None:
-            return MemberState.WAITING, wait
-    if not facts.has_consumer:
-        return MemberState.JOINING, None
-    if facts.is_other_active:
-        return MemberState.STANDBY, f"the active instance of {facts.member} to end"
-    return MemberState.READY, None
+    """The state, and what is waited for: the first that holds, from the end of a member's life to its everyday."""
+    name = f"{facts.stream} {facts.group} {facts.member}"
+    rules = (
+        (facts.is_ended, MemberState.ENDED, None),
+        (facts.is_stopping, MemberState.STOPPING, "handlers that are at work, and their acks"),
+        (facts.trouble is not None, MemberState.UNREACHABLE, f"the server: {facts.trouble}"),
+        (not facts.is_listed, MemberState.NOT_LISTED, f"the group to list it: keylane elastic add {name}"),
+        (
+            not facts.has_partitions,
+            MemberState.NO_PARTITIONS,
+            f"a partition: the group has {facts.partitions} for {facts.members} members; one of those must go first",
+        ),
+        (facts.handler_wait is not None, MemberState.WAITING, facts.handler_wait),
+        (facts.is_active, MemberState.ACTIVE, facts.consumer_wait),
+        (facts.consumer_wait is not None, MemberState.WAITING, facts.consumer_wait),
+        (facts.message_wait is not None, MemberState.WAITING, facts.message_wait),
+        (not facts.has_consumer, MemberState.JOINING, None),
+        (facts.is_other_active, MemberState.STANDBY, f"the active instance of {facts.member} to end"),
+    )
+    return next(((state, waits) for holds, state, waits in rules if holds), (MemberState.READY, None))
 
 
 def in_words(state: MemberState, waiting_for: str | None) -> str:

@@ -168,24 +168,22 @@ class ExactlyOnce:
         return mine
 
     async def _claimed(self, message: GroupMessage, entry: Entry, origin: Origin, standing: Standing) -> Claim:
-        refused_at, refusing = 0.0, None
+        mine, refused_at, refusing = None, 0.0, None
         for _ in range(_CLAIM_TRIES):
             try:
                 view = await self._view(origin, standing, after=refused_at)
             except LedgerMismatch:
                 raise
             except Fenced:
-                if refusing is None:
+                if mine is None or refusing is None:
                     raise
                 raise _fenced(entry, mine, refusing) from None
             if refusing is not None and refusing.revision > view.revision:
-                raise _went_back(entry, origin, view, refusing)
+                raise _went_back(entry, view, refusing)
             _, pinned_ns = await origin.fence(anew=refusing is not None)
             check_pin(message, origin)
             mine = Claim(view.revision, pinned_ns, origin.member)
-            step = partial(
-                ledger.claim, entry=entry, mine=mine, number=view.epoch.number, instance=origin.instance
-            )
+            step = partial(ledger.claim, entry=entry, mine=mine, number=view.epoch.number, instance=origin.instance)
             try:
                 await self._in_transaction(step)
             except EpochChanged:
@@ -264,12 +262,12 @@ class _Handler:
         await self._handle(message)
 
 
-def _went_back(entry: Entry, origin: Origin, view: View, seen: Claim) -> TokenWentBack:
+def _went_back(entry: Entry, view: View, seen: Claim) -> TokenWentBack:
     now, before = view.source.revision, seen.revision - view.epoch.base
     return TokenWentBack(
-        f"the record of group {entry.group_name!r} of stream {entry.stream!r} has revision {now}, and {seen.member} has "
-        f"worked with revision {before} of the same bucket: the bucket was restored to an older state. Make sure that "
-        f"no instance works with the newer one, and accept it: keylane exactly-once accept {entry.stream} "
+        f"the record of group {entry.group_name!r} of stream {entry.stream!r} has revision {now}, and {seen.member} "
+        f"has worked with revision {before} of the same bucket: the bucket was restored to an older state. Make sure "
+        f"that no instance works with the newer one, and accept it: keylane exactly-once accept {entry.stream} "
         f"{entry.group_name} --database URL"
     )
 

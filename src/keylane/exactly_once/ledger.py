@@ -23,7 +23,6 @@ from keylane.exactly_once.standing import Claim, Entry, Epoch
 from keylane.exactly_once.tables import epoch, fence, progress
 from keylane.groups import GroupSource
 
-
 _ANY = ""
 """In place of a bucket's or stream's time: an operator has accepted whatever is there."""
 
@@ -83,8 +82,9 @@ def begin_epoch(
 ) -> bool:
     """Let tokens count by this bucket from now on, unless somebody did so since `seen`; returns whether it was us.
 
-    The server was asked for `source` after `seen` and the highest sequence `done` were read, so it is newer. Its tokens begin above all that were ever
-    seen. A database of version 0.1 has tokens and no epoch: if the bucket's revisions are not below them, they go on.
+    The server was asked for `source` after `seen` and the highest sequence `done` were read, so it is newer. Its tokens
+    begin above all that were ever seen. A database of version 0.1 has tokens and no epoch: if the bucket's revisions
+    are not below them, they go on.
     """
     stream, group = names
     where = {"stream": stream, "group_name": group}
@@ -116,9 +116,7 @@ def accept(connection: Connection, stream: str, group: str) -> bool:
     return True
 
 
-def _check_stream(
-    names: tuple[str, str], seen: Epoch | None, done: int, source: GroupSource, pinned_ns: int
-) -> None:
+def _check_stream(names: tuple[str, str], seen: Epoch | None, done: int, source: GroupSource, pinned_ns: int) -> None:
     """Sequences of another stream would be taken for those of messages that are done, and be skipped in silence."""
     if not source.stream_created or (seen is not None and seen.bucket == _ANY):
         return
@@ -284,20 +282,20 @@ def _note_statement(insert: Any) -> Executable:
     )
 
 
+def _epoch_statement(insert: Any, otherwise: dict[str, Any] | None = None) -> Executable:
+    """A group's first epoch; where there is one, it stays, or is changed in this."""
+    row: postgresql.Insert = insert(epoch)
+    row = row.values({column: bindparam(column.name) for column in epoch.columns})
+    key = list(epoch.primary_key)
+    if otherwise is None:
+        return row.on_conflict_do_nothing(index_elements=key)
+    return row.on_conflict_do_update(index_elements=key, set_=otherwise)
+
+
 _INSERTS = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}
 _CLAIM = {name: _claim_statement(insert) for name, insert in _INSERTS.items()}
-_FIRST_EPOCH = {
-    name: insert(epoch)
-    .values({column: bindparam(column.name) for column in epoch.columns})
-    .on_conflict_do_nothing(index_elements=list(epoch.primary_key))
-    for name, insert in _INSERTS.items()
-}
+_FIRST_EPOCH = {name: _epoch_statement(insert) for name, insert in _INSERTS.items()}
 _ACCEPT = {
-    name: insert(epoch)
-    .values({column: bindparam(column.name) for column in epoch.columns})
-    .on_conflict_do_update(
-        index_elements=list(epoch.primary_key), set_={"number": epoch.c.number + 1, "bucket": _ANY}
-    )
-    for name, insert in _INSERTS.items()
+    name: _epoch_statement(insert, {"number": epoch.c.number + 1, "bucket": _ANY}) for name, insert in _INSERTS.items()
 }
 _NOTE = {name: _note_statement(insert) for name, insert in _INSERTS.items()}

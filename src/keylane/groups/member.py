@@ -486,7 +486,7 @@ class Member:
         )
 
     def _show_state(self) -> None:
-        """Log and tell a change of state, once. What somebody should look at is a warning, the rest is for the curious."""
+        """Log and tell a change of state, once. A warning is what somebody should look at."""
         facts = self._facts()
         before, self._shown = self._shown, state_of(facts)
         if before == self._shown:

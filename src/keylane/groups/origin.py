@@ -118,7 +118,7 @@ class Origin:
                 await self._catch_up()
         else:
             raise Fenced(
-                f"member {self.member!r} ({self.instance}) does not follow the newest record of group {self.group!r} yet"
+                f"this instance of member {self.member!r} does not follow the newest record of group {self.group!r} yet"
             )
         try:
             state = await streams.state(self._connection, self.stream)

@@ -118,9 +118,7 @@ class Seat(Entering):
         """Normal is: the group changed or was deleted, or a standby sees the active instance move to a new consumer."""
         has_lost_something = self._durable or self._told_active
         is_normal = not has_lost_something or not await self._hooks.is_current()
-        _log.log(
-            logging.INFO if is_normal else logging.WARNING, "%s is gone (%s); making it again", self._remote, why
-        )
+        _log.log(logging.INFO if is_normal else logging.WARNING, "%s is gone (%s); making it again", self._remote, why)
 
     async def _make_anew(self) -> float:
         gone = await self._give_up()

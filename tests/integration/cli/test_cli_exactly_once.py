@@ -30,7 +30,9 @@ async def test_a_restored_bucket_is_accepted(ledger: Database, kind: str) -> Non
     words = str(told.value).partition("accept it: keylane ")[2].replace("URL", f"{kind}:///{ledger.path}").split()
     no = await run(*words, stdin="n\n")
     assert (no.returncode, no.stdout) == (1, "")
-    assert "Does no instance of group 'billing' of stream 'ORDERS' work with the state from before any more?" in no.stderr
+    assert (
+        "Does no instance of group 'billing' of stream 'ORDERS' work with the state from before any more?" in no.stderr
+    )
     assert "nothing was accepted" in no.stderr
     with pytest.raises(TokenWentBack):
         await once.handler(write)(Instance(5, 200, member="m3").message(2))

@@ -1,4 +1,4 @@
-"""Groups that write exactly once, and a KV bucket that is wiped, made anew or restored under them: the table is right."""
+"""Groups that write exactly once, and a KV bucket that is made anew or restored under them: the table is right."""
 
 from __future__ import annotations
 

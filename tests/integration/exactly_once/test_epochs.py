@@ -122,7 +122,7 @@ async def test_another_stream_is_not_taken_for_the_known_one(database: Database,
 async def test_a_copied_stream_is_accepted(database: Database) -> None:
     once = ExactlyOnce(database.engine())
     await once.handler(write)(Instance(9, 100).message(7))
-    copy = {"bucket": NEW_BUCKET, "stream_created": NEW_STREAM}
+    copy: dict[str, Any] = {"bucket": NEW_BUCKET, "stream_created": NEW_STREAM}
     with pytest.raises(StreamMadeAnew):
         await once.handler(write)(Instance(2, 200, **copy).message(7))
     await once.accept("ORDERS", "billing")
@@ -179,7 +179,3 @@ async def test_an_effect_never_sees_a_refused_message(database: Database) -> Non
     with pytest.raises(TokenWentBack):
         await once.handler(effect)(Instance(5, 200, member="m2").message(2))
     assert called == [1]
-
-
-
-

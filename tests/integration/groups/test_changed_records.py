@@ -83,9 +83,7 @@ async def test_other_members_end_a_static_group_and_are_followed_in_an_elastic_o
 
 
 @pytest.mark.parametrize("writes", [1, 3], ids=["equal revision", "other revision"])
-async def test_the_same_record_is_nothing_new(
-    own_server_ground: tuple[Ground, NatsServer], writes: int
-) -> None:
+async def test_the_same_record_is_nothing_new(own_server_ground: tuple[Ground, NatsServer], writes: int) -> None:
     ground, _ = own_server_ground
     group = Rewritten(ground, "elastic")
     await group.create(members=["a", "b"])
