@@ -104,7 +104,7 @@ class ExactlyOnce:
     async def forget(self, stream: str, group: str) -> int:
         """Forget all that a group has done; returns how many keys were known. Its messages count as new.
 
-        For a stream that was deleted and made again: it counts from 1, and its messages would be taken for known ones.
+        For a stream that was deleted and made again: its messages have the sequences of those that are done.
         """
         check_stream_name(stream)
         check_group_name(group)
@@ -134,37 +134,40 @@ class ExactlyOnce:
         check_pin(message, origin)
         entry = entry_of(message, origin)
         standing = self._standing(origin)
+        standing.check_mismatch(entry.partition)
         mine = standing.claim_on(entry.partition, origin.pin_id)
         if mine is not None:
             try:
-                await self._perform(message, entry, mine, effect, session=session)
+                known = await self._perform(message, entry, mine, effect, session=session)
             except Superseded:
                 pass  # perhaps the partition went away and came back: ask anew
             else:
+                await self._check_known(entry, origin, standing, known)
                 return
         async with standing.claiming(entry.partition):
-            known = standing.claim_on(entry.partition, origin.pin_id)
-            mine = known if known not in (None, mine) else await self._claim(message, entry, origin, standing)
+            claimed = standing.claim_on(entry.partition, origin.pin_id)
+            mine = claimed if claimed not in (None, mine) else await self._claim(message, entry, origin, standing)
         assert mine is not None
         try:
-            await self._perform(message, entry, mine, effect, session=session)
+            known = await self._perform(message, entry, mine, effect, session=session)
         except Superseded as error:
             raise _fenced(entry, mine, error.stored) from None
+        await self._check_known(entry, origin, standing, known)
+
+    async def _check_known(self, entry: Entry, origin: Origin, standing: Standing, known: int) -> None:
+        """What is taken for done must be of the stream that was done: one that is made anew counts from 1 again."""
+        if known < entry.sequence:
+            return
+        with standing.telling_mismatch(entry.partition, origin):
+            view = await self._view(origin, standing, after=asyncio.get_running_loop().time())
+            ledger.check_has_done((entry.stream, entry.group_name), known, view.source)
 
     async def _claim(self, message: GroupMessage, entry: Entry, origin: Origin, standing: Standing) -> Claim:
         """Take the partition, in a transaction of its own: others of this instance need not wait for an effect."""
-        loop = asyncio.get_running_loop()
-        standing.check_mismatch(entry.partition, loop.time())
         pin_id = origin.pin_id
-        try:
+        with standing.telling_mismatch(entry.partition, origin):
             mine = await self._claimed(message, entry, origin, standing)
-        except LedgerMismatch as error:
-            standing.mismatched(entry.partition, error, loop.time())
-            origin.wait(str(error))
-            raise
         standing.claimed(entry.partition, pin_id, mine)
-        if not standing.has_mismatch:
-            origin.wait(None)
         return mine
 
     async def _claimed(self, message: GroupMessage, entry: Entry, origin: Origin, standing: Standing) -> Claim:
@@ -224,12 +227,15 @@ class ExactlyOnce:
                     )
         raise Fenced(f"the bucket of {origin.stream}/{origin.group} is made anew again and again")
 
-    async def _perform(
-        self, message: GroupMessage, entry: Entry, mine: Claim, effect: Effect, *, session: bool
-    ) -> None:
+    async def _perform(self, message: GroupMessage, entry: Entry, mine: Claim, effect: Effect, *, session: bool) -> int:
+        """Do it, unless it is done; returns the newest of its key that was done before."""
+        known = 0
+
         def before(connection: Connection) -> bool:
+            nonlocal known
             self._limits.begin(connection)
-            return ledger.is_due(connection, entry, mine)
+            known = ledger.newest_done(connection, entry, mine)
+            return known < entry.sequence
 
         def after(connection: Connection) -> None:
             ledger.note(connection, entry)
@@ -237,7 +243,8 @@ class ExactlyOnce:
         try:
             await self._database.perform(message, effect, session=session, before=before, after=after)
         except DoneElsewhere:
-            return
+            _log.debug("sequence %d of %s was done by another transaction", entry.sequence, entry.stream)
+        return known
 
     async def _in_transaction(self, step: Callable[[Connection], T]) -> T:
         def steps(connection: Connection) -> T:

@@ -124,7 +124,12 @@ def _check_stream(names: tuple[str, str], seen: Epoch | None, done: int, source:
         check_same_stream(names, seen, source)
     elif done and source.stream_created_ns > pinned_ns:  # version 0.1 noted no stream, but the time of the last pin
         raise _made_anew(names, f"it was made at {source.stream_created}, after the last of them")
-    if source.last_sequence < done:
+    check_has_done(names, done, source)
+
+
+def check_has_done(names: tuple[str, str], done: int, source: GroupSource) -> None:
+    """A stream never has fewer messages than are done of it."""
+    if source.stream_created and source.last_sequence < done:
         raise _made_anew(names, f"its last sequence is {source.last_sequence}, and sequence {done} is done")
 
 
@@ -159,8 +164,8 @@ def claim(connection: Connection, entry: Entry, mine: Claim, number: int, instan
     _check_owner(_owner(connection, where), mine)
 
 
-def is_due(connection: Connection, entry: Entry, mine: Claim) -> bool:
-    """Whether the message is still to be done. `Superseded` if the partition is not ours."""
+def newest_done(connection: Connection, entry: Entry, mine: Claim) -> int:
+    """The newest message of the key that is done; 0 if none is. `Superseded` if the partition is not ours."""
     where = {
         "stream": entry.stream,
         "group_name": entry.group_name,
@@ -169,7 +174,8 @@ def is_due(connection: Connection, entry: Entry, mine: Claim) -> bool:
     }
     found = connection.execute(_OWNER_AND_PROGRESS, where).one_or_none()
     _check_owner(Claim(*found[:3]) if found is not None else None, mine)
-    return found is not None and (found.sequence is None or found.sequence < entry.sequence)
+    assert found is not None
+    return found.sequence or 0
 
 
 def note(connection: Connection, entry: Entry) -> None:

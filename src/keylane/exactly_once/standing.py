@@ -6,6 +6,8 @@ Owns the tokens and when they are asked for anew. Never talks to the database.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from keylane.errors import Fenced, InvalidInput, LedgerMismatch
@@ -111,19 +113,24 @@ class Standing:
     def claimed(self, partition: int, pin_id: str | None, claim: Claim) -> None:
         if pin_id != self._pin_id:
             self._pin_id = pin_id
-            self._claims, self._mismatches = {}, {}
+            self._claims = {}
         self._claims[partition] = claim
-        self._mismatches.pop(partition, None)
 
-    def mismatched(self, partition: int, error: LedgerMismatch, now: float) -> None:
-        self._mismatches[partition] = (now + _ASK_AGAIN_S, error)
+    @contextmanager
+    def telling_mismatch(self, partition: int, origin: Origin) -> Iterator[None]:
+        """What is found here is shown by the member, and not asked for again for a moment."""
+        loop = asyncio.get_running_loop()
+        try:
+            yield
+        except LedgerMismatch as error:
+            self._mismatches[partition] = (loop.time() + _ASK_AGAIN_S, error)
+            origin.wait(str(error))
+            raise
+        if self._mismatches.pop(partition, None) is not None and not self._mismatches:
+            origin.wait(None)
 
-    def check_mismatch(self, partition: int, now: float) -> None:
+    def check_mismatch(self, partition: int) -> None:
         """Raise what was found a moment ago: every message would ask the same, and only a person can change it."""
         until, error = self._mismatches.get(partition, (0.0, None))
-        if error is not None and now < until:
+        if error is not None and asyncio.get_running_loop().time() < until:
             raise type(error)(*error.args)
-
-    @property
-    def has_mismatch(self) -> bool:
-        return bool(self._mismatches)

@@ -119,6 +119,31 @@ async def test_another_stream_is_not_taken_for_the_known_one(database: Database,
     assert sequences(database) == [7, 1]
 
 
+@pytest.mark.parametrize(
+    "changed", [{"stream_created": NEW_STREAM}, {"last_sequence": 3}], ids=["made anew", "restored"]
+)
+async def test_a_stream_that_changes_under_an_owner_is_noticed_before_a_message_is_skipped(
+    database: Database, changed: dict[str, Any]
+) -> None:
+    """The owner has its claim; what it would take for done is of another stream."""
+    once = ExactlyOnce(database.engine())
+    owner = Instance(9, 100)
+    for sequence in (7, 7):
+        await once.handler(write)(owner.message(sequence))
+    for name, value in changed.items():
+        setattr(owner, name, value)
+    with pytest.raises(StreamMadeAnew, match="keylane exactly-once forget ORDERS billing"):
+        await once.handler(write)(owner.message(3))
+    assert "forget" in str(owner.waiting_for)
+    await once.forget("ORDERS", "billing")
+    async with asyncio.timeout(10):
+        while len(sequences(database)) < 2:
+            with suppress(StreamMadeAnew):
+                await once.handler(write)(owner.message(3))
+    assert sequences(database) == [7, 3]
+    assert owner.waiting_for is None
+
+
 async def test_a_copied_stream_is_accepted(database: Database) -> None:
     once = ExactlyOnce(database.engine())
     await once.handler(write)(Instance(9, 100).message(7))
