@@ -252,6 +252,18 @@ class Fenced(GroupError):
     """This instance does not own the message any more: whoever does has begun. Nothing was written."""
 
 
+class LedgerMismatch(Fenced):
+    """What the database knows of a group does not fit the server: nothing is written until an operator decides."""
+
+
+class TokenWentBack(LedgerMismatch):
+    """The group's record is older than one that the database has seen: its bucket was restored. Accept it, or not."""
+
+
+class StreamMadeAnew(LedgerMismatch):
+    """The stream is not the one whose messages the database knows: forget those, or bring the stream back."""
+
+
 class GroupEnded(GroupError):
     """The group was deleted or changed in a way that its members cannot follow."""
 

@@ -11,6 +11,7 @@ import base64
 import json
 import logging
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from keylane import groups
 from keylane.cli.connecting import ConnectionOptions
 from keylane.cli.consumer_told import as_utc
 from keylane.cli.group_sight import Kind, config_of
+from keylane.core.member_state import in_words
 from keylane.core.plans import ranges
 from keylane.groups.member import Order
 from keylane.jetstream.consumers import ConsumerConfig
@@ -64,6 +66,15 @@ class Lines:
         except OSError as error:  # the pipe was closed
             self.failure = self.failure or error
             self.stop.set()
+
+    def state(self, state: groups.MemberState, waiting_for: str | None) -> None:
+        """What the member waits for. For people on stderr: it is no message."""
+        if waiting_for is None or state is groups.MemberState.STOPPING:
+            return
+        if self._as_json:
+            self.tell("state", "", state=state.value, waiting_for=waiting_for)
+        else:
+            print(f"keylane: {printable(in_words(state, waiting_for))}", file=sys.stderr, flush=True)
 
     def message(self, message: groups.GroupMessage) -> None:
         where = f"partition {message.partition}  seq {message.source_sequence}"
@@ -136,39 +147,33 @@ def _hooks(lines: Lines, trial: Trial, config: groups.StaticConfig | groups.Elas
     listed = config.has_member(trial.member)
 
     def joined() -> None:
-        more = ""
-        if not listed:
-            more = f"; the group does not list it yet, so it waits: keylane elastic add {where}"
-        elif not config.plan.partitions_of(trial.member):
-            more = (
-                f"; it owns none of the {config.max_members:,} partitions, as the group has "
-                f"{len(config.plan.members):,} members, so it waits"
-            )
-        lines.tell("joined", f"joined {trial.group} as {trial.member}{more}", member=trial.member, listed=listed)
+        lines.tell("joined", f"joined {trial.group} as {trial.member}", member=trial.member, listed=listed)
 
     def rebalanced(before: tuple[int, ...], after: tuple[int, ...]) -> None:
         words = f"partitions {ranges(after)} (before: {ranges(before)})"
         lines.tell("rebalanced", words, before=list(before), after=list(after))
 
-    where = f"{trial.stream} {trial.group} {trial.member}"
     return groups.MemberHooks(
         on_joined=joined,
         on_activated=lambda: lines.tell("active", "active: this instance is pinned"),
         on_deactivated=lambda: lines.tell("inactive", "inactive: this instance is not pinned any more"),
         on_rebalanced=rebalanced,
+        on_state=lines.state,
         on_ended=lambda reason: lines.tell("ended", f"ended: {reason}", reason=reason),
         on_failure=lambda *_: None,  # only a closed pipe fails, and that ends the command
     )
 
 
 class _AsLines(logging.Handler):
-    """What the library warns of is for the person at the screen."""
+    """What the library warns of is for the person at the screen. States are told by their hook."""
 
     def __init__(self, lines: Lines) -> None:
         super().__init__(logging.WARNING)
         self._lines = lines
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record.name == "keylane.groups.state":
+            return
         self._lines.tell("warning", f"warning: {record.getMessage()}", text=record.getMessage())
 
 

@@ -17,7 +17,7 @@ import typer
 from keylane import __version__
 from keylane.errors import KeylaneError
 
-_GROUPS = ("server", "consumer", "static", "elastic", "dlq", "spark", "pipeline", "marshal")
+_GROUPS = ("server", "consumer", "static", "elastic", "dlq", "exactly-once", "spark", "pipeline", "marshal")
 """Each is a module here with an `app`."""
 
 
@@ -50,7 +50,7 @@ def _app(first: str) -> typer.Typer:
         callback=_options,
     )
     for name in [first] if first in _GROUPS else _GROUPS:
-        app.add_typer(import_module(f"keylane.cli.{name}").app, name=name)
+        app.add_typer(import_module(f"keylane.cli.{name.replace('-', '_')}").app, name=name)
     app.command()(demo)
     return app
 

@@ -7,6 +7,7 @@ is done, commit. The group acks afterwards, as ever; a message that comes again 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar, overload
@@ -16,19 +17,23 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from keylane.core.names import check_group_name, check_stream_name
-from keylane.errors import Fenced
+from keylane.errors import Fenced, InvalidInput, LedgerMismatch, TokenWentBack
 from keylane.exactly_once import ledger
 from keylane.exactly_once.databases import Effect, Handler, database
-from keylane.exactly_once.ledger import DoneElsewhere, Limits, Superseded
-from keylane.exactly_once.standing import Claim, Entry, Standing, check_pin, entry_of, origin_of
+from keylane.exactly_once.ledger import DoneElsewhere, EpochChanged, Limits, Superseded
+from keylane.exactly_once.standing import Claim, Entry, Standing, View, check_pin, entry_of, origin_of
 from keylane.exactly_once.tables import prepare
 from keylane.groups import GroupMessage, Origin
 from keylane.jetstream.settings import check_seconds
 
 T = TypeVar("T")
 
+_log = logging.getLogger("keylane.exactly_once")
+
 LOCK_TIMEOUT_S = 5.0
 IDLE_TIMEOUT_S = 10.0
+
+_CLAIM_TRIES = 5
 
 
 class ExactlyOnce:
@@ -99,12 +104,28 @@ class ExactlyOnce:
     async def forget(self, stream: str, group: str) -> int:
         """Forget all that a group has done; returns how many keys were known. Its messages count as new.
 
-        For a stream that was deleted and made again: it counts from 1, and its messages would be taken for known ones.
+        For a stream that was deleted and made again: its messages have the sequences of those that are done.
         """
         check_stream_name(stream)
         check_group_name(group)
         await self.create_tables()
         return await self._in_transaction(lambda connection: ledger.forget(connection, stream, group))
+
+    async def accept(self, stream: str, group: str) -> None:
+        """Take the group's bucket and stream as they are, and go on: for a bucket or stream that was restored.
+
+        What is done stays done, and tokens go on above the highest that was seen. Members that wait for it go on by
+        themselves. Be sure before that no instance works with the state from before; a stream that was made anew, and
+        is no copy, is to be forgotten instead.
+        """
+        check_stream_name(stream)
+        check_group_name(group)
+        await self.create_tables()
+        if not await self._in_transaction(lambda connection: ledger.accept(connection, stream, group)):
+            raise InvalidInput(
+                f"the database knows nothing of group {group!r} of stream {stream!r}: there is nothing to accept; look "
+                "at the names and at the database's address"
+            )
 
     async def _handle(self, message: GroupMessage, *, effect: Effect, session: bool) -> None:
         origin = origin_of(message)
@@ -113,43 +134,108 @@ class ExactlyOnce:
         check_pin(message, origin)
         entry = entry_of(message, origin)
         standing = self._standing(origin)
+        standing.check_mismatch(entry.partition)
         mine = standing.claim_on(entry.partition, origin.pin_id)
         if mine is not None:
             try:
-                await self._perform(message, entry, mine, effect, session=session)
+                known = await self._perform(message, entry, mine, effect, session=session)
             except Superseded:
                 pass  # perhaps the partition went away and came back: ask anew
             else:
+                await self._check_known(entry, origin, standing, known)
                 return
         async with standing.claiming(entry.partition):
-            known = standing.claim_on(entry.partition, origin.pin_id)
-            mine = known if known not in (None, mine) else await self._claim(message, entry, origin, standing)
+            claimed = standing.claim_on(entry.partition, origin.pin_id)
+            mine = claimed if claimed not in (None, mine) else await self._claim(message, entry, origin, standing)
         assert mine is not None
         try:
-            await self._perform(message, entry, mine, effect, session=session)
+            known = await self._perform(message, entry, mine, effect, session=session)
         except Superseded as error:
             raise _fenced(entry, mine, error.stored) from None
+        await self._check_known(entry, origin, standing, known)
+
+    async def _check_known(self, entry: Entry, origin: Origin, standing: Standing, known: int) -> None:
+        """What is taken for done must be of the stream that was done: one that is made anew counts from 1 again."""
+        if known < entry.sequence:
+            return
+        with standing.telling_mismatch(entry.partition, origin):
+            view = await self._view(origin, standing, after=asyncio.get_running_loop().time())
+            ledger.check_has_done((entry.stream, entry.group_name), known, view.source)
 
     async def _claim(self, message: GroupMessage, entry: Entry, origin: Origin, standing: Standing) -> Claim:
         """Take the partition, in a transaction of its own: others of this instance need not wait for an effect."""
         pin_id = origin.pin_id
-        revision, pinned_ns = await origin.fence()
-        check_pin(message, origin)
-        mine = Claim(revision, pinned_ns, origin.member)
-        instance = origin.instance
-        try:
-            await self._in_transaction(lambda connection: ledger.claim(connection, entry, mine, instance))
-        except Superseded as error:
-            raise _fenced(entry, mine, error.stored) from None
+        with standing.telling_mismatch(entry.partition, origin):
+            mine = await self._claimed(message, entry, origin, standing)
         standing.claimed(entry.partition, pin_id, mine)
         return mine
 
-    async def _perform(
-        self, message: GroupMessage, entry: Entry, mine: Claim, effect: Effect, *, session: bool
-    ) -> None:
+    async def _claimed(self, message: GroupMessage, entry: Entry, origin: Origin, standing: Standing) -> Claim:
+        mine, refused_at, refusing = None, 0.0, None
+        for _ in range(_CLAIM_TRIES):
+            try:
+                view = await self._view(origin, standing, after=refused_at)
+            except LedgerMismatch:
+                raise
+            except Fenced:
+                if mine is None or refusing is None:
+                    raise
+                raise _fenced(entry, mine, refusing) from None
+            if refusing is not None and refusing.revision > view.revision:
+                raise _went_back(entry, view, refusing)
+            _, pinned_ns = await origin.fence(anew=refusing is not None)
+            check_pin(message, origin)
+            mine = Claim(view.revision, pinned_ns, origin.member)
+            step = partial(ledger.claim, entry=entry, mine=mine, number=view.epoch.number, instance=origin.instance)
+            try:
+                await self._in_transaction(step)
+            except EpochChanged:
+                standing.view = None
+            except Superseded as error:
+                if refusing is not None:
+                    raise _fenced(entry, mine, error.stored) from None
+                refused_at, refusing = asyncio.get_running_loop().time(), error.stored
+            else:
+                return mine
+        raise Fenced(f"the epoch of {entry.stream}/{entry.group_name} changes again and again")
+
+    async def _view(self, origin: Origin, standing: Standing, *, after: float) -> View:
+        """What the server says of the group, asked for after this time, in the epoch that the database has now."""
+        async with standing.viewing:
+            view = standing.view
+            if view is not None and view.version == origin.version and view.asked_at > after:
+                return view
+            names = (origin.stream, origin.group)
+            for _ in range(_CLAIM_TRIES):
+                epoch = await self._in_transaction(lambda connection: ledger.current_epoch(connection, *names))
+                asked_at = asyncio.get_running_loop().time()
+                source, version = await origin.source(), origin.version
+                if epoch is not None and epoch.bucket == source.bucket:
+                    ledger.check_same_stream(names, epoch, source)
+                    standing.view = View(epoch, source, version, asked_at)
+                    return standing.view
+                done = await self._in_transaction(lambda connection: ledger.highest_sequence(connection, *names))
+                source = await origin.source()
+                begin = partial(ledger.begin_epoch, names=names, seen=epoch, done=done, source=source)
+                if await self._in_transaction(begin) and epoch is not None:
+                    _log.warning(
+                        "the bucket of group %s of stream %s is another one than before (made at %s): its fencing "
+                        "tokens go on above the highest that the database has seen",
+                        origin.group,
+                        origin.stream,
+                        source.bucket,
+                    )
+        raise Fenced(f"the bucket of {origin.stream}/{origin.group} is made anew again and again")
+
+    async def _perform(self, message: GroupMessage, entry: Entry, mine: Claim, effect: Effect, *, session: bool) -> int:
+        """Do it, unless it is done; returns the newest of its key that was done before."""
+        known = 0
+
         def before(connection: Connection) -> bool:
+            nonlocal known
             self._limits.begin(connection)
-            return ledger.is_due(connection, entry, mine)
+            known = ledger.newest_done(connection, entry, mine)
+            return known < entry.sequence
 
         def after(connection: Connection) -> None:
             ledger.note(connection, entry)
@@ -157,7 +243,8 @@ class ExactlyOnce:
         try:
             await self._database.perform(message, effect, session=session, before=before, after=after)
         except DoneElsewhere:
-            return
+            _log.debug("sequence %d of %s was done by another transaction", entry.sequence, entry.stream)
+        return known
 
     async def _in_transaction(self, step: Callable[[Connection], T]) -> T:
         def steps(connection: Connection) -> T:
@@ -180,6 +267,16 @@ class _Handler:
 
     async def __call__(self, message: GroupMessage) -> None:
         await self._handle(message)
+
+
+def _went_back(entry: Entry, view: View, seen: Claim) -> TokenWentBack:
+    now, before = view.source.revision, seen.revision - view.epoch.base
+    return TokenWentBack(
+        f"the record of group {entry.group_name!r} of stream {entry.stream!r} has revision {now}, and {seen.member} "
+        f"has worked with revision {before} of the same bucket: the bucket was restored to an older state. Make sure "
+        f"that no instance works with the newer one, and accept it: keylane exactly-once accept {entry.stream} "
+        f"{entry.group_name} --database URL"
+    )
 
 
 def _fenced(entry: Entry, mine: Claim, stored: Claim | None) -> Fenced:

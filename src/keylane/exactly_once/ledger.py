@@ -3,6 +3,10 @@
 A partition has one owner at a time, by its row in `keylane_fence`. A transaction of the owner holds that row with a
 shared lock until it ends, so an owner's transactions run side by side, and a new owner's claim (an update of the row)
 waits for those of the old one and stops all that come later. Plain functions on a SQLAlchemy connection.
+
+Tokens are the revisions of a KV bucket, and a bucket can be made anew or restored. So the database counts epochs, one
+for each bucket that it meets: in each, revisions are added to the highest token of the epochs before. A claim holds the
+group's row in `keylane_epoch` with a shared lock; a new epoch is begun with an exclusive one.
 """
 
 from __future__ import annotations
@@ -10,13 +14,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, delete, or_, select, text
+from sqlalchemy import Connection, and_, bindparam, delete, func, or_, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql import Executable
 
-from keylane.errors import InvalidInput
-from keylane.exactly_once.standing import Claim, Entry
-from keylane.exactly_once.tables import fence, progress
+from keylane.errors import InvalidInput, StreamMadeAnew
+from keylane.exactly_once.standing import Claim, Entry, Epoch
+from keylane.exactly_once.tables import epoch, fence, progress
+from keylane.groups import GroupSource
+
+_ANY = ""
+"""In place of a bucket's or stream's time: an operator has accepted whatever is there."""
 
 
 class Superseded(Exception):
@@ -25,6 +33,10 @@ class Superseded(Exception):
     def __init__(self, stored: Claim | None) -> None:
         super().__init__(stored)
         self.stored = stored
+
+
+class EpochChanged(Exception):
+    """The group's tokens count from another base by now: ask the server anew. Never leaves this package."""
 
 
 class DoneElsewhere(Exception):
@@ -54,22 +66,106 @@ def check_dialect(name: str) -> None:
         raise InvalidInput(f"the engine speaks to {name!r}: exactly once knows {' and '.join(_CLAIM)}")
 
 
-def claim(connection: Connection, entry: Entry, mine: Claim, instance: str) -> None:
-    """Take the partition, unless a newer owner has it: then `Superseded`.
+def current_epoch(connection: Connection, stream: str, group: str) -> Epoch | None:
+    found = connection.execute(_EPOCH, {"stream": stream, "group_name": group}).one_or_none()
+    return Epoch(*found) if found is not None else None
+
+
+def highest_sequence(connection: Connection, stream: str, group: str) -> int:
+    """Of all messages that are done."""
+    found = connection.execute(_HIGHEST_SEQUENCE, {"stream": stream, "group_name": group}).scalar_one()
+    return int(found)
+
+
+def begin_epoch(
+    connection: Connection, names: tuple[str, str], seen: Epoch | None, done: int, source: GroupSource
+) -> bool:
+    """Let tokens count by this bucket from now on, unless somebody did so since `seen`; returns whether it was us.
+
+    The server was asked for `source` after `seen` and the highest sequence `done` were read, so it is newer. Its tokens
+    begin above all that were ever seen. A database of version 0.1 has tokens and no epoch: if the bucket's revisions
+    are not below them, they go on.
+    """
+    stream, group = names
+    where = {"stream": stream, "group_name": group}
+    if seen is not None and connection.execute(_EPOCH_TO_CHANGE, {**where, "seen": seen.number}).one_or_none() is None:
+        return False
+    highest, pinned_ns = connection.execute(_HIGHEST_TOKEN, where).one()
+    _check_stream(names, seen, done, source, pinned_ns)
+    base = highest if seen is not None or source.revision < highest else 0
+    row = {
+        **where,
+        "number": seen.number + 1 if seen is not None else 1,
+        "base": base,
+        "bucket": source.bucket,
+        "stream_created": source.stream_created,
+    }
+    if seen is not None:
+        connection.execute(epoch.update().where(epoch.c.stream == stream, epoch.c.group_name == group), row)
+        return True
+    return connection.execute(_FIRST_EPOCH[connection.dialect.name], row).rowcount == 1
+
+
+def accept(connection: Connection, stream: str, group: str) -> bool:
+    """Let whoever asks next take bucket and stream as they are then; False if nothing is known of the group."""
+    where = {"stream": stream, "group_name": group}
+    if not connection.execute(_HIGHEST_TOKEN, where).one()[0]:
+        return False
+    row = {**where, "number": 1, "base": 0, "bucket": _ANY, "stream_created": _ANY}
+    connection.execute(_ACCEPT[connection.dialect.name], row)
+    return True
+
+
+def _check_stream(names: tuple[str, str], seen: Epoch | None, done: int, source: GroupSource, pinned_ns: int) -> None:
+    """Sequences of another stream would be taken for those of messages that are done, and be skipped in silence."""
+    if not source.stream_created or (seen is not None and seen.bucket == _ANY):
+        return
+    if seen is not None:
+        check_same_stream(names, seen, source)
+    elif done and source.stream_created_ns > pinned_ns:  # version 0.1 noted no stream, but the time of the last pin
+        raise _made_anew(names, f"it was made at {source.stream_created}, after the last of them")
+    check_has_done(names, done, source)
+
+
+def check_has_done(names: tuple[str, str], done: int, source: GroupSource) -> None:
+    """A stream never has fewer messages than are done of it."""
+    if source.stream_created and source.last_sequence < done:
+        raise _made_anew(names, f"its last sequence is {source.last_sequence}, and sequence {done} is done")
+
+
+def check_same_stream(names: tuple[str, str], seen: Epoch, source: GroupSource) -> None:
+    if source.stream_created and source.stream_created != seen.stream_created:
+        was = f"made at {seen.stream_created}" if seen.stream_created else "missing"
+        raise _made_anew(names, f"it was made at {source.stream_created}, and before it was {was}")
+
+
+def _made_anew(names: tuple[str, str], sign: str) -> StreamMadeAnew:
+    stream, group = names
+    return StreamMadeAnew(
+        f"stream {stream!r} is not the one whose messages the database knows ({sign}): its messages would be taken for "
+        f"done. For a new stream, forget the old one: keylane exactly-once forget {stream} {group} --database URL. For "
+        f"a copy with the same sequences: keylane exactly-once accept {stream} {group} --database URL"
+    )
+
+
+def claim(connection: Connection, entry: Entry, mine: Claim, number: int, instance: str) -> None:
+    """Take the partition, unless a newer owner has it: then `Superseded`. `EpochChanged` if this epoch is over.
 
     Newer is a later revision of the group, or within one revision a later pin of the same member. Pins of two members
     are of two consumers and say nothing about each other: there the server decides, which lets a partition go to a
     member only after the other one has let go of it, and so the later claim is the right one.
     """
     where = {"stream": entry.stream, "group_name": entry.group_name, "partition": entry.partition}
+    if connection.execute(_EPOCH_TO_CLAIM, where).scalar_one_or_none() != number:
+        raise EpochChanged
     if _owner(connection, where) == mine:
         return  # the statement below would wait for our own effects, even if it changes nothing
     connection.execute(_CLAIM[connection.dialect.name], {**where, **mine._asdict(), "instance": instance})
     _check_owner(_owner(connection, where), mine)
 
 
-def is_due(connection: Connection, entry: Entry, mine: Claim) -> bool:
-    """Whether the message is still to be done. `Superseded` if the partition is not ours."""
+def newest_done(connection: Connection, entry: Entry, mine: Claim) -> int:
+    """The newest message of the key that is done; 0 if none is. `Superseded` if the partition is not ours."""
     where = {
         "stream": entry.stream,
         "group_name": entry.group_name,
@@ -78,7 +174,8 @@ def is_due(connection: Connection, entry: Entry, mine: Claim) -> bool:
     }
     found = connection.execute(_OWNER_AND_PROGRESS, where).one_or_none()
     _check_owner(Claim(*found[:3]) if found is not None else None, mine)
-    return found is not None and (found.sequence is None or found.sequence < entry.sequence)
+    assert found is not None
+    return found.sequence or 0
 
 
 def note(connection: Connection, entry: Entry) -> None:
@@ -100,6 +197,7 @@ def forget(connection: Connection, stream: str, group: str) -> int:
     """Delete all rows of a group; returns how many keys were known."""
     gone = connection.execute(delete(progress).where(progress.c.stream == stream, progress.c.group_name == group))
     connection.execute(delete(fence).where(fence.c.stream == stream, fence.c.group_name == group))
+    connection.execute(delete(epoch).where(epoch.c.stream == stream, epoch.c.group_name == group))
     return gone.rowcount
 
 
@@ -130,6 +228,16 @@ _OF_PARTITION = and_(
     fence.c.stream == bindparam("stream"),
     fence.c.group_name == bindparam("group_name"),
     fence.c.partition == bindparam("partition"),
+)
+_OF_GROUP = and_(epoch.c.stream == bindparam("stream"), epoch.c.group_name == bindparam("group_name"))
+_EPOCH = select(epoch.c.number, epoch.c.base, epoch.c.bucket, epoch.c.stream_created).where(_OF_GROUP)
+_EPOCH_TO_CLAIM = select(epoch.c.number).where(_OF_GROUP).with_for_update(read=True)
+_EPOCH_TO_CHANGE = select(epoch.c.number).where(_OF_GROUP, epoch.c.number == bindparam("seen")).with_for_update()
+_HIGHEST_TOKEN = select(
+    func.coalesce(func.max(fence.c.revision), 0), func.coalesce(func.max(fence.c.pinned_ns), 0)
+).where(fence.c.stream == bindparam("stream"), fence.c.group_name == bindparam("group_name"))
+_HIGHEST_SEQUENCE = select(func.coalesce(func.max(progress.c.sequence), 0)).where(
+    progress.c.stream == bindparam("stream"), progress.c.group_name == bindparam("group_name")
 )
 _OWNER = select(fence.c.revision, fence.c.pinned_ns, fence.c.member).where(_OF_PARTITION)
 _OWNER_AND_PROGRESS = (
@@ -180,6 +288,20 @@ def _note_statement(insert: Any) -> Executable:
     )
 
 
+def _epoch_statement(insert: Any, otherwise: dict[str, Any] | None = None) -> Executable:
+    """A group's first epoch; where there is one, it stays, or is changed in this."""
+    row: postgresql.Insert = insert(epoch)
+    row = row.values({column: bindparam(column.name) for column in epoch.columns})
+    key = list(epoch.primary_key)
+    if otherwise is None:
+        return row.on_conflict_do_nothing(index_elements=key)
+    return row.on_conflict_do_update(index_elements=key, set_=otherwise)
+
+
 _INSERTS = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}
 _CLAIM = {name: _claim_statement(insert) for name, insert in _INSERTS.items()}
+_FIRST_EPOCH = {name: _epoch_statement(insert) for name, insert in _INSERTS.items()}
+_ACCEPT = {
+    name: _epoch_statement(insert, {"number": epoch.c.number + 1, "bucket": _ANY}) for name, insert in _INSERTS.items()
+}
 _NOTE = {name: _note_statement(insert) for name, insert in _INSERTS.items()}

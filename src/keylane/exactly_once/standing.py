@@ -6,20 +6,52 @@ Owns the tokens and when they are asked for anew. Never talks to the database.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
-from keylane.errors import Fenced, InvalidInput
-from keylane.groups import GroupMessage, Origin
+from keylane.errors import Fenced, InvalidInput, LedgerMismatch
+from keylane.groups import GroupMessage, GroupSource, Origin
 
 _PIN_HEADER = "Nats-Pin-Id"
+_ASK_AGAIN_S = 1.0
 
 
 class Claim(NamedTuple):
     """Who claims a partition, and since when it is theirs."""
 
     revision: int
+    """Of the group's record, counted on through all epochs."""
     pinned_ns: int
     member: str
+
+
+class Epoch(NamedTuple):
+    """The life of one bucket, as the database knows it. Revisions of its records count from `base`."""
+
+    number: int
+    base: int
+    bucket: str
+    stream_created: str
+
+
+class View(NamedTuple):
+    """What the server said about a group, and the epoch that the database had before the server was asked.
+
+    So in this epoch it is fresh: whoever slept since then meets another epoch.
+    """
+
+    epoch: Epoch
+    source: GroupSource
+    version: tuple[int, str]
+    """Of the group's record, as the instance followed it then."""
+    asked_at: float
+    """By the event loop's clock."""
+
+    @property
+    def revision(self) -> int:
+        """Counted on through all epochs."""
+        return self.epoch.base + self.source.revision
 
 
 class Entry(NamedTuple):
@@ -65,6 +97,10 @@ class Standing:
         self._pin_id: str | None = None
         self._claims: dict[int, Claim] = {}
         self._claiming: dict[int, asyncio.Lock] = {}
+        self._mismatches: dict[int, tuple[float, LedgerMismatch]] = {}
+        self.view: View | None = None
+        self.viewing = asyncio.Lock()
+        """Held while a view is made: one is enough for all partitions."""
 
     def claiming(self, partition: int) -> asyncio.Lock:
         """Held while a partition is claimed: the first message does it for all that are at work."""
@@ -79,3 +115,22 @@ class Standing:
             self._pin_id = pin_id
             self._claims = {}
         self._claims[partition] = claim
+
+    @contextmanager
+    def telling_mismatch(self, partition: int, origin: Origin) -> Iterator[None]:
+        """What is found here is shown by the member, and not asked for again for a moment."""
+        loop = asyncio.get_running_loop()
+        try:
+            yield
+        except LedgerMismatch as error:
+            self._mismatches[partition] = (loop.time() + _ASK_AGAIN_S, error)
+            origin.wait(str(error))
+            raise
+        if self._mismatches.pop(partition, None) is not None and not self._mismatches:
+            origin.wait(None)
+
+    def check_mismatch(self, partition: int) -> None:
+        """Raise what was found a moment ago: every message would ask the same, and only a person can change it."""
+        until, error = self._mismatches.get(partition, (0.0, None))
+        if error is not None and asyncio.get_running_loop().time() < until:
+            raise type(error)(*error.args)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from keylane.core.member_state import MemberState
 from keylane.groups.admin import (
     GroupName,
     active_members,
@@ -23,7 +24,7 @@ from keylane.groups.creating import create_elastic, create_static, delete
 from keylane.groups.limits import partition_limit
 from keylane.groups.member import Member, MemberHooks, join
 from keylane.groups.message import GroupMessage, Placing
-from keylane.groups.origin import Origin
+from keylane.groups.origin import GroupSource, Origin
 from keylane.groups.placing import placing_by
 from keylane.groups.shape import queue_stream
 from keylane.groups.unpublished import Unpublished, put_unpublished
@@ -32,8 +33,10 @@ __all__ = [
     "ElasticConfig",
     "GroupMessage",
     "GroupName",
+    "GroupSource",
     "Member",
     "MemberHooks",
+    "MemberState",
     "Origin",
     "Placing",
     "StaticConfig",

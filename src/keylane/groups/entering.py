@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from keylane.core.plans import ranges
 from keylane.errors import ApiError, GroupConflict
 from keylane.groups import shape
 from keylane.groups.gate import Gate
@@ -54,6 +55,8 @@ class SeatHooks:
     activated: Callable[[], None]
     deactivated: Callable[[], None]
     rebalanced: Callable[[frozenset[int], frozenset[int]], None]
+    wait_changed: Callable[[], None]
+    """`waiting_for`, or what is known of other instances, has changed."""
     is_current: Callable[[], Awaitable[bool]]
     """Whether what was asked of the seat last is still what the group says."""
 
@@ -99,6 +102,11 @@ class Entering:
         self._told_difference = ""
         self._look_due = 0.0
         self._seen_dry: str | None = None
+        self._waits = False
+        self.waiting_for: str | None = None
+        """What must happen before the next step can be done."""
+        self.no_message_because: str | None = None
+        self.is_other_active = False
 
     def __repr__(self) -> str:
         return f"<Seat {self._remote} {sorted(self.partitions)} {self._gate!r} {self._feed!r}>"
@@ -107,6 +115,10 @@ class Entering:
     def is_active(self) -> bool:
         """Whether this instance is the one that gets messages."""
         return self._feed is not None and self._feed.is_pinned
+
+    @property
+    def has_consumer(self) -> bool:
+        return self._feed is not None
 
     @property
     def _in_doubt(self) -> bool:
@@ -133,6 +145,7 @@ class Entering:
                 return await self._meet(wanted)
             if error.err_code != FILTERS_OVERLAP:
                 raise
+            self._wait_for_others(partitions_in(wanted.filter_subjects) - partitions_in(at_least))
             if at_least:
                 await self._enter(replace(wanted, filter_subjects=at_least))
             return self._later()
@@ -164,6 +177,7 @@ class Entering:
             different,
         )
         self._told_difference = different
+        self._wait_for(f"another instance to end, which has other settings ({different})")
         return wanted.priority_timeout_s
 
     async def _adopt(self, wanted: ConsumerConfig, info: ConsumerInfo, different: str) -> float | None:
@@ -174,6 +188,7 @@ class Entering:
             if error.err_code != NOT_CHANGEABLE:
                 raise
             if wanted.durable_name is None:
+                self._wait_for(f"the server to delete the old consumer, which has other settings ({different})")
                 return wanted.priority_timeout_s  # it goes away by itself
             raise GroupConflict(
                 f"consumer {self._remote.name!r} of stream {self._remote.stream!r} was made with other settings "
@@ -200,6 +215,18 @@ class Entering:
             # An instance in Go made it for a mapped group: it asks for whole partitions, whatever the group's filters
             # are. The consumer stays as it is, and what the group did not ask for ends here.
             self._is_asked_for = shape.asking_for(wanted.filter_subjects or ())
+        await self._see_others(info)
+
+    async def _see_others(self, info: ConsumerInfo | None = None) -> None:
+        """Look who else is on the consumer, and whether a message can come at all, while none has."""
+        info = info or await self._remote.info()
+        is_other_active = pinned(info) not in (None, self._feed.pin_id if self._feed is not None else None)
+        because = None
+        if not self._pin_id and not is_other_active:
+            because = await self._remote.why_no_message(info)
+        if (is_other_active, because) != (self.is_other_active, self.no_message_because):
+            self.is_other_active, self.no_message_because = is_other_active, because
+            self._hooks.wait_changed()
 
     def _feed_options(self, wanted: ConsumerConfig) -> FeedOptions:
         timeout_s = wanted.priority_timeout_s or shape.DEFAULT_ACK_WAIT_S
@@ -254,6 +281,7 @@ class Entering:
         if end is not None:
             end.cancel()
         self._must_rewind = False
+        self.is_other_active, self.no_message_because = False, None
         self._handling.forget()
         self._handling.forget_acks()
         if feed is not None:
@@ -295,6 +323,7 @@ class Entering:
             self._must_rewind = True
             self._knows_filters = False
         self._pin_id = self._origin.pin_id = pin_id
+        self.is_other_active, self.no_message_because = False, None
         if not self._told_active:
             self._told_active = True
             self._hooks.activated()
@@ -302,6 +331,7 @@ class Entering:
 
     def _deactivated(self, _pin_id: str) -> None:
         self._gate.shun_no_more()
+        self.is_other_active = True  # most likely; the next look tells
         self._handling.forget()
         self._handling.revoke()
         self._tell_deactivated()
@@ -311,6 +341,16 @@ class Entering:
     @property
     def _can_change_filters(self) -> bool:
         return self._remote.can_reset and self._facts is not None and not self._facts.clustered
+
+    def _wait_for(self, what: str | None) -> None:
+        if what is not None:
+            self._waits = True
+        if what != self.waiting_for:
+            self.waiting_for = what
+            self._hooks.wait_changed()
+
+    def _wait_for_others(self, partitions: frozenset[int]) -> None:
+        self._wait_for(f"another member to let go of partitions {ranges(sorted(partitions))}")
 
     def _later(self) -> float:
         delay_s = self._taken_retry_s

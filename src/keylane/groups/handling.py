@@ -145,6 +145,7 @@ class Handling:
 
     def forget(self, which: Which | None = None) -> list[GroupMessage]:
         """Drop what has not started: it is delivered again, here or to another member. Without acks all is kept."""
+        self._settlement.fenced.clear()
         return self._lanes.forget(which) if self._terms.acks else []
 
     async def let_go(self, which: Which | None = None) -> list[GroupMessage]:

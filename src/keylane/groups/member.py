@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from keylane.awaitable_context import awaitable_context
+from keylane.core.member_state import MemberFacts, MemberState, in_words, state_of
 from keylane.core.names import check_group_name, check_member_name, check_stream_name
 from keylane.core.partitions import Partitioning, parse_transform
 from keylane.dispatch import Executor
@@ -61,6 +62,7 @@ from keylane.jetstream.settings import check_seconds
 __all__ = ["STOP_TIMEOUT_S", "Member", "MemberHooks", "Order", "join"]
 
 _log = logging.getLogger("keylane.groups")
+_state_log = logging.getLogger("keylane.groups.state")
 
 STOP_TIMEOUT_S = 25.0
 """Below the 30 s after which Kubernetes kills what it has asked to stop: there is time to hand over."""
@@ -80,6 +82,8 @@ class MemberHooks:
     on_deactivated: Callable[[], None] | None = None
     on_rebalanced: Callable[[tuple[int, ...], tuple[int, ...]], None] | None = None
     """The partitions before and after."""
+    on_state: Callable[[MemberState, str | None], None] | None = None
+    """The state changed, or what the member waits for: `member.state` and `member.waiting_for`."""
     on_ended: Callable[[str], None] | None = None
     on_failure: Failure | None = None
     """A handler raised: message, error, and how often it failed by now."""
@@ -239,11 +243,23 @@ class Member:
         self._main: asyncio.Task[None] | None = None
         self._stopping = False
         self._failure_was_raised = False
+        self._trouble: str | None = None
+        self._shown: tuple[MemberState, str | None] | None = None
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def __repr__(self) -> str:
-        state = "ended" if self._ended.done() else "active" if self.is_active else "standby"
-        return f"<Member {self.member} of {self.stream}/{self.group}, {state}, partitions {list(self.partitions)}>"
+        words = in_words(*state_of(self._facts()))
+        return f"<Member {self.member} of {self.stream}/{self.group}, {words}, partitions {list(self.partitions)}>"
+
+    @property
+    def state(self) -> MemberState:
+        """What this instance is doing now; compares equal to its text, such as "standby"."""
+        return state_of(self._facts())[0]
+
+    @property
+    def waiting_for(self) -> str | None:
+        """What this instance waits for, in words; None while it waits for nothing but messages."""
+        return state_of(self._facts())[1]
 
     @property
     def is_active(self) -> bool:
@@ -268,9 +284,10 @@ class Member:
         await self._handling.start(self._poke.set)
         hooks = SeatHooks(
             stirred=self._stirred,
-            activated=lambda: self._told(self._hooks.on_activated),
-            deactivated=lambda: self._told(self._hooks.on_deactivated),
+            activated=self._activated,
+            deactivated=self._deactivated,
             rebalanced=self._rebalanced,
+            wait_changed=self._show_state,
             is_current=self._is_current,
         )
         consumer = (
@@ -282,8 +299,10 @@ class Member:
             (self.stream, self.group, self.member),
             consumer,
             instance=secrets.token_hex(8),
-            revision=self._stored.revision,
+            version=self._stored.version,
+            behind=self._stirred,
         )
+        self._origin.wait_changed = self._show_state
         self._seat = Seat(
             self._connection,
             consumer,
@@ -293,6 +312,7 @@ class Member:
             max_held=self._wanted.max_ack_pending or shape.DEFAULT_MAX_ACK_PENDING,
             hooks=hooks,
         )
+        self._show_state()
         self._main = asyncio.create_task(self._run(), name=f"member {self.member}")
 
     async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
@@ -302,6 +322,7 @@ class Member:
         """
         check_seconds(timeout_s, "timeout_s")
         self._stopping = True
+        self._show_state()
         self._poke.set()
         done, _ = await asyncio.wait({self._ended}, timeout=timeout_s)
         if not done and self._handling is not None:
@@ -334,7 +355,9 @@ class Member:
 
     async def _run(self) -> None:
         reason, failure = "", None
-        unobserve = self._connection.observe(Hooks(on_reconnect=self._stirred, on_close=self._stirred))
+        unobserve = self._connection.observe(
+            Hooks(on_disconnect=self._disconnected, on_reconnect=self._stirred, on_close=self._stirred)
+        )
         try:
             reason = await self._take_part()
         except KeylaneError as error:
@@ -363,7 +386,8 @@ class Member:
                 self._check_handler()
                 try:
                     delay_s = await self._reconcile()
-                    self._trouble_s = _AFTER_TROUBLE_S
+                    self._trouble_s, self._trouble = _AFTER_TROUBLE_S, None
+                    self._show_state()
                 except _GroupDeleted as deleted:
                     return str(deleted)
                 except KeylaneError as error:
@@ -386,7 +410,9 @@ class Member:
     def _wait_out(self, error: KeylaneError) -> float:
         delay_s = self._trouble_s
         self._trouble_s = min(2 * delay_s, _LONGEST_AFTER_TROUBLE_S)
-        _log.warning("member %s: %s; trying again in %g s", self.member, error, delay_s)
+        _log.debug("member %s: %s; trying again in %g s", self.member, error, delay_s)
+        self._trouble = str(error)
+        self._show_state()
         return delay_s
 
     async def _leave(self, failure: KeylaneError | None) -> None:
@@ -395,6 +421,10 @@ class Member:
         try:
             await self._seat.leave()
         except KeylaneError as error:
+            if not self._stopping and await self._seat.is_gone():
+                # The group or its stream was deleted: nobody waits for the acks.
+                _log.debug("member %s: left a deleted consumer: %s", self.member, error)
+                return
             if not isinstance(error, PermissionDenied):  # the connection has told of it
                 _log.warning("member %s: leaving was not clean: %s", self.member, error)
             if failure is not None:
@@ -408,6 +438,7 @@ class Member:
             self._ended.exception()  # seen: whoever waits gets it, and nobody has to
         else:
             self._ended.set_result(reason)
+        self._show_state()
         self._told(self._hooks.on_ended, str(failure) if failure is not None else reason)
 
     def _stirred(self, _reason: str = "") -> None:
@@ -455,14 +486,14 @@ class Member:
                 f"group {self.group!r} of stream {self.stream!r} was deleted: "
                 f"{record_name(bucket, self.stream, self.group)} is gone"
             )
-        if stored.revision != self._stored.revision and not _can_follow(before, stored.config):
+        if not _can_follow(before, stored.config):
             raise GroupEnded(
                 f"the configuration of group {self.group!r} of stream {self.stream!r} was changed in a way that "
                 f"running members cannot follow ({before} before, {stored.config} now): restart them"
             )
         self._stored = stored
         if self._origin is not None:
-            self._origin.revision = stored.revision
+            self._origin.follow(stored.version)
         return stored.config
 
     def _is_overloaded(self, config: StaticConfig | ElasticConfig) -> bool:
@@ -477,7 +508,7 @@ class Member:
         """Whether the record is still the one that was read last."""
         read = read_static if isinstance(self._stored.config, StaticConfig) else read_elastic
         stored = await read(self._connection, self.stream, self.group)
-        return stored is not None and stored.revision == self._stored.revision
+        return stored is not None and stored.version == self._stored.version and stored.config == self._stored.config
 
     async def _partitioning(self, config: StaticConfig | ElasticConfig) -> list[Partitioning]:
         if isinstance(config, ElasticConfig):
@@ -487,6 +518,69 @@ class Member:
             return []
         known = parse_transform(transform.src or ">", transform.dest)
         return [known] if known is not None else []
+
+    # ---- what it is doing ---------------------------------------------------------------------------
+
+    def _facts(self) -> MemberFacts:
+        config, seat = self._stored.config, self._seat
+        trouble = self._trouble
+        if trouble is None and not self._connection.is_connected:
+            trouble = "the connection is down"
+        return MemberFacts(
+            stream=self.stream,
+            group=self.group,
+            member=self.member,
+            is_ended=self._ended.done(),
+            is_stopping=self._stopping,
+            trouble=trouble,
+            is_listed=config.has_member(self.member),
+            has_partitions=bool(config.plan.partitions_of(self.member)),
+            members=len(config.plan.members),
+            partitions=config.max_members,
+            handler_wait=self._origin.waiting_for if self._origin is not None else None,
+            consumer_wait=seat.waiting_for if seat is not None else None,
+            message_wait=seat.no_message_because if seat is not None else None,
+            has_consumer=seat is not None and seat.has_consumer,
+            is_active=self.is_active,
+            is_other_active=seat is not None and seat.is_other_active,
+        )
+
+    def _show_state(self) -> None:
+        """Log and tell a change of state, once. A warning is what somebody should look at."""
+        facts = self._facts()
+        before, self._shown = self._shown, state_of(facts)
+        if before == self._shown:
+            return
+        state, waiting_for = self._shown
+        is_first = before is None or before[0] is MemberState.JOINING
+        needs_a_look = (
+            state is MemberState.UNREACHABLE
+            or (is_first and state in (MemberState.NOT_LISTED, MemberState.NO_PARTITIONS))
+            or (state is MemberState.WAITING and waiting_for in (facts.handler_wait, facts.message_wait))
+        )
+        _state_log.log(
+            logging.WARNING if needs_a_look else logging.INFO,
+            "member %s of %s/%s: %s",
+            self.member,
+            self.stream,
+            self.group,
+            in_words(state, waiting_for),
+        )
+        self._told(self._hooks.on_state, state, waiting_for)
+
+    def _disconnected(self, reason: str) -> None:
+        self._trouble = f"the connection is down ({reason})"
+        self._show_state()
+
+    def _activated(self) -> None:
+        self._show_state()
+        self._told(self._hooks.on_activated)
+
+    def _deactivated(self) -> None:
+        if self._origin is not None:
+            self._origin.wait(None)  # whoever is active now waits for it
+        self._show_state()
+        self._told(self._hooks.on_deactivated)
 
     # ---- small things -------------------------------------------------------------------------------
 
@@ -499,6 +593,8 @@ class Member:
             _log.exception("member %s: the hook %r failed", self.member, hook)
 
     def _rebalanced(self, before: frozenset[int], after: frozenset[int]) -> None:
+        if self._origin is not None:
+            self._origin.wait(None)  # perhaps for a partition that went away; else the next message says it again
         self._told(self._hooks.on_rebalanced, tuple(sorted(before)), tuple(sorted(after)))
 
 

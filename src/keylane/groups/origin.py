@@ -5,25 +5,51 @@ All messages of one instance share one origin; it changes with the instance: a n
 
 from __future__ import annotations
 
-from keylane.errors import Fenced
-from keylane.jetstream import consumers
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple
+
+from keylane.errors import Fenced, NotFound
+from keylane.groups.shape import key_of_group
+from keylane.groups.store import elastic_bucket, static_bucket
+from keylane.jetstream import consumers, streams
 from keylane.jetstream.connection import Connection
+
+_LOOKS = 5
+_CATCH_UP_S = 0.1
+
+
+class GroupSource(NamedTuple):
+    """Which bucket and which stream a group is of, as the server has them now."""
+
+    bucket: str
+    """When the group's bucket was made: another bucket counts its revisions from 1 again."""
+    revision: int
+    """Of the group's record in it."""
+    stream_created: str
+    """When the stream was made; empty if it does not exist."""
+    stream_created_ns: int
+    last_sequence: int
 
 
 class Origin:
     """One running instance of a member."""
 
     __slots__ = (
+        "_behind",
         "_connection",
         "_consumer",
         "_fence",
+        "_followed",
         "from_queue",
         "group",
         "instance",
         "member",
         "pin_id",
-        "revision",
         "stream",
+        "version",
+        "wait_changed",
+        "waiting_for",
     )
 
     def __init__(
@@ -33,30 +59,95 @@ class Origin:
         consumer: tuple[str, str],
         *,
         instance: str,
-        revision: int,
+        version: tuple[int, str],
+        behind: Callable[[], None] = lambda: None,
     ) -> None:
         self.stream, self.group, self.member = names
         self.from_queue = consumer[0] != self.stream
         """The messages are copies in the group's own queue (elastic), not the stream's own (static)."""
         self.instance = instance
-        self.revision = revision
-        """Of the group's record, as this instance follows it."""
+        self.version = version
+        """Of the group's record, as this instance follows it: its revision, and when it was written."""
         self.pin_id: str | None = None
         """None while this instance is not the pinned one, as far as it knows."""
         self._connection = connection
         self._consumer = consumer
         self._fence: tuple[str, int] = ("", 0)
+        self._behind = behind
+        self._followed = asyncio.Event()
+        self.waiting_for: str | None = None
+        """Why this instance's handler does nothing until somebody decides something; see `wait`."""
+        self.wait_changed: Callable[[], None] = lambda: None
 
     def __repr__(self) -> str:
         return f"<Origin {self.stream}/{self.group}/{self.member} {self.instance} pin={self.pin_id}>"
 
-    async def fence(self) -> tuple[int, int]:
+    @property
+    def revision(self) -> int:
+        """Of the group's record, as this instance follows it."""
+        return self.version[0]
+
+    def follow(self, version: tuple[int, str]) -> None:
+        """The instance acts by this record from now on."""
+        self.version = version
+        self._followed.set()
+
+    def wait(self, waiting_for: str | None) -> None:
+        """The handler can do nothing with any message before this has come; None: it goes on. Shown by the member."""
+        if waiting_for != self.waiting_for:
+            self.waiting_for = waiting_for
+            self.wait_changed()
+
+    async def source(self) -> GroupSource:
+        """Ask the server which bucket and stream the group is of now.
+
+        Its record is the one that this instance follows: only that one says what is its own. If it has yet to read it,
+        it is told to, and waited for; `Fenced` if that takes long.
+        """
+        bucket = elastic_bucket(self._connection) if self.from_queue else static_bucket(self._connection)
+        for _ in range(_LOOKS):
+            before = await bucket.created()
+            entry = await bucket.get(key_of_group(self.stream, self.group))
+            if before is None or entry is None or entry.value is None:
+                raise Fenced(f"group {self.group!r} of stream {self.stream!r} was deleted: its record is gone")
+            self._followed.clear()
+            is_followed = self.version == (entry.revision, entry.written)
+            if is_followed and before == await bucket.created():
+                break
+            if not is_followed:
+                await self._catch_up()
+        else:
+            raise Fenced(
+                f"this instance of member {self.member!r} does not follow the newest record of group {self.group!r} yet"
+            )
+        try:
+            state = await streams.state(self._connection, self.stream)
+        except NotFound:  # an elastic group still handles what its queue has of it
+            return GroupSource(before.isoformat(), entry.revision, "", 0, 0)
+        made = state.created
+        return GroupSource(
+            before.isoformat(), entry.revision, made.isoformat(), _nanoseconds(made.timestamp()), state.last_sequence
+        )
+
+    async def _catch_up(self) -> None:
+        self._behind()
+        try:
+            async with asyncio.timeout(_CATCH_UP_S):
+                await self._followed.wait()
+        except TimeoutError:
+            return
+
+    async def fence(self, *, anew: bool = False) -> tuple[int, int]:
         """A token that grows with every change of a partition's owner: the record's revision, then the pin's time.
 
         A partition moves to another member with a new revision, and to another instance with a new pin. Whatever
-        takes writes from a group keeps the highest token per partition and refuses writes with a lower one.
+        takes writes from a group keeps the highest token per partition and refuses writes with a lower one. A bucket
+        that is made anew counts its revisions from 1 again: `source` tells. The server is asked for the pin once,
+        and `anew` whenever it may have moved.
         """
         pin_id = self.pin_id
+        if anew:
+            self._fence = ("", 0)
         if pin_id is not None and self._fence[0] != pin_id:
             info = await consumers.info(self._connection, *self._consumer)
             for state in info.priority_groups:

@@ -89,6 +89,53 @@ class RemoteConsumer:
             "stream again and join again, or delete the group"
         )
 
+    async def why_no_message(self, info: ConsumerInfo) -> str | None:
+        """Why this consumer, which never had a message, may wait for one in vain; None: nothing looks wrong.
+
+        A static group's stream is to carry partition numbers in its subjects; the filters of an elastic group are to
+        match something in its stream.
+        """
+        if info.delivered_sequence or info.num_pending or info.config.deliver_policy != "all":
+            return None
+        try:
+            wire = await self._stream_info(self.stream)
+            if wire is None:
+                return None
+            if wire["config"].get("sources"):
+                return await self._why_nothing_is_copied(wire)
+            return await self._why_no_partitions(wire)
+        except KeylaneError as error:
+            _log.debug("cannot look at stream %s: %s", self.stream, error)
+            return None
+
+    async def _why_nothing_is_copied(self, wire: dict[str, Any]) -> str | None:
+        sources = wire.get("sources") or []
+        if wire["state"]["last_seq"] or any(one.get("lag") or one.get("active", -1) < 0 for one in sources):
+            return None  # it has had messages, or is about to look at them
+        for one in sources:
+            below = await self._stream_info(one["name"])
+            count = below["state"]["messages"] if below is not None else 0
+            if count:
+                filters = ", ".join(repr(each["src"]) for each in one.get("subject_transforms") or ())
+                return f"a message that matches {filters}: stream {one['name']!r} has {count:,}, and none of them does"
+        return None
+
+    async def _why_no_partitions(self, wire: dict[str, Any]) -> str | None:
+        count, transform = wire["state"]["messages"], wire["config"].get("subject_transform") or {}
+        if not count or "{{partition(" in str(transform.get("dest", "")).lower():
+            return None
+        first = await self._connection.api.request(
+            f"STREAM.MSG.GET.{self.stream}", {"seq": wire["state"]["first_seq"], "next_by_subj": ">"}
+        )
+        subject = str(first["message"]["subject"])
+        if subject.split(".", 1)[0].isdecimal():
+            return None
+        return (
+            f"subjects that begin with a partition number: stream {self.stream!r} has {count:,} messages, such as "
+            f"{subject!r}, and none for this member. A static group needs a stream with a subject transform that has "
+            "{{Partition(…)}} in front, or publishers that put the number there"
+        )
+
     async def _stream_info(self, stream: str) -> dict[str, Any] | None:
         try:
             return await self._connection.api.request(f"STREAM.INFO.{stream}", timeout_s=_LOOK_S)

@@ -24,7 +24,8 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
-from keylane.errors import ApiError, ConsumerGone, GroupEnded
+from keylane.core.plans import ranges
+from keylane.errors import ApiError, ConsumerGone, GroupEnded, KeylaneError, NotFound
 from keylane.groups import shape
 from keylane.groups.entering import STANDBY_WAIT_S, TAKEN_RETRY_S, Entering, SeatHooks
 from keylane.groups.message import GroupMessage
@@ -55,17 +56,30 @@ class Seat(Entering):
             error = end.exception()
             if error is not None and not isinstance(error, ConsumerGone):
                 raise error
-            _log.warning("%s is gone; making it again", self._remote)
+            await self._tell_gone("its pulls ended")
             await self._drop_feed(consumer_is_gone=True)
         if self._must_rewind and not self._in_doubt:
             await self._while_it_is_there(self._rewind())
 
     async def approach(self, wanted: ConsumerConfig | None) -> float | None:
         """One step towards this consumer (None: none); returns when to try again, if that is soon."""
+        self._waits = False
         try:
             return await self._while_it_is_there(self._step(wanted))
         finally:
+            if not self._waits:
+                self._wait_for(None)
             self._tell_partitions()
+
+    async def is_gone(self) -> bool:
+        """Whether the consumer was deleted, with all that was not acked."""
+        try:
+            await self._remote.info()
+        except NotFound:
+            return True
+        except KeylaneError:
+            return False
+        return False
 
     async def leave(self) -> None:
         """Finish what is at work, confirm the acks, hand the pin over. What has not started goes to the next."""
@@ -97,9 +111,15 @@ class Seat(Entering):
                 return await self._while_it_is_there(self._make_anew())
             if error.err_code not in _CONSUMER_MISSING:
                 raise
-            _log.warning("%s is gone (%s); making it again", self._remote, error)
+            await self._tell_gone(str(error))
             await self._drop_feed(consumer_is_gone=True)
             return 0.0
+
+    async def _tell_gone(self, why: str) -> None:
+        """Normal is: the group changed or was deleted, or a standby sees the active instance move to a new consumer."""
+        has_lost_something = self._durable or self._told_active
+        is_normal = not has_lost_something or not await self._hooks.is_current()
+        _log.log(logging.INFO if is_normal else logging.WARNING, "%s is gone (%s); making it again", self._remote, why)
 
     async def _make_anew(self) -> float:
         gone = await self._give_up()
@@ -121,6 +141,10 @@ class Seat(Entering):
             return None
         self._look_due = now + _LOOK_BELOW_S
         before, self._seen_dry = self._seen_dry, await self._remote.why_dry()
+        if self._seen_dry is not None:
+            self._wait_for(f"the stream to come back: {self._seen_dry}")
+        elif self._feed is not None and not self.is_active:
+            await self._see_others()
         return self._seen_dry if self._seen_dry == before else None
 
     async def _step(self, wanted: ConsumerConfig | None) -> float | None:
@@ -128,6 +152,7 @@ class Seat(Entering):
         if dry is not None:
             return await self._dried_up(dry)
         if self._in_doubt:
+            self._wait_for("the server to say who is active: this process stood still")
             return _IN_DOUBT_S  # the consumer, and how it changes, may be another instance's business
         if wanted is None:
             await self._give_up()
@@ -176,6 +201,7 @@ class Seat(Entering):
         kept, gained = (tuple(one for one, had in parts if had is which) for which in (True, False))
         only_gains = self.partitions == partitions_in(kept)
         if only_gains and not await self._remote.is_free(gained):
+            self._wait_for_others(partitions_in(gained))
             return self._later()
         if not await self._give_up():
             # Two instances that wait on one consumer would make way for each other for ever: this one stays away.
@@ -191,6 +217,7 @@ class Seat(Entering):
         def is_lost(message: GroupMessage) -> bool:
             return message.partition in lost
 
+        self._wait_for(f"handlers at work on partitions {ranges(sorted(lost))}, which go to another member")
         await self._handling.let_go(is_lost)
         await self._handling.acks_sent(is_lost)
         await self._feed.settle()
@@ -218,6 +245,7 @@ class Seat(Entering):
             if not self._gate.hold_no_more(gained):
                 self._must_rewind, self._knows_filters = True, False
             if error.err_code == FILTERS_OVERLAP:
+                self._wait_for_others(gained)
                 return False
             raise
         self._gate.shun_no_more(gained)
@@ -266,6 +294,7 @@ class Seat(Entering):
         if feed is not None:
             self._gate.shut()  # also as a standby: a pin may come at any moment
             if self.is_active:
+                self._wait_for("handlers at work, before its partitions change")
                 await self._finish_all()
             if self.is_active and await self._is_ours_to_change():
                 await self._remote.delete()

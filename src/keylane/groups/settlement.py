@@ -13,7 +13,7 @@ from functools import partial
 from keylane.core.lanes import Entry, Lanes
 from keylane.dispatch import Dispatcher, Settling, error_line
 from keylane.dispatch.dead_letters import put_away
-from keylane.errors import Fenced
+from keylane.errors import Fenced, LedgerMismatch
 from keylane.groups.acks import Acks
 from keylane.groups.message import GroupMessage, Outcome
 from keylane.groups.terms import Terms
@@ -38,6 +38,8 @@ class Settlement:
         """Set once it is made."""
         self.revoked: dict[Entry[GroupMessage], GroupMessage] = {}
         """What was at work when another instance took over."""
+        self.fenced: set[int] = set()
+        """The partitions of which it was told that the ledger refuses them."""
 
     @property
     def _lanes(self) -> Lanes[GroupMessage]:
@@ -74,7 +76,7 @@ class Settlement:
             self._lanes.release(entry)
             return _CANCELLED
         if isinstance(error, Fenced):
-            _log.warning("%r: %s", given, error)
+            self._tell_fenced(given, error)
             self.dispatcher.retry_at(self._lanes.postponed(entry, self.dispatcher.now(), backoff_s(1)))
             return "failed"
         return self._try_again(entry, given, error)
@@ -132,6 +134,12 @@ class Settlement:
         return "dead"
 
     # ---- telling ------------------------------------------------------------------------------------
+
+    def _tell_fenced(self, given: GroupMessage, error: Fenced) -> None:
+        """Once for each partition while it is had: every message of it is refused alike, and tried again."""
+        is_news = given.partition not in self.fenced and not isinstance(error, LedgerMismatch)  # shown by the member
+        self.fenced.add(given.partition)
+        _log.log(logging.WARNING if is_news else logging.DEBUG, "%r: %s", given, error)
 
     def _report(self, message: GroupMessage, error: BaseException, tries: int) -> None:
         origin = message.origin

@@ -17,10 +17,16 @@ Kind = Literal["static", "elastic"]
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
-    """A group's configuration and the revision it was read at."""
+    """A group's configuration, the revision it was read at, and when that was written."""
 
     config: StaticConfig | ElasticConfig
     revision: int
+    written: str
+
+    @property
+    def version(self) -> tuple[int, str]:
+        """Of the record. The revision alone does not tell: a bucket that is made anew counts from 1 again."""
+        return self.revision, self.written
 
 
 def static_bucket(connection: Connection) -> Bucket:
@@ -41,7 +47,7 @@ async def read_static(connection: Connection, stream: str, group: str) -> Stored
     if entry is None or entry.value is None:
         return None
     config = StaticConfig.from_json(entry.value, record_name(STATIC_BUCKET, stream, group))
-    return StoredGroup(config, entry.revision)
+    return StoredGroup(config, entry.revision, entry.written)
 
 
 async def read_elastic(connection: Connection, stream: str, group: str) -> StoredGroup | None:
@@ -49,7 +55,7 @@ async def read_elastic(connection: Connection, stream: str, group: str) -> Store
     if entry is None or entry.value is None:
         return None
     config = ElasticConfig.from_json(entry.value, record_name(ELASTIC_BUCKET, stream, group))
-    return StoredGroup(config, entry.revision)
+    return StoredGroup(config, entry.revision, entry.written)
 
 
 async def read_any(connection: Connection, stream: str, group: str, kind: Kind | None = None) -> StoredGroup:

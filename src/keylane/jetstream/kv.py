@@ -12,12 +12,14 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from nats.aio.msg import Msg
 from nats.errors import ConnectionClosedError
 
 from keylane.errors import ApiError, NotFound, PublishRejected, RevisionConflict
+from keylane.jetstream.consumers import parse_time
 from keylane.jetstream.headers import parse_headers
 from keylane.jetstream.publish import open_publisher
 
@@ -39,6 +41,8 @@ class KvEntry:
     key: str
     value: bytes | None
     revision: int
+    written: str = ""
+    """When, by the server's clock, as the server says it. In a bucket that was made anew, a revision comes again."""
 
 
 class Bucket:
@@ -78,6 +82,14 @@ class Bucket:
             if error.err_code != _NAME_TAKEN:  # somebody else was quicker
                 raise
 
+    async def created(self) -> datetime | None:
+        """When the bucket was made, by the server's clock: another time, another bucket. None if there is none."""
+        try:
+            answer = await self._connection.api.request(f"STREAM.INFO.{self._stream}")
+        except NotFound:
+            return None
+        return parse_time(answer["created"])
+
     async def get(self, key: str) -> KvEntry | None:
         """The newest record of a key, as its leader has it; None if there never was one, or no bucket."""
         try:
@@ -90,7 +102,7 @@ class Bucket:
         headers = parse_headers(base64.b64decode(message.get("hdrs", "")))
         gone = "KV-Operation" in headers or "Nats-Marker-Reason" in headers
         value = None if gone else base64.b64decode(message.get("data", ""))
-        return KvEntry(key, value, message["seq"])
+        return KvEntry(key, value, message["seq"], message["time"])
 
     async def put(self, key: str, value: bytes, *, revision: int, timeout_s: float = WRITE_TIMEOUT_S) -> int:
         """Write if the key's newest revision is still this one (0: it never existed); returns the new revision."""

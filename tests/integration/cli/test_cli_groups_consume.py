@@ -152,6 +152,9 @@ async def test_an_unlisted_member_waits_until_it_is_added_and_ends_with_the_grou
     await publish(connection, orders, 5)
     where = (orders, "billing")
     async with running("elastic", "consume", *where, "b", "--sleep", "0", "--json", *at) as command:
+        waiting = await command.event("state")
+        assert waiting["state"] == "not listed"
+        assert waiting["waiting_for"] == f"the group to list it: keylane elastic add {orders} billing b"
         assert (await command.event("joined"))["listed"] is False
         await groups.set_mapping(connection, *where, {"b": range(6)})
         await command.until(lambda line: line.get("source_sequence") == 5)
@@ -232,3 +235,22 @@ async def test_without_a_server_it_is_one_line() -> None:
     done = await here("elastic", "consume", "S", "g", "a", "-s", f"nats://127.0.0.1:{port.number}")
     port.release()
     assert f"127.0.0.1:{port.number}" in done.refusal
+
+
+async def test_a_member_that_gets_nothing_says_why_on_stderr(connection: Connection, orders: str, at: At) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *KEYLANE, "elastic", "consume", orders, "billing", "b", *at,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(DEADLINE_S):
+            assert (await process.stdout.readline())[14:] == b"joined billing as b\n"
+            process.terminate()
+            _, errors = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    add = f"keylane elastic add {orders} billing b"
+    assert errors.decode() == f"keylane: not listed, waiting for the group to list it: {add}\n"

@@ -24,7 +24,7 @@ from sqlalchemy import (
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from keylane.errors import Fenced
-from keylane.groups import GroupMessage
+from keylane.groups import GroupMessage, GroupSource
 from keylane.groups.message import Place
 from keylane.groups.origin import Origin
 from keylane.jetstream import streams
@@ -143,9 +143,27 @@ class Instance:
     pin_id: str | None = field(default_factory=lambda: uuid.uuid4().hex)
     from_queue: bool = False
     asked: int = 0
+    record: int | None = None
+    """The revision that the server has; None: the one that the instance follows."""
+    bucket: str = "2026-01-01T00:00:00+00:00"
+    stream_created: str = "2025-01-01T00:00:00+00:00"
+    last_sequence: int = 1_000_000
+    waiting_for: str | None = None
 
-    async def fence(self) -> tuple[int, int]:
-        self.asked += 1
+    def wait(self, waiting_for: str | None) -> None:
+        self.waiting_for = waiting_for
+
+    @property
+    def version(self) -> tuple[int, str]:
+        return self.revision, self.bucket
+
+    async def source(self) -> GroupSource:
+        if self.record not in (None, self.revision):
+            raise Fenced("does not follow the newest record yet")
+        return GroupSource(self.bucket, self.revision, self.stream_created, 0, self.last_sequence)
+
+    async def fence(self, *, anew: bool = False) -> tuple[int, int]:
+        self.asked += not anew
         if self.pin_id is None:
             raise Fenced("not pinned any more")
         return self.revision, self.pinned_ns

@@ -101,8 +101,10 @@ async def write_anything(message: GroupMessage, connection: AsyncConnection) -> 
 )
 async def test_the_old_owner_cannot_commit_after_the_new_one(database: Database, old: Instance, new: Instance) -> None:
     before, after = ExactlyOnce(database.engine()), ExactlyOnce(database.engine())
+    old.record = None
     await before.handler(write)(old.message(1))
     await after.handler(write)(new.message(2))
+    old.record = new.revision
     for key in ("k", "another"):
         with pytest.raises(Fenced, match=rf"partition 3 of ORDERS/billing belongs to {new.member} \(revision"):
             await before.handler(write)(old.message(3, key=key))
@@ -123,7 +125,7 @@ async def test_a_partition_that_comes_back_is_claimed_again(database: Database) 
     mine, other = Instance(5, 100), Instance(6, 50, member="m2")
     await first.handler(write)(mine.message(1))
     await second.handler(write)(other.message(2))
-    mine.revision = 7
+    mine.revision = other.record = 7
     await first.handler(write)(mine.message(3))
     with pytest.raises(Fenced):
         await second.handler(write)(other.message(4))
@@ -153,8 +155,8 @@ async def test_what_an_earlier_pin_brought_is_refused(database: Database) -> Non
 
 async def test_the_pin_changes_while_it_is_asked_for(database: Database) -> None:
     class Moving(Instance):
-        async def fence(self) -> tuple[int, int]:
-            token = await Instance.fence(self)
+        async def fence(self, *, anew: bool = False) -> tuple[int, int]:
+            token = await Instance.fence(self, anew=anew)
             self.pin_id = "another"
             return token
 
