@@ -83,7 +83,8 @@ def run(one: Pass, outcome: Outcome) -> None:
     with tempfile.TemporaryDirectory(prefix="keylane-suite-") as directory:
         counts = Path(directory) / "counts.json"
         options = [f"--counts={counts}", *(parallel if one.parallel else ())]
-        pytest = subprocess.Popen([sys.executable, "-m", "pytest", "-q", *options, *one.arguments], cwd=ROOT)
+        command = [sys.executable, "-m", "pytest", "-q", *options, *one.arguments]
+        pytest = subprocess.Popen(command, cwd=ROOT, env=environment())
         try:
             code = pytest.wait()
         except KeyboardInterrupt:
@@ -99,10 +100,15 @@ def run(one: Pass, outcome: Outcome) -> None:
         outcome.broken.append(f"{one.title}: pytest ended with exit code {code}")
 
 
+def environment() -> dict[str, str]:
+    """Ours, but bytecode is kept: every worker and hundreds of commands would else compile the same files anew."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
 def workers() -> int:
-    """One more than there are cores, since tests wait more than they compute, as far as the memory allows."""
+    """Two for each core, since tests wait more than they compute, as far as the memory allows."""
     gigabytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return max(1, min((os.cpu_count() or 1) + 1, int(gigabytes / WORKER_GIGABYTES)))
+    return max(1, min(2 * (os.cpu_count() or 1), int(gigabytes / WORKER_GIGABYTES)))
 
 
 def say(line: str) -> None:

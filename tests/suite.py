@@ -1,46 +1,99 @@
-"""How the suite is divided and run, as a pytest plugin: marks, work units of parallel workers, slow tests, counts.
+"""How the suite is divided and run, as a pytest plugin: marks, order, parallel workers, slow tests, counts.
 
-Owns the marks `long` and `alone`, the rules that give them to whole directories, and what pytest prints at the end.
+Owns the marks `long` and `alone`, the rules that give them to whole files, and what pytest prints at the end.
 Never starts a peer (tests/peers does) and never chooses what runs: scripts/suite.py does, by these marks.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-LONG_DIRECTORIES = {
-    "integration/bench": "runs a benchmark",
+LONG_FILES = {
+    "integration/bench/*": "runs benchmarks",
+    "integration/chaos/test_chaos_groups.py": "causes faults for tens of seconds",
+    "integration/chaos/test_chaos_short.py": "causes faults for tens of seconds",
+    "integration/kafka/test_kafka_chaos.py": "causes faults for tens of seconds",
+    "integration/kafka/test_kafka_failures.py": "kills brokers of a cluster of three",
+    "integration/spark/test_cluster_*.py": "starts clusters of Spark",
+    "integration/spark/test_hot_standby.py": "kills drivers, each with a Spark of its own",
+    "integration/spark/test_packing.py": "packs and unpacks a whole environment",
+    "integration/spark/test_pipeline_*.py": "runs pipelines on large streams",
 }
-"""Every test below these is long, without a mark of its own."""
+"""Every test in these files is long, without a mark of its own. Paths are relative to tests/."""
+LONG_OUTSIDE_SPARK = "starts a Spark of its own"
+"""Why a test with the mark `spark` is long where it cannot share the session of integration/spark."""
 SLOW_S = 20.0
 """A test that takes longer carries the mark `long`."""
 SLOWEST_SHOWN = 15
+SHARED_PEERS = ("integration/kafka", "integration/spark", "integration/exactly_once")
+"""Directories whose tests share a peer that is expensive to start. Every worker that runs one of them starts its own."""
 
 _MARKS = ("long", "alone")
+_FIRST, _LAST = ("core", "properties"), ("integration",)
 
 
-# ---- marks ------------------------------------------------------------------------------------------------
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--counts", type=Path, help="write the outcomes to this file, as JSON, for scripts/suite.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long(reason): not part of `make test`, but of `make test-long`")
     config.addinivalue_line("markers", "alone(reason): measures time; never runs beside other tests")
     config.pluginmanager.register(Durations(), "keylane-durations")
+    # readline sets these for children alone, so parallel workers get them; terminals of tests have sizes of their own.
+    for name in ("COLUMNS", "LINES"):
+        os.environ.pop(name, None)
+
+
+# ---- marks and order --------------------------------------------------------------------------------------
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        for directory, reason in LONG_DIRECTORIES.items():
-            if item.path.is_relative_to(config.rootpath / "tests" / directory):
-                item.add_marker(pytest.mark.long(reason))
+        where = _inside_tests(item.path, config.rootpath)
+        if (reason := _why_long(item, where)) is not None:
+            item.add_marker(pytest.mark.long(reason))
         for mark in item.iter_markers():
             if mark.name in _MARKS and not (mark.args and isinstance(mark.args[0], str)):
                 raise pytest.UsageError(f'{item.nodeid}: say why, as in @pytest.mark.{mark.name}("kills ten drivers")')
+    in_parallel = "PYTEST_XDIST_WORKER" in os.environ
+    rank = _rank_in_parallel if in_parallel else _rank
+    items.sort(key=lambda item: rank(_inside_tests(item.path, config.rootpath)))
+
+
+def _why_long(item: pytest.Item, where: str) -> str | None:
+    for pattern, reason in LONG_FILES.items():
+        if fnmatch(where, pattern):
+            return reason
+    if item.get_closest_marker("spark") is not None and not where.startswith("integration/spark/"):
+        return LONG_OUTSIDE_SPARK
+    return None
+
+
+def _inside_tests(file: Path, root: Path) -> str:
+    return file.relative_to(root / "tests").as_posix() if file.is_relative_to(root / "tests") else ""
+
+
+def _rank(where: str) -> int:
+    """One after the other, what is quick runs first: what is wrong shows early."""
+    room = where.partition("/")[0]
+    if room in _FIRST:
+        return _FIRST.index(room) - len(_FIRST)
+    return 1 + _LAST.index(room) if room in _LAST else 0
+
+
+def _rank_in_parallel(where: str) -> int:
+    """In parallel, what takes long runs first: short tests fill the gaps at the end."""
+    shared = [number for number, directory in enumerate(SHARED_PEERS) if where.startswith(directory)]
+    return shared[0] if shared else len(SHARED_PEERS) - _rank(where)
 
 
 # ---- parallel workers -------------------------------------------------------------------------------------
@@ -48,29 +101,45 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Workers are given whole files, so that fixtures of modules and sessions are made as seldom as possible."""
+    """`--dist loadfile`, but a worker that has started a shared peer goes on with the files that use it."""
     from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]  # noqa: PLC0415 - only where used
 
     if config.getoption("dist") != "loadfile":
         return None
 
     class Scheduling(LoadFileScheduling):  # type: ignore[misc]  # it has no types
-        def _split_scope(self, nodeid: str) -> str:
-            return work_unit(nodeid)
+        peers: dict[Any, set[str]]
+
+        def _assign_work_unit(self, node: Any) -> None:
+            if not hasattr(self, "peers"):
+                self.peers = {}
+            own = self.peers.setdefault(node, set())
+            others = set().union(*(held for other, held in self.peers.items() if other is not node))
+            chosen = next_file(list(self.workqueue), own, others)
+            own |= {peer_of(chosen)} - {""}
+            self.workqueue.move_to_end(chosen, last=False)
+            super()._assign_work_unit(node)
 
     return Scheduling(config, log)
 
 
-def work_unit(nodeid: str) -> str:
-    """What a worker is given at once: a file."""
-    return nodeid.partition("::")[0]
+def next_file(waiting: list[str], own: set[str], others: set[str]) -> str:
+    """The file for a worker with these peers of its own, where the other workers have those."""
+
+    def first(peers: Callable[[str], bool]) -> str | None:
+        return next((file for file in waiting if peers(peer_of(file))), None)
+
+    goes_on = first(lambda peer: peer in own)
+    is_new = first(lambda peer: peer != "" and peer not in others)
+    needs_none = first(lambda peer: peer == "")
+    return goes_on or is_new or needs_none or waiting[0]
+
+
+def peer_of(file: str) -> str:
+    return next((one for one in SHARED_PEERS if file.startswith(f"tests/{one}/")), "")
 
 
 # ---- the end ----------------------------------------------------------------------------------------------
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--counts", type=Path, help="write the outcomes to this file, as JSON, for scripts/suite.py")
 
 
 class Durations:
