@@ -33,7 +33,7 @@ SLOW_S = 20.0
 """A test that takes longer carries the mark `long`."""
 SLOWEST_SHOWN = 15
 SHARED_PEERS = ("integration/kafka", "integration/spark", "integration/exactly_once")
-"""Directories whose tests share a peer that is expensive to start. Every worker that runs one of them starts its own."""
+"""Directories whose tests share a peer that is expensive to start: a worker that runs one of them starts its own."""
 
 _MARKS = ("long", "alone")
 _FIRST, _LAST = ("core", "properties"), ("integration",)

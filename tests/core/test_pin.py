@@ -60,7 +60,7 @@ def test_an_answer_that_comes_too_late_changes_nothing(phase: Phase, event: Even
     assert step(pin, event) == (pin, ())
 
 
-@pytest.mark.parametrize("event", sorted(UNDER_OUR_PIN, key=lambda event: event.name))
+@pytest.mark.parametrize("event", [event for event in Event if event in UNDER_OUR_PIN])
 def test_nothing_is_delivered_under_a_pin_that_nobody_has(event: Event) -> None:
     with pytest.raises(AssertionError, match="cannot happen"):
         step(Pin(), event)
