@@ -3,12 +3,18 @@
 
 ARGS ?=
 
-.PHONY: help demo test lint format bench chaos soak lock clean
+# ARGS goes to pytest as it is, and then nothing else is chosen: no division into passes, no parallel workers.
+SUITE = .venv/bin/python $(if $(ARGS),-m pytest $(ARGS),scripts/suite.py $(1))
+
+.PHONY: help demo test test-quick test-long test-all lint format bench chaos soak lock clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make demo     set up what keylane needs and run the demo on an embedded server'
 	@echo 'make test     set up everything and run the tests   (ARGS="tests/core -x" for some of them)'
+	@echo 'make test-quick  rules and properties only: for the edit loop'
+	@echo 'make test-long   what make test leaves out: benchmarks, chaos, clusters, packing, pipelines'
+	@echo 'make test-all    both'
 	@echo 'make lint     ruff and mypy'
 	@echo 'make format   let ruff format the code'
 	@echo 'make bench    run the benchmarks                    (ARGS="feed --json")'
@@ -24,7 +30,19 @@ demo:
 
 test:
 	@sh scripts/setup test
-	@.venv/bin/python -m pytest $(ARGS)
+	@$(call SUITE,test)
+
+test-quick:
+	@sh scripts/setup dev
+	@$(call SUITE,quick)
+
+test-long:
+	@sh scripts/setup test
+	@$(call SUITE,long)
+
+test-all:
+	@sh scripts/setup test
+	@$(call SUITE,test long)
 
 lint:
 	@sh scripts/setup dev

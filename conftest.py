@@ -1,3 +1,3 @@
-"""Loads the plugin that ties tests to the peers they need."""
+"""Loads the plugins that divide the suite and tie tests to the peers they need."""
 
-pytest_plugins = ["tests.peers.plugin"]
+pytest_plugins = ["tests.peers.plugin", "tests.suite"]

@@ -95,7 +95,7 @@ class Log:
                 self.failed.append(Failed(int(at_ns) / 1e9, *who, int(tries), meant == b"1", *map(int, more)))
             elif words[0] in (b"fails", b"crashed"):
                 at_ns, _, sequence = words[1:]
-                one = Fails(int(at_ns) / 1e9, int(sequence), self._by)
+                one = Fails(int(at_ns) / 1e9, int(sequence), self.by)
                 (self.fails if words[0] == b"fails" else self.crashed).append(one)
             elif words[0] == b"lost":
                 self.lost.append(int(words[1]) / 1e9)

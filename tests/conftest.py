@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from keylane.server import NatsCluster, NatsServer
+from keylane.server.ports import ReservedPort
 
 if TYPE_CHECKING:
     from keylane import Connection
@@ -35,6 +36,14 @@ async def connection(nats_server: NatsServer) -> AsyncIterator[Connection]:
 
     async with await keylane.connect(nats_server.url) as connected:
         yield connected
+
+
+@pytest.fixture
+def free_port() -> Iterator[int]:
+    """A port for a listener that sets SO_REUSEADDR, as servers do; nobody else gets it before the test ends."""
+    reserved = ReservedPort()
+    yield reserved.number
+    reserved.release()
 
 
 @pytest.fixture

@@ -26,17 +26,42 @@ TOLD = {P.AWAITING, P.PINNED, P.DOUBTING}
 FATES = {A.DELIVER, A.HOLD, A.DROP}
 
 
+def pin_in(phase: Phase) -> Pin:
+    return Pin(phase, None if phase is P.STANDBY else "ours")
+
+
 @pytest.mark.parametrize(("phase", "event"), list(product(Phase, Event)))
 def test_every_event_has_its_place_in_every_phase(phase: Phase, event: Event) -> None:
-    if (phase, event) in TRANSITIONS:
-        return
-    if event in LATE_ANSWERS:
-        pin = Pin(phase, None if phase is P.STANDBY else "x")
-        assert step(pin, event) == (pin, ())
-        return
+    """In the table, or an answer that comes too late, or one of the three that cannot happen: never in two of them."""
+    in_table = (phase, event) in TRANSITIONS
     # Without a pin of our own nothing can be delivered under it.
-    assert phase is P.STANDBY
-    assert event in UNDER_OUR_PIN
+    impossible = phase is P.STANDBY and event in UNDER_OUR_PIN
+    too_late = event in LATE_ANSWERS and not in_table
+    assert [in_table, impossible, too_late].count(True) == 1
+
+
+@pytest.mark.parametrize(("key", "outcome"), TRANSITIONS.items())
+def test_a_step_follows_the_table(key: tuple[Phase, Event], outcome: tuple[Phase, tuple[Action, ...]]) -> None:
+    (phase, event), (after, actions) = key, outcome
+    pin_id = pin_in(phase).pin_id
+    if A.ADOPT in actions:
+        pin_id = "theirs"
+    elif A.DISCARD_ID in actions:
+        pin_id = None
+    delivered = Delivered("theirs" if event in (E.FIRST, E.LATER) else "ours", 1, True) if event in DELIVERIES else None
+    assert step(pin_in(phase), event, delivered) == (Pin(after, pin_id), actions)
+
+
+@pytest.mark.parametrize(
+    ("phase", "event"), [one for one in product(Phase, Event) if one[1] in LATE_ANSWERS and one not in TRANSITIONS]
+)
+def test_an_answer_that_comes_too_late_changes_nothing(phase: Phase, event: Event) -> None:
+    pin = pin_in(phase)
+    assert step(pin, event) == (pin, ())
+
+
+@pytest.mark.parametrize("event", [event for event in Event if event in UNDER_OUR_PIN])
+def test_nothing_is_delivered_under_a_pin_that_nobody_has(event: Event) -> None:
     with pytest.raises(AssertionError, match="cannot happen"):
         step(Pin(), event)
 

@@ -9,7 +9,6 @@ import base64
 import importlib.util
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from keylane.server.ports import ReservedPort
 from tests.peers import tether
 from tests.peers.java import java
 from tests.peers.presence import PeerBroken, PeerMissing
@@ -34,8 +34,6 @@ _FORMAT_TIMEOUT_S = 60.0
 _START_TIMEOUT_S = 90.0
 _STOP_TIMEOUT_S = 30.0
 _STARTED = "Kafka Server started"
-_PORT_TAKEN = "Address already in use"
-_PORT_TRIES = 3
 _JVM = ["-Xms64m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
 
 
@@ -166,9 +164,10 @@ class Broker:
 class Kafka:
     """A running cluster: `with Kafka.start(brokers=3) as kafka: ... kafka.bootstrap`."""
 
-    def __init__(self, brokers: list[Broker], directory: Path) -> None:
+    def __init__(self, brokers: list[Broker], directory: Path, ports: list[ReservedPort]) -> None:
         self.brokers = brokers
         self._directory = directory
+        self._ports = ports
 
     @property
     def bootstrap(self) -> str:
@@ -183,32 +182,28 @@ class Kafka:
         logins: Mapping[str, str] | None = None,
         certificate: Path | None = None,
     ) -> Self:
-        """Formats and starts the brokers; a free port that someone else took meanwhile is replaced.
+        """Formats and starts the brokers on free ports, which are theirs until the end, also between two starts.
 
         `settings` are added to those of every broker. `logins`: names and passwords (SASL/PLAIN); the first may do
         everything, the others what ACLs allow. With a `certificate` (key, PKCS #8, and chain up to the CA, as PEM) they
         log in over TLS.
         """
         jars()
-        for attempt in range(1, _PORT_TRIES + 1):
-            directory = Path(tempfile.mkdtemp(prefix="keylane-kafka-"))
-            kafka = cls(
-                _prepare(brokers, directory, {**_login_settings(logins, certificate), **(settings or {})}), directory
-            )
-            try:
-                _format(kafka.brokers, directory)
-                for broker in kafka.brokers:
-                    broker.launch()
-                deadline = time.monotonic() + _START_TIMEOUT_S
-                for broker in kafka.brokers:
-                    broker.wait_started(deadline)
-            except BaseException as error:
-                kafka.kill()
-                if isinstance(error, PeerBroken) and _PORT_TAKEN in str(error) and attempt < _PORT_TRIES:
-                    continue
-                raise
-            return kafka
-        raise AssertionError("the last attempt returns or raises")
+        directory = Path(tempfile.mkdtemp(prefix="keylane-kafka-"))
+        ports = [ReservedPort() for _ in range(2 * brokers)]
+        more = {**_login_settings(logins, certificate), **(settings or {})}
+        kafka = cls(_prepare([one.number for one in ports], directory, more), directory, ports)
+        try:
+            _format(kafka.brokers, directory)
+            for broker in kafka.brokers:
+                broker.launch()
+            deadline = time.monotonic() + _START_TIMEOUT_S
+            for broker in kafka.brokers:
+                broker.wait_started(deadline)
+        except BaseException:
+            kafka.kill()
+            raise
+        return kafka
 
     def stop(self) -> None:
         # Together: a lone controller waits for a majority that is already gone.
@@ -218,11 +213,16 @@ class Kafka:
                 thread.start()
                 ends.callback(thread.join)
             self.brokers[0].stop()
-        shutil.rmtree(self._directory)
+        self._clear()
 
     def kill(self) -> None:
         for broker in self.brokers:
             broker.kill()
+        self._clear()
+
+    def _clear(self) -> None:
+        for port in self._ports:
+            port.release()
         shutil.rmtree(self._directory)
 
     def __enter__(self) -> Self:
@@ -241,8 +241,8 @@ def _java_command(main_class: str, *arguments: str) -> list[str]:
     return [str(java().executable), *options, main_class, *arguments]
 
 
-def _prepare(count: int, directory: Path, more: Mapping[str, object]) -> list[Broker]:
-    ports = _free_ports(2 * count)
+def _prepare(ports: Sequence[int], directory: Path, more: Mapping[str, object]) -> list[Broker]:
+    count = len(ports) // 2
     clients, controllers = ports[:count], ports[count:]
     voters = ",".join(f"{node}@127.0.0.1:{port}" for node, port in enumerate(controllers, start=1))
     brokers = []
@@ -338,11 +338,3 @@ def _format(brokers: Sequence[Broker], directory: Path) -> None:
             output, _ = tool.communicate(timeout=_FORMAT_TIMEOUT_S)
             if tool.returncode != 0:
                 raise PeerBroken(f"Kafka could not format its storage:\n{output[-3000:]}")
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]

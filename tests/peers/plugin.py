@@ -1,10 +1,9 @@
-"""What tests and peers agree on, as a pytest plugin: markers stand for peers, and fast rooms run first."""
+"""What tests and peers agree on, as a pytest plugin: markers stand for peers."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -15,9 +14,6 @@ from tests.peers.presence import require
 from tests.peers.spark import find_spark
 
 FINDERS: dict[str, Callable[[], object]] = {"go": find_go, "kafka": find_kafka, "spark": find_spark}
-
-_FIRST = ("core", "properties")
-_LAST = ("integration",)
 
 
 def pytest_configure() -> None:
@@ -33,16 +29,3 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for name, find in FINDERS.items():
         if item.get_closest_marker(name) is not None:
             require(find)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    tests = config.rootpath / "tests"
-    items.sort(key=lambda item: _rank(item.path, tests))
-
-
-def _rank(file: Path, tests: Path) -> int:
-    room = file.relative_to(tests).parts[0] if file.is_relative_to(tests) else ""
-    if room in _FIRST:
-        return _FIRST.index(room) - len(_FIRST)
-    return 1 + _LAST.index(room) if room in _LAST else 0

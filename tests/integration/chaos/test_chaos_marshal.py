@@ -17,6 +17,7 @@ from keylane.marshal.claiming import Mode
 _NS = 1_000_000_000
 
 
+@pytest.mark.long("causes faults for tens of seconds")
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("mode", ["at_least_once", "at_most_once"])
 async def test_a_short_run_with_kills_is_clean(mode: Mode) -> None:

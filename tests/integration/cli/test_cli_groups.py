@@ -349,6 +349,7 @@ async def test_info_of_a_full_queue_and_of_none(connection: Connection, orders: 
     assert as_json.json["queue"] is None
 
 
+@pytest.mark.alone("measures a request")
 async def test_info_of_a_large_group_is_one_list(
     connection: Connection, nats_server: NatsServer, orders: str, at: tuple[str, str]
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 
@@ -61,15 +60,12 @@ async def test_json_loads_neither_drawings_nor_websockets_nor_other_commands(
     assert not {"rich", "aiohttp.client", "keylane.cli.static", "keylane.cli.server"} & loaded
 
 
-async def test_a_websocket_loads_what_it_needs() -> None:
+async def test_a_websocket_loads_what_it_needs(free_port: int) -> None:
     pytest.importorskip("aiohttp", reason="websocket connections need aiohttp")
-    with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))
-        port = reserved.getsockname()[1]
-    with NatsServer.start(extra_config=f'websocket {{ host: "127.0.0.1", port: {port}, no_tls: true }}') as server:
+    with NatsServer.start(extra_config=f'websocket {{ host: "127.0.0.1", port: {free_port}, no_tls: true }}') as server:
         async with await keylane.connect(server.url) as connection:
             await streams.create(connection, StreamConfig(name="S", subjects=["s.*"]))
-        at = ("-s", f"ws://127.0.0.1:{port}")
+        at = ("-s", f"ws://127.0.0.1:{free_port}")
         done = await run("elastic", "create", "S", "g", "2", "s.*", "1", "--json", *at)
         assert done.json["max_members"] == 2
         assert "aiohttp.client" in await loaded_by("elastic", "ls", "S", "--json", *at)

@@ -174,10 +174,14 @@ async def test_wrong_input_is_one_line_and_exit_code_2(arguments: list[str], sai
 
 
 async def test_words_that_no_option_has() -> None:
-    for arguments in (["lake", "--tabel", "x"], ["lakes"], ["lake", "--max-rows", "x"]):
+    for arguments, said in (
+        (["lake", "--tabel", "x"], "No such option: --tabel"),
+        (["lakes"], "No such command 'lakes'"),
+        (["lake", "--max-rows", "x"], "Invalid value for '--max-rows'"),
+    ):
         done = await here("pipeline", "run", *arguments)
         assert done.returncode == 2
-        assert arguments[-1] in done.stderr or arguments[-2] in done.stderr
+        assert said in done.stderr
 
 
 async def test_a_server_or_a_stream_that_is_not_there_is_told_before_spark_starts(nats_server: NatsServer) -> None:

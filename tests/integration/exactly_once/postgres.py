@@ -10,7 +10,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,13 +21,12 @@ from pathlib import Path
 
 import psycopg
 
+from keylane.server.ports import ReservedPort
 from tests.peers.presence import PeerBroken, PeerMissing
 
 _TETHER = Path(__file__).with_name("tethered_nobody.py")
 _START_S = 40.0
 _STOP_S = 10.0
-_PORT_TAKEN = "could not create any TCP/IP sockets"
-_PORT_TRIES = 3
 _SETTINGS = """
 listen_addresses = '127.0.0.1'
 unix_socket_directories = ''
@@ -64,29 +62,27 @@ def postgres() -> Iterator[str]:
         _run(home, ["initdb", "-D", str(data), "-U", "keylane", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"])
         with (data / "postgresql.conf").open("a") as settings:
             settings.write(_SETTINGS)
-        server, port = _start(home, data, directory / "log")
+        reserved = ReservedPort()
         try:
-            yield f"keylane@127.0.0.1:{port}"
+            server = _start(home, data, directory / "log", reserved.number)
+            try:
+                yield f"keylane@127.0.0.1:{reserved.number}"
+            finally:
+                _stop(server)
         finally:
-            _stop(server)
+            reserved.release()
 
 
-def _start(home: Path, data: Path, log: Path) -> tuple[subprocess.Popen[bytes], int]:
-    """On a free port; one that somebody else took meanwhile is replaced."""
-    for attempt in range(1, _PORT_TRIES + 1):
-        port = _free_port()
+def _start(home: Path, data: Path, log: Path, port: int) -> subprocess.Popen[bytes]:
+    with log.open("wb") as output:
         command = _as_child(home, ["postgres", "-D", str(data), "-p", str(port)])
-        with log.open("wb") as output:
-            server = subprocess.Popen(command, stdout=output, stderr=output, cwd="/")
-        try:
-            _wait_until_it_answers(server, port, log)
-        except PeerBroken as error:
-            _stop(server)
-            if _PORT_TAKEN not in str(error) or attempt == _PORT_TRIES:
-                raise
-        else:
-            return server, port
-    raise AssertionError("the last attempt returns or raises")
+        server = subprocess.Popen(command, stdout=output, stderr=output, cwd="/")
+    try:
+        _wait_until_it_answers(server, port, log)
+    except BaseException:
+        _stop(server)
+        raise
+    return server
 
 
 def _copy_for_nobody(home: Path, directory: Path) -> Path:
@@ -136,10 +132,3 @@ def _stop(server: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         server.kill()
         server.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

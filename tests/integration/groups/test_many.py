@@ -50,6 +50,7 @@ async def seen_quickly(place: Ground, kind: Kind) -> None:
     assert min(took_s) < 1, took_s
 
 
+@pytest.mark.alone("measures a request")
 @pytest.mark.timeout(120)
 async def test_a_large_elastic_group(ground: Ground) -> None:
     await ground.elastic(max_members=PARTITIONS, members=MEMBERS)
@@ -81,6 +82,7 @@ async def test_a_large_elastic_group(ground: Ground) -> None:
     )
 
 
+@pytest.mark.alone("measures a request")
 async def test_a_large_static_group(make: MakeGround) -> None:
     place = await make(partitions=PARTITIONS)
     config = await place.static(max_members=PARTITIONS, members=MEMBERS)

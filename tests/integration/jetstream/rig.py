@@ -22,6 +22,7 @@ from keylane.jetstream.feed import Notice
 from keylane.jetstream.headers import parse_headers, status_of
 from keylane.jetstream.publish import Outgoing, PublishAck, publish_many
 from keylane.server import NatsServer
+from keylane.server.ports import ReservedPort
 
 SECOND_NS = 1_000_000_000
 _LOOK_EVERY_S = 0.01
@@ -174,7 +175,8 @@ class Link:
         self._listener: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._pumps: set[asyncio.Task[None]] = set()
-        self.port = 0
+        self._reserved = ReservedPort()
+        self.port = self._reserved.number
 
     @classmethod
     @asynccontextmanager
@@ -185,6 +187,7 @@ class Link:
             yield link
         finally:
             await link.cut()
+            link._reserved.release()
 
     @property
     def url(self) -> str:
@@ -192,7 +195,6 @@ class Link:
 
     async def mend(self) -> None:
         self._listener = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = self._listener.sockets[0].getsockname()[1]
 
     async def cut(self) -> None:
         """End every link and refuse new ones."""

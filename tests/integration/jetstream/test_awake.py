@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from keylane.jetstream.awake import Awake
+
+pytestmark = pytest.mark.alone("polls for milliseconds only")
 
 ONE_MESSAGE = 200
 BULK = 64 * 1024

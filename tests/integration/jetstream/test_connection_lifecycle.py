@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -236,14 +235,11 @@ async def test_a_link_lost_in_the_midst_of_a_reconnect(nats_server: NatsServer) 
 
 
 @pytest.mark.filterwarnings("ignore:parameter 'timeout' of type 'float':DeprecationWarning")  # nats-py's
-async def test_a_websocket_and_its_return() -> None:
+async def test_a_websocket_and_its_return(free_port: int) -> None:
     pytest.importorskip("aiohttp", reason="websocket connections need aiohttp")
     diary = Diary()
-    with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))
-        port = reserved.getsockname()[1]
-    with NatsServer.start(extra_config=f'websocket {{ host: "127.0.0.1", port: {port}, no_tls: true }}') as server:
-        async with await keylane.connect(f"ws://127.0.0.1:{port}") as connection:
+    with NatsServer.start(extra_config=f'websocket {{ host: "127.0.0.1", port: {free_port}, no_tls: true }}') as server:
+        async with await keylane.connect(f"ws://127.0.0.1:{free_port}") as connection:
             connection.observe(diary.hooks)
             assert await connection.api.request("INFO")
             await asyncio.to_thread(server.restart)

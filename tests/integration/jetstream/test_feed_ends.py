@@ -143,6 +143,7 @@ async def test_drain_lets_a_blocked_flow_go_on(connection: Connection, unique: U
         assert following.sequence == seen[-1] + 1
 
 
+@pytest.mark.alone("measures a drain")
 async def test_an_idle_feed_drains_at_once(connection: Connection, unique: Unique) -> None:
     stream = await make_stream(connection, unique("end"))
     await fill(connection, stream, 1)

@@ -13,6 +13,7 @@ from keylane.errors import InvalidInput, JournalConflict, NotFound
 from keylane.jetstream import streams
 from keylane.journal import DEFAULT_MAX_AGE_S, Journal, journal_stream, journal_subject
 from keylane.server import NatsCluster
+from tests.integration.journal.rig import Instance, Worker, read
 
 
 async def opened(connection: Connection, stream: str, **options: Any) -> StreamConfig:
@@ -41,7 +42,12 @@ async def test_limits_are_the_users(connection: Connection, stream: str) -> None
 async def test_many_at_once_make_one(connection: Connection, stream: str) -> None:
     journals = [Journal(connection, stream=stream) for _ in range(8)]
     await asyncio.gather(*(journal.start() for journal in journals))
+    for number, journal in enumerate(journals):
+        Worker(connection, journal, Instance(stream, instance=f"i-{number}")).work(1)
     await asyncio.gather(*(journal.close() for journal in journals))
+    listed = await connection.api.request("STREAM.NAMES")
+    assert [name for name in listed["streams"] if stream in name] == [stream, journal_stream(stream)]
+    assert {record.instance for record in await read(connection, stream)} == {f"i-{number}" for number in range(8)}
 
 
 async def test_an_operator_may_change_its_limits(connection: Connection, stream: str) -> None:

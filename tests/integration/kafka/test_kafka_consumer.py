@@ -207,6 +207,7 @@ async def test_topics_that_cannot_be_consumed(ground: Ground, link: KafkaLink, u
             pass
 
 
+@pytest.mark.long("starts a cluster of three brokers and restarts one")
 @pytest.mark.timeout(400)
 async def test_leaders_change_and_a_broker_comes_back(unique: Unique) -> None:
     """Nothing is lost, the consumer keeps its partitions, and it ends with none of the trouble."""

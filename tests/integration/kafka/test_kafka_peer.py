@@ -68,6 +68,7 @@ def test_broker_gives_back_what_it_was_given(kafka: Kafka, unique: Callable[...,
         assert values(mine) == list(range(key, MESSAGES, 10))
 
 
+@pytest.mark.long("starts a cluster of three brokers")
 def test_cluster_goes_on_without_one_broker(unique: Callable[..., str]) -> None:
     topic = unique("topic")
     with Kafka.start(brokers=3) as cluster:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from nats.errors import Error as NatsError
 
 from keylane.errors import InvalidInput, ServerStartFailed
 from keylane.server import NatsCluster, NatsServer
+from keylane.server.ports import ReservedPort
 
 DEADLINE_S = 20.0
 
@@ -120,22 +122,30 @@ def test_ports_beyond_the_last_one_are_refused() -> None:
 
 
 def test_a_start_that_fails_half_way_can_be_repeated(tmp_path: Path) -> None:
-    first, second = adjacent_free_ports()
-    with second, pytest.raises(ServerStartFailed, match=f"port {second.getsockname()[1]} .*in use"):
-        NatsCluster.start(2, store_dir=tmp_path, port=first)
-    with NatsCluster.start(2, store_dir=tmp_path, port=first) as cluster:
-        assert [node.port for node in cluster.nodes] == [first, first + 1]
+    with adjacent_ports() as (first, second):
+        with (
+            socket.create_server(("127.0.0.1", second)),
+            pytest.raises(ServerStartFailed, match=f"port {second} .*in use"),
+        ):
+            NatsCluster.start(2, store_dir=tmp_path, port=first)
+        with NatsCluster.start(2, store_dir=tmp_path, port=first) as cluster:
+            assert [node.port for node in cluster.nodes] == [first, second]
 
 
-def adjacent_free_ports() -> tuple[int, socket.socket]:
-    """A free port, and a socket that listens on the next one."""
-    for _ in range(50):
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            first: int = probe.getsockname()[1]
+@contextmanager
+def adjacent_ports() -> Iterator[tuple[int, int]]:
+    """Two ports side by side that nobody else gets meanwhile."""
+    with ExitStack() as held:
+        for _ in range(50):
+            first = ReservedPort()
+            held.callback(first.release)
             try:
-                return first, socket.create_server(("127.0.0.1", first + 1))
-            except OSError:
+                second = ReservedPort(first.number + 1)
+            except ServerStartFailed:
                 continue
+            held.callback(second.release)
+            yield first.number, second.number
+            return
     raise AssertionError("no two free ports side by side")
 
 

@@ -102,6 +102,7 @@ async def test_finish_without_rows(connection: Connection, batches: Callable[[Co
     await publisher.open()
     await publisher.finish()
     await publisher.finish()
+    assert publisher.stored == 0
     await publisher.close()
 
 

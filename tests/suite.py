@@ -1,0 +1,184 @@
+"""How the suite is divided and run, as a pytest plugin: marks, order, parallel workers, slow tests, counts.
+
+Owns the marks `long` and `alone`, the rules that give them to whole files, and what pytest prints at the end.
+Never starts a peer (tests/peers does) and never chooses what runs: scripts/suite.py does, by these marks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LONG_FILES = {
+    "integration/bench/*": "runs benchmarks",
+    "integration/chaos/test_chaos_groups.py": "causes faults for tens of seconds",
+    "integration/chaos/test_chaos_short.py": "causes faults for tens of seconds",
+    "integration/kafka/test_kafka_chaos.py": "causes faults for tens of seconds",
+    "integration/kafka/test_kafka_failures.py": "kills brokers of a cluster of three",
+    "integration/spark/test_cluster_*.py": "starts clusters of Spark",
+    "integration/spark/test_hot_standby.py": "kills drivers, each with a Spark of its own",
+    "integration/spark/test_packing.py": "packs and unpacks a whole environment",
+    "integration/spark/test_pipeline_*.py": "runs pipelines on large streams",
+}
+"""Every test in these files is long, without a mark of its own. Paths are relative to tests/."""
+LONG_OUTSIDE_SPARK = "starts a Spark of its own"
+"""Why a test with the mark `spark` is long where it cannot share the session of integration/spark."""
+SLOW_S = 20.0
+"""A test that takes longer carries the mark `long`."""
+SLOWEST_SHOWN = 15
+SHARED_PEERS = ("integration/kafka", "integration/spark", "integration/exactly_once")
+"""Directories whose tests share a peer that is expensive to start: a worker that runs one of them starts its own."""
+
+_MARKS = ("long", "alone")
+_FIRST, _LAST = ("core", "properties"), ("integration",)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--counts", type=Path, help="write the outcomes to this file, as JSON, for scripts/suite.py")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "long(reason): not part of `make test`, but of `make test-long`")
+    config.addinivalue_line("markers", "alone(reason): measures time; never runs beside other tests")
+    config.pluginmanager.register(Durations(), "keylane-durations")
+    # readline sets these for children alone, so parallel workers get them; terminals of tests have sizes of their own.
+    for name in ("COLUMNS", "LINES"):
+        os.environ.pop(name, None)
+
+
+# ---- marks and order --------------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        where = _inside_tests(item.path, config.rootpath)
+        if (reason := _why_long(item, where)) is not None:
+            item.add_marker(pytest.mark.long(reason))
+        for mark in item.iter_markers():
+            if mark.name in _MARKS and not (mark.args and isinstance(mark.args[0], str)):
+                raise pytest.UsageError(f'{item.nodeid}: say why, as in @pytest.mark.{mark.name}("kills ten drivers")')
+    in_parallel = "PYTEST_XDIST_WORKER" in os.environ
+    rank = _rank_in_parallel if in_parallel else _rank
+    items.sort(key=lambda item: rank(_inside_tests(item.path, config.rootpath)))
+
+
+def _why_long(item: pytest.Item, where: str) -> str | None:
+    for pattern, reason in LONG_FILES.items():
+        if fnmatch(where, pattern):
+            return reason
+    if item.get_closest_marker("spark") is not None and not where.startswith("integration/spark/"):
+        return LONG_OUTSIDE_SPARK
+    return None
+
+
+def _inside_tests(file: Path, root: Path) -> str:
+    return file.relative_to(root / "tests").as_posix() if file.is_relative_to(root / "tests") else ""
+
+
+def _rank(where: str) -> int:
+    """One after the other, what is quick runs first: what is wrong shows early."""
+    room = where.partition("/")[0]
+    if room in _FIRST:
+        return _FIRST.index(room) - len(_FIRST)
+    return 1 + _LAST.index(room) if room in _LAST else 0
+
+
+def _rank_in_parallel(where: str) -> int:
+    """In parallel, what takes long runs first: short tests fill the gaps at the end."""
+    shared = [number for number, directory in enumerate(SHARED_PEERS) if where.startswith(directory)]
+    return shared[0] if shared else len(SHARED_PEERS) - _rank(where)
+
+
+# ---- parallel workers -------------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """`--dist loadfile`, but a worker that has started a shared peer goes on with the files that use it."""
+    from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]  # noqa: PLC0415 - only where used
+
+    if config.getoption("dist") != "loadfile":
+        return None
+
+    class Scheduling(LoadFileScheduling):  # type: ignore[misc]  # it has no types
+        peers: dict[Any, set[str]]
+
+        def _assign_work_unit(self, node: Any) -> None:
+            if not hasattr(self, "peers"):
+                self.peers = {}
+            own = self.peers.setdefault(node, set())
+            others = set().union(*(held for other, held in self.peers.items() if other is not node))
+            chosen = next_file(list(self.workqueue), own, others)
+            own |= {peer_of(chosen)} - {""}
+            self.workqueue.move_to_end(chosen, last=False)
+            super()._assign_work_unit(node)
+
+    return Scheduling(config, log)
+
+
+def next_file(waiting: list[str], own: set[str], others: set[str]) -> str:
+    """The file for a worker with these peers of its own, where the other workers have those."""
+
+    def first(peers: Callable[[str], bool]) -> str | None:
+        return next((file for file in waiting if peers(peer_of(file))), None)
+
+    goes_on = first(lambda peer: peer in own)
+    is_new = first(lambda peer: peer != "" and peer not in others)
+    needs_none = first(lambda peer: peer == "")
+    return goes_on or is_new or needs_none or waiting[0]
+
+
+def peer_of(file: str) -> str:
+    return next((one for one in SHARED_PEERS if file.startswith(f"tests/{one}/")), "")
+
+
+# ---- the end ----------------------------------------------------------------------------------------------
+
+
+class Durations:
+    """Adds up what each test took, and names at the end the slowest and those that lack the mark `long`."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._call_seconds: dict[str, float] = {}
+        self._long: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._seconds[report.nodeid] = self._seconds.get(report.nodeid, 0.0) + report.duration
+        if report.when == "call":
+            self._call_seconds[report.nodeid] = report.duration
+        if "long" in report.keywords:
+            self._long.add(report.nodeid)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+        for line in self._lines():
+            terminalreporter.write_line(line)
+        if (file := config.getoption("counts")) is not None:
+            file.write_text(json.dumps(_counts(terminalreporter)))
+
+    def _lines(self) -> Iterator[str]:
+        slowest = sorted(self._seconds.items(), key=lambda one: -one[1])[:SLOWEST_SHOWN]
+        if len(self._seconds) > SLOWEST_SHOWN:
+            yield f"slowest {SLOWEST_SHOWN} of {len(self._seconds)} tests, with their fixtures:"
+            yield from (f"{seconds:8.1f} s  {nodeid}" for nodeid, seconds in slowest)
+        for nodeid, seconds in self._call_seconds.items():
+            if seconds > SLOW_S and nodeid not in self._long:
+                yield f'took {seconds:.0f} s without @pytest.mark.long("why"): {nodeid}'
+
+
+def _counts(reporter: pytest.TerminalReporter) -> dict[str, object]:
+    def of(*kinds: str) -> list[str]:
+        return [getattr(report, "nodeid", "?") for kind in kinds for report in reporter.stats.get(kind, [])]
+
+    return {
+        "passed": len(of("passed", "xpassed")),
+        "failed": of("failed", "error"),
+        "skipped": len(of("skipped", "xfailed")),
+    }

@@ -1,0 +1,133 @@
+"""The division of the suite: which tests are long, what a worker takes next, and what the passes add up to."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.peers.store import REPOSITORY
+from tests.suite import LONG_FILES, next_file
+
+KAFKA, SPARK = "tests/integration/kafka/", "tests/integration/spark/"
+PLAIN = "tests/integration/groups/test_a.py"
+
+
+def script() -> ModuleType:
+    """scripts/suite.py, which is no part of a package."""
+    spec = importlib.util.spec_from_file_location("suite_script", REPOSITORY / "scripts" / "suite.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_pattern_of_long_files_matches_one() -> None:
+    missing = [pattern for pattern in LONG_FILES if not list((REPOSITORY / "tests").glob(pattern))]
+    assert missing == []
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "chosen"),
+    [
+        (set(), set(), KAFKA + "a"),
+        ({"integration/spark"}, set(), SPARK + "a"),
+        (set(), {"integration/kafka"}, SPARK + "a"),
+        (set(), {"integration/kafka", "integration/spark"}, PLAIN),
+        ({"integration/kafka"}, {"integration/kafka", "integration/spark"}, KAFKA + "a"),
+    ],
+)
+def test_a_worker_keeps_to_its_peers_and_leaves_others_theirs(own: set[str], others: set[str], chosen: str) -> None:
+    assert next_file([KAFKA + "a", SPARK + "a", PLAIN, KAFKA + "b"], own, others) == chosen
+
+
+def test_a_worker_without_other_work_helps_with_any() -> None:
+    assert next_file([SPARK + "a"], {"integration/kafka"}, {"integration/spark"}) == SPARK + "a"
+
+
+def pytest_on(directory: Path, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (directory / "test_given.py").write_text(text)
+    (directory / "conftest.py").write_text('pytest_plugins = ["tests.suite"]\n')
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--rootdir={directory}", "-c", "/dev/null"]
+    return subprocess.run(
+        [*command, "--strict-markers", "-o", f"pythonpath={REPOSITORY}", *arguments, str(directory)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("mark", ["long", "alone"])
+def test_a_mark_without_a_reason_is_refused(tmp_path: Path, mark: str) -> None:
+    done = pytest_on(tmp_path, f"import pytest\n@pytest.mark.{mark}\ndef test_one(): ...\n")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert f"test_one: say why, as in @pytest.mark.{mark}(" in done.stderr
+
+
+def test_a_slow_test_without_the_mark_is_named(tmp_path: Path) -> None:
+    text = """
+import pytest, time, tests.suite
+tests.suite.SLOW_S = 0.05
+def test_slow(): time.sleep(0.1)
+@pytest.mark.long("sleeps")
+def test_marked(): time.sleep(0.1)
+def test_quick(): ...
+"""
+    done = pytest_on(tmp_path, text)
+    named = [line for line in done.stdout.splitlines() if line.startswith("took ")]
+    assert named == ['took 0 s without @pytest.mark.long("why"): test_given.py::test_slow']
+
+
+Run = Callable[..., tuple[int, list[str]]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Run scripts/suite.py on a pass for each text; gives its exit code and what it printed."""
+
+    def suite_on(texts: list[str], *arguments: str) -> tuple[int, list[str]]:
+        suite = script()
+        passes = []
+        (tmp_path / "conftest.py").write_text('pytest_plugins = ["tests.suite"]\n')
+        for number, text in enumerate(texts):
+            file = tmp_path / f"test_{number}.py"
+            file.write_text(text)
+            passes.append(suite.Pass(f"pass {number}", [str(file), "-p", "no:cacheprovider"], parallel=False))
+        monkeypatch.setitem(suite.SUITES, "test", passes)
+        return suite.main([*arguments, "test"]), capfd.readouterr().out.splitlines()
+
+    return suite_on
+
+
+@pytest.mark.parametrize(
+    ("texts", "last", "code"),
+    [
+        (["def test_a(): ...", "def test_b(): ...\ndef test_c(): ..."], "3 passed, 0 failed, 0 skipped", 0),
+        (["def test_a(): assert 0", "def test_b(): ..."], "1 passed, 1 failed, 0 skipped", 1),
+        (["def test_a(): ...", "# nothing here"], "1 passed, 0 failed, 0 skipped", 0),
+        (["# nothing here", "# nothing here"], "0 passed, 0 failed, 0 skipped", 1),
+        (["this is no Python", "import pytest\ndef test_b(): pytest.skip()"], "0 passed, 1 failed, 1 skipped", 1),
+        (["import os\ndef test_a(): os._exit(3)", "def test_b(): ..."], "1 passed, 0 failed, 0 skipped", 1),
+    ],
+    ids=["good", "one fails", "one is empty", "all are empty", "no Python", "pytest dies"],
+)
+def test_all_passes_run_and_are_added_up(run: Run, texts: list[str], last: str, code: int) -> None:
+    ended, said = run(texts)
+    assert said[-1].startswith(f"{last} in 0 min ")
+    assert ended == code
+
+
+def test_what_failed_before_the_tests_counts(run: Run) -> None:
+    ended, said = run(["def test_a(): ..."], "--failed", "lint or types")
+    assert ended == 1
+    assert said[-2:-1] == ["FAILED lint or types"]
+    assert said[-1].startswith("1 passed, 0 failed, 0 skipped in ")
