@@ -18,7 +18,7 @@ from keylane.core.claim_records import (
 )
 
 INTERVAL_S = 10
-_STEPS_MS = [0, 0, 1, 500, 4000, 9999, 10_000, 19_999, 20_000, 25_000, -3000]
+_STEPS_MS = [0, 0, 1, 500, 4000, 9999, 10_000, 19_999, 20_000, 20_001, 25_000, -3000]
 _KINDS = ["claim"] * 4 + ["beat"] * 8 + ["release"] * 2 + ["take"] * 2 + ["pause", "noise"]
 
 

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from keylane.core.claim_facts import Key
 from keylane.core.claim_records import ClaimingMessages, Heartbeat, Message, decode, encode
 from keylane.core.picking import TopicPartition
 from keylane.errors import OutcomeUnknown
@@ -191,8 +192,7 @@ async def test_unknown_outcomes_of_the_claim_of_messages() -> None:
             if count % 3 == 1:
                 raise OutcomeUnknown("it was not written")
             if count % 3 == 2:
-                log.write(encode(message), 0)
-                log._newest[0][GROUP, TOPIC, 0] = log._ends[0] - 1
+                log.write(encode(message), 0, key=Key(GROUP, TOPIC, 0))
                 raise OutcomeUnknown("it was written")
 
     view.before_append = unknown

@@ -65,7 +65,7 @@ async def log(connection: Connection, unique: Unique) -> AsyncIterator[str]:
 
 async def write(connection: Connection, name: str, dice: random.Random, count: int) -> list[LogRecord]:
     """A random history, at the server's times, read back."""
-    for _, _, _, value in history(dice, count, 1, first=1, strays=False):
+    for _, _, _, value, _ in history(dice, count, 1, first=1, strays=False):
         message = decode(value)
         subject = f"keylane.marshal.{name}.odd" if isinstance(message, Unreadable) else subject_of(name, message)
         await connection.nats.request(subject, value, timeout=10)
