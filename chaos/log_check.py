@@ -49,7 +49,7 @@ def _by_key(records: Iterable[tuple[Any, ...]]) -> dict[tuple[str, str, int], li
     found: dict[tuple[str, str, int], list[Line]] = defaultdict(list)
     for log_partition, at, time_ms, value in (record[:4] for record in records):
         now_ms[log_partition] = max(now_ms[log_partition], time_ms)
-        words = value.decode("utf-8", "replace").split("/")
+        words: list[str] = value.decode("utf-8", "replace").split("/")
         if len(words) == _FIELDS.get(words[0]) and words[1] == "1":
             kind, instance, client, group, topic, partition = words[0], *words[3:8]
             found[group, topic, int(partition)].append(Line(at, now_ms[log_partition], kind, client, instance))

@@ -14,7 +14,6 @@ from keylane.core.claim_facts import Claim, Ended, Key, LogRecord, Owner, Verdic
 from keylane.core.claim_records import (
     ClaimingPartition,
     Heartbeat,
-    Message,
     ReleasingPartition,
     coordinating_partition,
     encode,
@@ -56,9 +55,8 @@ class Fleet:
         self.members.append(member)
         return member
 
-    def write(self, message: Message) -> Verdict:
-        assert not hasattr(message, "expiry")
-        number = coordinating_partition(message.topic, message.partition, len(self.log))  # type: ignore[union-attr]
+    def write(self, message: ClaimingPartition | Heartbeat | ReleasingPartition) -> Verdict:
+        number = coordinating_partition(message.topic, message.partition, len(self.log))
         record = LogRecord(number, len(self.log[number]), self.now_ms, encode(message))
         self.log[number].append(record)
         return self.judge.apply(record)

@@ -159,8 +159,8 @@ class MemoryLog:
         if isinstance(message, ReleaseGroup):
             return self.write(value, partition)
         key = Key(message.group, message.topic, message.partition)
-        newest = self._newest[partition].get(key)
-        is_there = newest is not None and newest >= (await self.bounds(partition)).first
+        newest = self._newest[partition].get(key, -1)
+        is_there = newest >= (await self.bounds(partition)).first
         if expect is not None and is_there and newest != expect.offset and newest >= expect.read_to:
             raise RevisionConflict(
                 f"the newest record about {'/'.join(map(str, key))} is {newest} and not {expect.offset}: read the log"

@@ -4,88 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 
 import pytest
 
 import keylane
 from keylane import Connection
 from keylane.core.picking import TopicPartition
-from keylane.errors import InvalidInput, NoSuchTopic, NotFound, PublishFailed
+from keylane.errors import InvalidInput, NoSuchTopic
 from keylane.jetstream import consumers, streams
-from keylane.jetstream.publish import Outgoing, publish_many
-from keylane.marshal import Appetite, Consumer, ConsumerHooks, JetStreamLog, StreamSource, open_jetstream_log
+from keylane.marshal import Appetite, ConsumerHooks, StreamSource
 from keylane.server import NatsServer
 from tests.integration.marshal.rig import Seen, in_order_per_key, until, world_of
-
-INTERVAL_S = 3.0
-PARTITIONS = 6
+from tests.integration.marshal.stream_rig import INTERVAL_S, PARTITIONS, Ground, make, publish, reopened
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@dataclass(frozen=True)
-class Ground:
-    """A partitioned stream and a log, for one test."""
-
-    server: NatsServer
-    stream: str
-    log_name: str
-
-    @asynccontextmanager
-    async def consumer(self, client: str, handler: Any, **options: Any) -> AsyncIterator[Consumer]:
-        """With a connection of its own, as another process would have."""
-        async with AsyncExitStack() as stack:
-            connection = await stack.enter_async_context(await keylane.connect(self.server.url))
-            log = await stack.enter_async_context(
-                open_jetstream_log(connection, self.log_name, interval_s=INTERVAL_S, max_age_s=3600)
-            )
-            options.setdefault("heartbeat_interval_s", INTERVAL_S)
-            commits = options.pop("commits", None)
-            source = StreamSource(connection, commits=commits)
-            yield await stack.enter_async_context(
-                Consumer(log, source, "billing", client, [self.stream], handler, **options)
-            )
-
-
-async def make(connection: Connection, server: NatsServer, stream: str, log_name: str) -> Ground:
-    transform = {"src": f"{stream}.*", "dest": f"{{{{Partition({PARTITIONS},1)}}}}.{stream}.{{{{Wildcard(1)}}}}"}
-    await connection.api.request(
-        f"STREAM.CREATE.{stream}",
-        {"name": stream, "subjects": [f"{stream}.*"], "subject_transform": transform, "allow_direct": True},
-    )
-    return Ground(server, stream, log_name)
-
-
-@pytest.fixture
-async def ground(nats_server: NatsServer, connection: Connection, unique: Callable[..., str]) -> AsyncIterator[Ground]:
-    stream, log_name = unique("orders"), unique("claims")
-    try:
-        yield await make(connection, nats_server, stream, log_name)
-    finally:
-        for name in (stream, log_name, f"KV_{log_name}"):
-            with suppress(NotFound):
-                await streams.delete(connection, name)
-
-
-async def publish(connection: Connection, ground: Ground, count: int, *, first: int = 0) -> None:
-    """Each is stored, or it is said. What a server that is away refuses is sent again."""
-    left = [Outgoing(f"{ground.stream}.k{number % 30}", b"%d" % number) for number in range(first, first + count)]
-    async with asyncio.timeout(30):
-        while left:
-            results = await publish_many(connection, left)
-            left = [one for one, result in zip(left, results, strict=True) if isinstance(result, PublishFailed)]
-            if left:
-                await asyncio.sleep(0.1)
-
-
-@asynccontextmanager
-async def reopened(connection: Connection, ground: Ground) -> AsyncIterator[JetStreamLog]:
-    async with open_jetstream_log(connection, ground.log_name, interval_s=INTERVAL_S) as log:
-        yield log
 
 
 @pytest.mark.parametrize("mode", ["at_least_once", "at_most_once"])
