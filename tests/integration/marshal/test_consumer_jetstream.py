@@ -12,9 +12,9 @@ import pytest
 import keylane
 from keylane import Connection
 from keylane.core.picking import TopicPartition
-from keylane.errors import InvalidInput, NoSuchTopic
+from keylane.errors import InvalidInput, NoSuchTopic, UnsafeLog
 from keylane.jetstream import consumers, streams
-from keylane.marshal import Appetite, ConsumerHooks, StreamSource
+from keylane.marshal import Admin, Appetite, Consumer, ConsumerHooks, StreamSource, open_jetstream_log
 from keylane.server import NatsServer
 from tests.integration.marshal.rig import Seen, in_order_per_key, until, world_of
 from tests.integration.marshal.stream_rig import INTERVAL_S, PARTITIONS, Ground, make, publish, reopened
@@ -138,3 +138,53 @@ async def test_a_server_that_restarts(unique: Callable[..., str]) -> None:
                 await publish(connection, ground, 100, first=100)
                 await seen.until(lambda one: {int(message.data) for message in one.messages} == set(range(200)))
                 assert anna.owned == [TopicPartition(ground.stream, number) for number in range(PARTITIONS)]
+
+
+async def test_a_backlog_is_counted_without_direct_access(ground: Ground, connection: Connection) -> None:
+    await publish(connection, ground, 90)
+    config = (await connection.api.request(f"STREAM.INFO.{ground.stream}"))["config"]
+    await connection.api.request(f"STREAM.UPDATE.{ground.stream}", config | {"allow_direct": False})
+    source = StreamSource(connection)
+    counts = [await source.backlog(ground.stream, number, 1) for number in range(PARTITIONS)]
+    assert sum(counts) == 90
+    assert await source.backlog(ground.stream, 0, 91) == 0
+    assert not await consumers.names(connection, ground.stream), "nothing is left behind"
+
+
+# ---- one interval -----------------------------------------------------------------------------------
+
+
+async def test_the_interval_is_the_logs(ground: Ground, connection: Connection) -> None:
+    async def handler(_: object) -> None: ...
+
+    source = StreamSource(connection)
+    async with open_jetstream_log(connection, ground.log_name, interval_s=0.7) as log:
+        assert log.interval_s == 0.7
+        consumer = Consumer(log, source, "billing", "anna", [ground.stream], handler)
+        assert consumer._terms.heartbeat_interval_s == 0.7
+        Consumer(log, source, "billing", "anna", [ground.stream], handler, heartbeat_interval_s=0.7)
+        with pytest.raises(InvalidInput, match=r"heartbeat_interval_s is 7, and the .* with interval_s 0.7: .* leave"):
+            Consumer(log, source, "billing", "anna", [ground.stream], handler, heartbeat_interval_s=7)
+        with pytest.raises(InvalidInput, match="heartbeat_interval_s is 10"):
+            Admin(log, heartbeat_interval_s=10)
+    async with open_jetstream_log(connection, ground.log_name) as log:
+        assert log.interval_s == 0.7, "the stream keeps it"
+    with pytest.raises(UnsafeLog, match=r"interval_s is 10, and the heartbeat interval of .* is 0.7 s: everybody"):
+        async with open_jetstream_log(connection, ground.log_name, interval_s=10):
+            pass
+
+
+async def test_a_log_that_was_made_without_its_interval(ground: Ground, connection: Connection) -> None:
+    async with open_jetstream_log(connection, ground.log_name, interval_s=3):
+        pass
+    config = (await connection.api.request(f"STREAM.INFO.{ground.log_name}"))["config"]
+    await connection.api.request(f"STREAM.UPDATE.{ground.log_name}", config | {"metadata": {}})
+    async with open_jetstream_log(connection, ground.log_name) as log:
+        assert log.interval_s == 10
+    async with open_jetstream_log(connection, ground.log_name, interval_s=4) as log:
+        assert log.interval_s == 4
+    odd = {"metadata": {"keylane_marshal_interval_s": "soon"}}
+    await connection.api.request(f"STREAM.UPDATE.{ground.log_name}", config | odd)
+    with pytest.raises(UnsafeLog, match="keylane_marshal_interval_s is 'soon': correct it"):
+        async with open_jetstream_log(connection, ground.log_name):
+            pass
