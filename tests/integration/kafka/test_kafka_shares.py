@@ -100,8 +100,7 @@ async def test_two_and_then_three_share_evenly(kafka: Kafka, link: KafkaLink, na
         try:
             for client in ("bert", "carl"):
                 members.append(await stack.enter_async_context(consumer(kafka, name, client, source, seen)))
-                share = PARTITIONS // len(members)
-                await until(lambda share=share: [len(one.owned) for one in members] == [share] * len(members))
+                await until(lambda: {len(one.owned) for one in members} == {PARTITIONS // len(members)})
         finally:
             flowing.cancel()
         await seen.until(lambda one: len(one.messages) == count * PARTITIONS)

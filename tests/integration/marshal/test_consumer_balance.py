@@ -13,7 +13,7 @@ import pytest
 from keylane import Connection
 from keylane.core.claim_facts import Ended
 from keylane.core.claim_records import ClaimingPartition, decode
-from keylane.marshal import Appetite, MarshalMessage, MemorySource
+from keylane.marshal import Appetite, Consumer, MarshalMessage, MemorySource
 from tests.integration.marshal.rig import (
     TOPIC,
     LiveLog,
@@ -52,8 +52,7 @@ async def test_two_and_then_three_share_a_stream_evenly(ground: Ground, connecti
         try:
             for client in ("bert", "carl"):
                 members.append(await stack.enter_async_context(ground.consumer(client, work, mode=mode)))
-                share = PARTITIONS // len(members)
-                await until(lambda share=share: [len(one.owned) for one in members] == [share] * len(members))
+                await until(lambda: {len(one.owned) for one in members} == {PARTITIONS // len(members)})
         finally:
             flowing.cancel()
         await seen.until(lambda one: len(one.messages) >= count)
@@ -73,14 +72,14 @@ async def test_two_and_then_three_share_a_stream_evenly(ground: Ground, connecti
 async def test_shares_follow_who_comes_and_goes(compares: bool) -> None:
     log, source, seen = LiveLog(partitions=3), MemorySource({TOPIC: 12}), Seen()
 
-    def one(name: str, **options: object) -> object:
-        return consumer(View(log, compares=compares), source, name, seen, pick=Appetite(greedy=True), **options)
+    def one(name: str) -> Consumer:
+        return consumer(View(log, compares=compares), source, name, seen, pick=Appetite(greedy=True))
 
     fill(source, 12, 10)
     async with AsyncExitStack() as stack:
-        first = await stack.enter_async_context(one("anna"))  # type: ignore[arg-type]
+        first = await stack.enter_async_context(one("anna"))
         await until(lambda: len(first.owned) == 12)
-        others = [await stack.enter_async_context(one(f"c{number}")) for number in range(3)]  # type: ignore[arg-type]
+        others = [await stack.enter_async_context(one(f"c{number}")) for number in range(3)]
         await until(lambda: [len(member.owned) for member in (first, *others)] == [3, 3, 3, 3])
         await first.terminate()
         await until(lambda: [len(member.owned) for member in others] == [4, 4, 4])
