@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _FIELDS = {"Heartbeat": 9, "ClaimingPartition": 8, "ReleasingPartition": 9, "ClaimingMessages": 9}
 
@@ -36,20 +36,20 @@ class TwoFresh(NamedTuple):
     other: str
 
 
-def two_fresh_owners(records: Iterable[tuple[int, int, int, bytes]], interval_s: float) -> list[TwoFresh]:
-    """All such records, of (partition, offset, time in ms, value) in the order of each partition of the log."""
+def two_fresh_owners(records: Iterable[tuple[Any, ...]], interval_s: float) -> list[TwoFresh]:
+    """All such records, of (partition, offset, time in ms, value, …) in the order of each partition of the log."""
     found: list[TwoFresh] = []
     for key, lines in _by_key(records).items():
         found += _of_one(key, lines, round(interval_s * 1000))
     return found
 
 
-def _by_key(records: Iterable[tuple[int, int, int, bytes]]) -> dict[tuple[str, str, int], list[Line]]:
+def _by_key(records: Iterable[tuple[Any, ...]]) -> dict[tuple[str, str, int], list[Line]]:
     now_ms: dict[int, int] = defaultdict(int)
     found: dict[tuple[str, str, int], list[Line]] = defaultdict(list)
-    for log_partition, at, time_ms, value in records:
+    for log_partition, at, time_ms, value in (record[:4] for record in records):
         now_ms[log_partition] = max(now_ms[log_partition], time_ms)
-        words = value.decode("utf-8", "replace").split("/")
+        words: list[str] = value.decode("utf-8", "replace").split("/")
         if len(words) == _FIELDS.get(words[0]) and words[1] == "1":
             kind, instance, client, group, topic, partition = words[0], *words[3:8]
             found[group, topic, int(partition)].append(Line(at, now_ms[log_partition], kind, client, instance))

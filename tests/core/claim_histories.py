@@ -7,6 +7,8 @@ from typing import Any
 
 from keylane.core.claim_facts import Claim, Key, LogRecord
 from keylane.core.claim_records import (
+    CLAIMING_PARTITION,
+    RELEASE_GROUP,
     ClaimingMessages,
     ClaimingPartition,
     Heartbeat,
@@ -15,10 +17,11 @@ from keylane.core.claim_records import (
     ReleasingPartition,
     coordinating_partition,
     encode,
+    subject_for,
 )
 
 INTERVAL_S = 10
-_STEPS_MS = [0, 0, 1, 500, 4000, 9999, 10_000, 19_999, 20_000, 25_000, -3000]
+_STEPS_MS = [0, 0, 1, 500, 4000, 9999, 10_000, 19_999, 20_000, 20_001, 25_000, -3000]
 _KINDS = ["claim"] * 4 + ["beat"] * 8 + ["release"] * 2 + ["take"] * 2 + ["pause", "noise"]
 
 
@@ -39,7 +42,7 @@ def history(dice: random.Random, count: int, partitions: int, *, first: int, str
         for number in range(partitions) if kind == "pause" else [home]:
             log = logs[number]
             offset = first + len(log) if not log else log[-1].offset + dice.choice([1, 1, 1, 3])
-            log.append(LogRecord(number, offset, time_ms, value))
+            log.append(LogRecord(number, offset, time_ms, value, _subject(dice, kind, Key(group, topic, partition))))
     return [record for log in logs for record in log]
 
 
@@ -54,6 +57,12 @@ def _value(dice: random.Random, kind: str, writer: tuple[str, str], key: Key, ti
         "pause": ReleaseGroup(instance, client, group, dice.choice([0, time_ms // 1000 + 30, 2**63 - 1]), 1),
     }
     return encode(messages[kind]) if kind in messages else dice.choice([b"", b"noise", b"Heartbeat/1/x", b"\xff/1"])
+
+
+def _subject(dice: random.Random, kind: str, key: Key) -> str | None:
+    """Its own; none, as in Kafka; or that of another key."""
+    own = subject_for(RELEASE_GROUP if kind == "pause" else CLAIMING_PARTITION, *key)
+    return dice.choice([own] * 6 + [None] * 3 + ["claims.g.t.0"])
 
 
 def told_claim(claim: Claim, now_ms: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from keylane.core.claim_facts import (
     Verdict,
     gaps,
 )
-from keylane.core.claim_ledger import FORMER_KEPT
+from keylane.core.claim_ledger import FORMER_KEPT, REQUESTS_KEPT
 from keylane.core.claims import World
 from tests.core.claim_traces import GROUP, INTERVAL_S, KEY, TOPIC, message, play
 
@@ -45,36 +45,36 @@ def test_freshness_by_the_intervals() -> None:
         1      anna beats 5   -> counted    anna@0 fresh, next 5
         10.999 bert noise     -> unreadable anna@0 fresh, next 5
         11     bert noise     -> unreadable anna@0 unknown, next 5
-        20.999 bert noise     -> unreadable anna@0 unknown, next 5
-        21     bert noise     -> unreadable anna@0 stale, next 5
+        21     bert noise     -> unreadable anna@0 unknown, next 5
+        21.001 bert noise     -> unreadable anna@0 stale, next 5
     """)
 
 
-def test_a_claim_just_before_expiry_loses_and_just_at_it_wins() -> None:
+def test_a_claim_at_twice_the_interval_loses_and_one_after_it_wins() -> None:
     play("""
         0      anna claims    -> won     anna@0 fresh, next None
         1      anna beats 5   -> counted anna@0 fresh, next 5
-        20.999 bert claims    -> lost    anna@0 unknown, next 5
-        21     carl claims    -> won     carl@3 fresh, next 5
-        21     bert claims    -> lost    carl@3 fresh, next 5
+        21     bert claims    -> lost    anna@0 unknown, next 5
+        21.001 carl claims    -> won     carl@3 fresh, next 5
+        21.001 bert claims    -> lost    carl@3 fresh, next 5
     """)
 
 
 def test_a_claim_without_a_heartbeat_holds_for_two_intervals_too() -> None:
     play("""
         0      anna claims    -> won     anna@0 fresh, next None
-        19.999 bert claims    -> lost    anna@0 unknown, next None
-        20     bert claims    -> won     bert@2 fresh, next None
+        20     bert claims    -> lost    anna@0 unknown, next None
+        20.001 bert claims    -> won     bert@2 fresh, next None
     """)
 
 
 def test_a_heartbeat_saves_a_claim_that_is_nearly_over() -> None:
     play("""
         0      anna claims    -> won     anna@0 fresh, next None
-        19.999 anna beats 7   -> counted anna@0 fresh, next 7
-        20     bert claims    -> lost    anna@0 fresh, next 7
-        39.998 bert claims    -> lost    anna@0 unknown, next 7
-        39.999 bert claims    -> won     bert@4 fresh, next 7
+        20     anna beats 7   -> counted anna@0 fresh, next 7
+        20.001 bert claims    -> lost    anna@0 fresh, next 7
+        40     bert claims    -> lost    anna@0 unknown, next 7
+        40.001 bert claims    -> won     bert@4 fresh, next 7
     """)
 
 
@@ -82,7 +82,7 @@ def test_the_owners_second_claim_is_won_and_changes_nothing() -> None:
     play("""
         0   anna claims    -> won     anna@0 fresh, next None
         15  anna claims    -> won     anna@0 unknown, next None
-        20  bert claims    -> won     bert@2 fresh, next None
+        21  bert claims    -> won     bert@2 fresh, next None
     """)
 
 
@@ -139,6 +139,32 @@ def test_instances_of_one_client_that_race_have_one_winner_too() -> None:
         0  anna.2 claims    -> lost    anna@0 fresh, next None
         0  anna.3 claims    -> lost    anna@0 fresh, next None
     """)
+
+
+def test_claims_that_lost_are_requests_until_somebody_else_owns_it() -> None:
+    def requested(trace: str) -> list[tuple[str, int, int]]:
+        claim = play(trace).claim_of(GROUP, TOPIC, 0)
+        assert claim is not None
+        return [(one.owner.client, one.at, one.time_ms) for one in claim.requests]
+
+    trace = """
+        0  anna claims      -> won     anna@0 fresh, next None
+        1  bert claims      -> lost    anna@0 fresh, next None
+        2  carl claims      -> lost    anna@0 fresh, next None
+        3  bert claims      -> lost    anna@0 fresh, next None
+        4  anna beats 9     -> counted anna@0 fresh, next 9"""
+    assert requested(trace) == [("carl", 2, 2000), ("bert", 3, 3000)]
+    trace += "\n5 anna releases 9 -> counted nobody, next 9"
+    assert requested(trace) == [("carl", 2, 2000), ("bert", 3, 3000)]
+    assert requested(trace + "\n6 bert claims -> won bert@6 fresh, next 9") == []
+
+
+def test_requests_are_bounded() -> None:
+    lines = ["0 anna claims -> won anna@0 fresh, next None"]
+    lines += [f"0 c{number} claims -> lost anna@0 fresh, next None" for number in range(REQUESTS_KEPT + 5)]
+    claim = play("\n".join(lines)).claim_of(GROUP, TOPIC, 0)
+    assert claim is not None
+    assert [one.owner.client for one in claim.requests] == [f"c{number}" for number in range(5, REQUESTS_KEPT + 5)]
 
 
 # ---- heartbeats --------------------------------------------------------------------------------------
@@ -213,8 +239,8 @@ def test_a_new_instance_of_the_client_goes_on_by_a_heartbeat() -> None:
 def test_a_new_instance_is_too_late_once_the_claim_ran_out() -> None:
     play("""
         0   anna.1 claims    -> won     anna@0 fresh, next None
-        20  anna.2 beats 50  -> ignored anna@0 stale, next None
-        21  anna.2 claims    -> won     anna.2@2 fresh, next None
+        20.001  anna.2 beats 50  -> ignored anna@0 stale, next None
+        21      anna.2 claims    -> won     anna.2@2 fresh, next None
     """)
 
 
@@ -296,7 +322,8 @@ def test_the_writers_clock_changes_nothing() -> None:
         1002  anna beats 5  skew -600   -> counted anna@0 fresh, next 5
         1003  bert beats 9  skew 600    -> ignored anna@0 fresh, next 5
         1021  bert claims   skew -600   -> lost    anna@0 unknown, next 5
-        1022  bert claims   skew 600    -> won     bert@5 fresh, next 5
+        1022  bert claims   skew 600    -> lost    anna@0 unknown, next 5
+        1023  bert claims   skew 600    -> won     bert@6 fresh, next 5
     """)
 
 
@@ -308,9 +335,9 @@ def test_broker_times_that_go_back_do_not_turn_back_the_log() -> None:
         60   anna beats 5   -> counted anna@0 fresh, next 5
         115  bert claims    -> lost    anna@0 unknown, next 5
         90   bert claims    -> lost    anna@0 unknown, next 5
-        120  bert claims    -> won     bert@5 fresh, next 5
+        121  bert claims    -> won     bert@5 fresh, next 5
     """)
-    assert world.now_ms(0) == 120_000
+    assert world.now_ms(0) == 121_000
 
 
 def test_a_log_that_nobody_writes_to_stands_still_and_a_claim_moves_it() -> None:
@@ -322,10 +349,10 @@ def test_a_log_that_nobody_writes_to_stands_still_and_a_claim_moves_it() -> None
     bert = Owner("bert", "i1")
     assert world.freshness(GROUP, TOPIC, 0) is Freshness.FRESH
     assert world.foresee(GROUP, TOPIC, 0, bert) is Verdict.LOST
-    assert world.foresee(GROUP, TOPIC, 0, bert, elapsed_ms=19_999) is Verdict.LOST
-    assert world.foresee(GROUP, TOPIC, 0, bert, elapsed_ms=20_000) is Verdict.WON
+    assert world.foresee(GROUP, TOPIC, 0, bert, elapsed_ms=20_000) is Verdict.LOST
+    assert world.foresee(GROUP, TOPIC, 0, bert, elapsed_ms=20_001) is Verdict.WON
     assert world.foresee(GROUP, TOPIC, 0, Owner("anna", "i1")) is Verdict.WON
-    play(trace + "21 bert claims -> won bert@2 fresh, next 5")
+    play(trace + "21.001 bert claims -> won bert@2 fresh, next 5")
 
 
 def test_partitions_of_the_log_have_their_own_time() -> None:

@@ -38,7 +38,7 @@ def test_in_a_trimmed_log_the_first_heartbeat_seen_makes_the_owner() -> None:
         0   anna beats 50    -> counted anna@700 fresh, next 50
         1   bert beats 60    -> ignored anna@700 fresh, next 50
         2   bert claims      -> lost    anna@700 fresh, next 50
-        20  bert claims      -> won     bert@703 fresh, next 50
+        21  bert claims      -> won     bert@703 fresh, next 50
         """,
         first=700,
     )
@@ -64,16 +64,16 @@ def test_two_intervals_without_a_sign_of_an_owner_settle_it() -> None:
     play(
         """
         0       bert noise       -> unreadable nobody, next None
-        19.999  bert claims      -> unsure     nobody, next None
-        39.998  carl claims      -> unsure     nobody, next None
-        60      carl claims      -> won        carl@703 fresh, next None
+        20      bert claims      -> unsure     nobody, next None
+        40      carl claims      -> unsure     nobody, next None
+        60.001  carl claims      -> won        carl@703 fresh, next None
         """,
         first=700,
     )
     play(
         """
         0       bert noise       -> unreadable nobody, next None
-        20      bert claims      -> won        bert@701 fresh, next None
+        20.001  bert claims      -> won        bert@701 fresh, next None
         21      anna beats 9     -> ignored    bert@701 fresh, next None
         """,
         first=700,
@@ -142,14 +142,64 @@ def test_broken_records_are_counted_skipped_and_move_the_log() -> None:
     world = play("""
         0   anna claims   -> won        anna@0 fresh, next None
         5   bert noise    -> unreadable anna@0 fresh, next None
-        20  bert noise    -> unreadable anna@0 stale, next None
-        20  bert claims   -> won        bert@3 fresh, next None
+        21  bert noise    -> unreadable anna@0 stale, next None
+        21  bert claims   -> won        bert@3 fresh, next None
     """)
     assert world.unreadable == 2
     assert [(broken.log_partition, broken.at, broken.unreadable.value) for broken in world.broken] == [
         (0, 1, b"what is this?"),
         (0, 2, b"what is this?"),
     ]
+
+
+def on_subject(offset: int, value: bytes, subject: str) -> LogRecord:
+    return LogRecord(0, offset, 1000 * offset, value, subject)
+
+
+def test_a_record_on_another_keys_subject_is_skipped() -> None:
+    claim, beat = message("anna", "claims", 0, 0), message("anna", "beats", 5, 0)
+    own, other = "claims.billing.orders.0", "claims.billing.orders.1"
+    world = World(INTERVAL_S)
+    assert world.apply(on_subject(0, claim, other)) is Verdict.UNREADABLE
+    assert world.claim_of(GROUP, TOPIC, 0) is None
+    assert world.apply(on_subject(1, claim, own)) is Verdict.WON
+    assert world.apply(on_subject(2, beat, other)) is Verdict.UNREADABLE, "also where its writer is known"
+    assert world.apply(on_subject(3, beat, "pauses.billing")) is Verdict.UNREADABLE
+    assert world.apply(on_subject(4, beat, own)) is Verdict.COUNTED
+    assert world.apply(on_subject(5, message("admin", "pauses", 99, 0), own)) is Verdict.UNREADABLE
+    assert world.pauses() == []
+    assert world.apply(on_subject(6, message("admin", "pauses", 99, 0), "pauses.billing")) is Verdict.COUNTED
+    assert world.unreadable == 4
+    assert world.broken[0].unreadable.reason == f"its subject is {other}, and it belongs on {own}"
+    assert world.newest_of(GROUP, TOPIC, 0) == 4
+
+
+def test_a_negative_offset_is_a_sign_of_life_and_no_place() -> None:
+    world = World(INTERVAL_S)
+    for offset, value in enumerate(
+        [
+            b"ClaimingPartition/1/1/i/anna/billing/orders/0",
+            b"Heartbeat/1/1/i/anna/billing/orders/0/7",
+            b"Heartbeat/1/1/i/anna/billing/orders/0/-1",
+            b"ClaimingMessages/1/1/i/anna/billing/orders/0/-1",
+        ]
+    ):
+        world.apply(LogRecord(0, offset, 9000 * offset, value))
+    claim = world.claim_of(GROUP, TOPIC, 0)
+    assert claim is not None
+    assert (claim.heartbeat_ms, claim.offset, claim.messages) == (18_000, 7, None)
+    world.apply(LogRecord(0, 4, 28_000, b"ReleasingPartition/1/1/i/anna/billing/orders/0/-1"))
+    claim = world.claim_of(GROUP, TOPIC, 0)
+    assert claim is not None
+    assert (claim.owner, claim.offset) == (None, 7)
+
+
+def test_the_groups_of_a_log() -> None:
+    world = World(INTERVAL_S, 4)
+    assert world.groups() == []
+    world.apply(LogRecord(world.where(TOPIC, 0), 0, 0, message("anna", "claims", 0, 0)))
+    world.apply(LogRecord(0, 5, 0, b"ReleaseGroup/1/1/i/admin/audit//0/0"))
+    assert world.groups() == ["audit", GROUP]
 
 
 def test_evidence_is_bounded_and_counts_are_not() -> None:
@@ -170,11 +220,25 @@ def test_a_record_where_the_other_hash_puts_it_is_told_loudly(ours: Placing, the
     assert world.apply(LogRecord(wrong, 0, 5000, claim)) is Verdict.MISPLACED
     assert world.apply(LogRecord(wrong, 1, 6000, claim)) is Verdict.MISPLACED
     assert world.misplaced == 2
-    assert world.misplaced_evidence[0] == Misplaced(wrong, 0, KEY, Owner("anna", "i"), right, True)
+    assert world.misplaced_evidence[0] == Misplaced(wrong, 0, KEY, Owner("anna", "i"), right, True, 5000)
+    assert world.other_hash() == Misplaced(wrong, 1, KEY, Owner("anna", "i"), right, True, 6000)
     assert world.claim_of(GROUP, TOPIC, 0) is None, "it makes no owner"
     assert world.now_ms(wrong) == 6000, "but it is a record of that partition"
     assert world.apply(LogRecord(right, 0, 5000, claim)) is Verdict.WON
     assert world.snapshot().misplaced == 2
+
+
+def test_the_other_hash_is_in_use_for_as_long_as_its_user_may_live() -> None:
+    world = World(INTERVAL_S, 64)
+    wrong = coordinating_partition(TOPIC, 0, 64, placing="topic")
+    world.apply(LogRecord(wrong, 0, 5000, encode(ClaimingPartition("i", "anna", GROUP, TOPIC, 0, 1))))
+    assert world.other_hash(lambda _: 20_000) is not None
+    assert world.other_hash(lambda _: 20_001) is None
+    world.apply(LogRecord(wrong, 1, 25_000, b"noise"))
+    assert world.other_hash() is not None
+    world.apply(LogRecord(wrong, 2, 25_001, b"noise"))
+    assert world.other_hash() is None, "what it claimed has run out"
+    assert world.misplaced == 1
 
 
 def test_a_record_where_no_hash_puts_it() -> None:
@@ -184,6 +248,7 @@ def test_a_record_where_no_hash_puts_it() -> None:
     for offset in range(2):
         assert world.apply(LogRecord(wrong, offset, 0, beat)) is Verdict.MISPLACED
     assert not any(evidence.fits_other_hash for evidence in world.misplaced_evidence)
+    assert world.other_hash() is None, "a stray record, and nobody's hash"
 
 
 @pytest.mark.parametrize("partition", [-1, 4])
@@ -275,7 +340,7 @@ def test_who_owns_what() -> None:
     assert [claim.key.partition for claim in world.owned_by(GROUP, "anna", "anna-1")] == [0, 2]
     assert world.owned_by(GROUP, "anna", "anna-2") == []
     assert world.owned_by("other", "anna") == []
-    world.apply(LogRecord(0, 3, 20_000, b"noise"))
+    world.apply(LogRecord(0, 3, 20_001, b"noise"))
     assert world.owned_by(GROUP, "anna") == [], "they ran out"
 
 

@@ -35,7 +35,7 @@ def test_messages_are_taken_and_confirmed() -> None:
     assert not claim.messages_stand(anna, token=0, at=1, now_ms=2000)
     assert not claim.messages_stand(anna, token=1, at=2, now_ms=2000)
     assert not claim.messages_stand(Owner("anna", "i2"), token=0, at=2, now_ms=2000)
-    assert not claim.messages_stand(anna, token=0, at=2, now_ms=21_000), "the claim of the partition ran out"
+    assert not claim.messages_stand(anna, token=0, at=2, now_ms=21_001), "the claim of the partition ran out"
     assert (claim.offset, claim.resume_at_most_once) == (50, 80)
     assert world.verdict_of(0, 2) is Verdict.COUNTED
     confirmed = play(trace + "3 anna beats 80 -> counted anna@0 fresh, next 80").claim_of(GROUP, TOPIC, 0)
@@ -50,7 +50,7 @@ def test_messages_of_somebody_else_do_not_count() -> None:
         1   anna.1 beats 50  -> counted anna@0 fresh, next 50
         2   bert takes 80    -> ignored anna@0 fresh, next 50
         2   anna.2 takes 80  -> ignored anna@0 fresh, next 50
-        21  anna.1 takes 80  -> ignored anna@0 stale, next 50
+        21.1 anna.1 takes 80 -> ignored anna@0 stale, next 50
         22  bert claims      -> won     bert@5 fresh, next 50
         23  anna.1 takes 80  -> ignored bert@5 fresh, next 50
         24  bert takes 60    -> counted bert@5 fresh, next 50

@@ -32,13 +32,13 @@ async def test_the_clock_is_yours() -> None:
     log = MemoryLog(now_ms=1000)
     world = World(INTERVAL_S)
     await log.append(claim("anna"), 0)
-    log.now_ms += 19_999
+    log.now_ms += 20_000
     early = await log.append(claim("bert"), 0)
     log.now_ms += 1
     late = await log.append(claim("bert"), 0)
     await catch_up(log, world)
     assert [world.verdict_of(*early), world.verdict_of(*late)] == [Verdict.LOST, Verdict.WON]
-    assert repr(log) == "<MemoryLog [3] at 21000 ms>"
+    assert repr(log) == "<MemoryLog [3] at 21001 ms>"
 
 
 async def test_only_if_nobody_was_quicker() -> None:

@@ -91,7 +91,7 @@ class Model:
         return self.now(beats[0] if beats else giver)
 
     def held(self, i: int, key: int) -> bool:
-        return self.owner(i, key) is not None and self.now(i) < self.last_beat(i, key) + HOLD_MS
+        return self.owner(i, key) is not None and self.now(i) <= self.last_beat(i, key) + HOLD_MS
 
     def is_paused(self, i: int) -> bool:
         pauses = [j for j in range(i) if self.events[j].kind == "pause"]
@@ -145,9 +145,9 @@ class Model:
         if self.is_paused(i):
             return Verdict.PAUSED
         if not self.is_known(i, key):
-            near_head = self.now(i) < self.events[0].time_ms + HOLD_MS
+            near_head = self.now(i) <= self.events[0].time_ms + HOLD_MS
             near_claim = any(
-                self.verdict(j) is Verdict.UNSURE and self.now(i) < self.now(j) + HOLD_MS
+                self.verdict(j) is Verdict.UNSURE and self.now(i) <= self.now(j) + HOLD_MS
                 for j in self.of_key(i, "claim", key)
             )
             return Verdict.UNSURE if near_head or near_claim else Verdict.WON

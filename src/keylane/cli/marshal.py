@@ -5,7 +5,7 @@ Owns the words of the commands. The log is opened by `marshal_ground`, shown by 
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from keylane.cli.marshal_ground import Ground, Where
+    from keylane.core.claim_facts import Claim, Key
+    from keylane.core.claims import World
 
 _INTERRUPTED = 130
 
@@ -41,8 +43,15 @@ _KafkaConfig = Annotated[
     typer.Option("--kafka-config", metavar="FILE", help="A file of Kafka client properties: security, login, brokers."),
 ]
 _Interval = Annotated[
-    float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="The heartbeat interval of the log.")
+    float | None,
+    typer.Option(
+        "--interval",
+        metavar="SECONDS",
+        min=0.1,
+        help="The heartbeat interval of everybody on the log. Default: what the stream says; on Kafka 10.",
+    ),
 ]
+_Force = Annotated[bool, typer.Option("--force", help="Also if the log has no record of such a group.")]
 _Placing = Annotated[
     Literal["topic_partition", "topic"],
     typer.Option("--placing", help="What is hashed to find a log partition. topic: as the Go library does."),
@@ -65,7 +74,7 @@ def world(
     log: _Log = None,
     kafka: _Kafka = None,
     kafka_config: _KafkaConfig = None,
-    interval: _Interval = 10.0,
+    interval: _Interval = None,
     placing: _Placing = "topic_partition",
     as_json: Json = False,
     link: ConnectionOptions,
@@ -80,10 +89,7 @@ def world(
         seen = await (ground.admin.world() if when is None else ground.admin.world_at(when))
         claims = chosen(seen, group, topic)
         at_ms = None if when is None else int(when.timestamp() * 1000)
-        lags = {
-            claim.key: await ground.source.backlog(claim.key.topic, claim.key.partition, claim.offset or 0)
-            for claim in (claims if lag else ())
-        }
+        lags, unknown = await _lags(ground, claims) if lag else ({}, [])
         pauses = seen.pauses(group)
         if as_json:
             told = world_object(seen, claims, pauses, at_ms=at_ms, lags=lags if lag else None)
@@ -95,7 +101,11 @@ def world(
             console().print(table_of(seen, claims, at_ms=at_ms, lags=lags if lag else None))
         else:
             typer.echo("the log says nothing of any partition" + (" of these" if group or topic else ""))
-        _warn(seen.misplaced, seen.unreadable, [pause.group for pause in pauses])
+            if group is not None and group not in seen.groups():
+                typer.echo(_no_group(group, seen), err=True)
+        for problem in unknown:
+            typer.echo(f"lag unknown: {problem}", err=True)
+        _warn(seen, [pause.group for pause in pauses])
 
     _on(where, look)
 
@@ -108,7 +118,7 @@ def watch(
     log: _Log = None,
     kafka: _Kafka = None,
     kafka_config: _KafkaConfig = None,
-    interval: _Interval = 10.0,
+    interval: _Interval = None,
     placing: _Placing = "topic_partition",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each change.")] = False,
     link: ConnectionOptions,
@@ -139,10 +149,11 @@ def release_group(
         str, typer.Argument(metavar="UNTIL", help="An ISO time with a zone, or how long, such as 90s, 10m or 2h.")
     ],
     *,
+    force: _Force = False,
     log: _Log = None,
     kafka: _Kafka = None,
     kafka_config: _KafkaConfig = None,
-    interval: _Interval = 10.0,
+    interval: _Interval = None,
     as_json: Json = False,
     link: ConnectionOptions,
 ) -> None:
@@ -150,6 +161,7 @@ def release_group(
     when = _time_of(until, ahead=True)
 
     async def pause(ground: Ground) -> None:
+        await _check_group(ground, group, force=force)
         await ground.admin.release_group(group, when)
 
     _on(_where(link, kafka, kafka_config, log, interval), pause)
@@ -160,16 +172,18 @@ def release_group(
 def resume(
     group: _Group,
     *,
+    force: _Force = False,
     log: _Log = None,
     kafka: _Kafka = None,
     kafka_config: _KafkaConfig = None,
-    interval: _Interval = 10.0,
+    interval: _Interval = None,
     as_json: Json = False,
     link: ConnectionOptions,
 ) -> None:
     """End a pause now."""
 
     async def go_on(ground: Ground) -> None:
+        await _check_group(ground, group, force=force)
         await ground.admin.resume(group)
 
     _on(_where(link, kafka, kafka_config, log, interval), go_on)
@@ -190,10 +204,14 @@ def consume(
     batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Read, or take, so many at once.")] = 100,
     sleep: Annotated[float, typer.Option("--sleep", metavar="SECONDS", min=0, help="How long each takes.")] = 0.0,
     release_when_behind: Annotated[bool, typer.Option("--release-when-behind")] = False,
+    rebalance: Annotated[
+        bool,
+        typer.Option("--rebalance/--no-rebalance", help="Share evenly: ask those with more, give to those with less."),
+    ] = True,
     log: _Log = None,
     kafka: _Kafka = None,
     kafka_config: _KafkaConfig = None,
-    interval: _Interval = 10.0,
+    interval: _Interval = None,
     placing: _Placing = "topic_partition",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each event.")] = False,
     link: ConnectionOptions,
@@ -214,6 +232,7 @@ def consume(
         batch_size=batch,
         sleep_s=sleep,
         release_when_behind=release_when_behind,
+        rebalance=rebalance,
     )
     where = _where(link, kafka, kafka_config, log, interval, placing, may_make=True)
     try:
@@ -227,7 +246,7 @@ def _where(  # noqa: PLR0917 - the options that all commands have, in their orde
     kafka: str | None,
     kafka_config: Path | None,
     log: str | None,
-    interval: float,
+    interval: float | None,
     placing: Literal["topic_partition", "topic"] = "topic_partition",
     *,
     may_make: bool = False,
@@ -274,11 +293,52 @@ def _until_signal(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(run())
 
 
-def _warn(misplaced: int, unreadable: int, paused: list[str]) -> None:
-    if misplaced:
-        typer.echo(f"{misplaced} records are where another hash puts them: give everybody the same placing", err=True)
-    if unreadable:
-        typer.echo(f"{unreadable} records cannot be read and were skipped", err=True)
+async def _lags(ground: Ground, claims: Sequence[Claim]) -> tuple[dict[Key, int], list[str]]:
+    """How many messages wait in each partition, and why that is not known of some topics."""
+    from keylane.errors import InvalidInput, NoSuchTopic
+
+    lags: dict[Key, int] = {}
+    unknown: dict[str, str] = {}
+    for claim in claims:
+        topic, partition = claim.key.topic, claim.key.partition
+        if topic in unknown:
+            continue
+        try:
+            lags[claim.key] = await ground.source.backlog(topic, partition, claim.offset or 0)
+        except (NoSuchTopic, InvalidInput) as error:  # the log outlives topics, and may be about some elsewhere
+            unknown[topic] = str(error)
+    return lags, list(unknown.values())
+
+
+async def _check_group(ground: Ground, group: str, *, force: bool) -> None:
+    from keylane.core.claim_records import check_id
+    from keylane.errors import CoordinationLogError
+
+    check_id(group, "group id")
+    seen = await ground.admin.world()
+    if not force and group not in seen.groups():
+        raise CoordinationLogError(f"{_no_group(group, seen)}; --force does it all the same")
+
+
+def _no_group(group: str, seen: World) -> str:
+    known = ", ".join(map(repr, seen.groups()))
+    return f"the log has no consumer and no record of group {group!r}: it has " + (known or "none of any group")
+
+
+def _warn(seen: World, paused: list[str]) -> None:
+    if seen.other_hash() is not None:
+        typer.echo(
+            f"{seen.misplaced} records are where another hash puts them: give everybody the same placing", err=True
+        )
+    elif seen.misplaced:
+        typer.echo(f"{seen.misplaced} records are in a wrong partition of the log and were skipped", err=True)
+    if seen.unreadable:
+        first = seen.broken[0]
+        typer.echo(
+            f"{seen.unreadable} records cannot be read and were skipped, such as record {first.at} in partition "
+            f"{first.log_partition}: {first.unreadable.reason}",
+            err=True,
+        )
     for group in sorted(set(paused)):
         typer.echo(f"group {group!r} is paused", err=True)
 

@@ -30,6 +30,7 @@ class Trial:
     batch_size: int
     sleep_s: float
     release_when_behind: bool
+    rebalance: bool
 
 
 async def consume(trial: Trial, where: Where, *, as_json: bool) -> None:
@@ -53,10 +54,10 @@ async def consume(trial: Trial, where: Where, *, as_json: bool) -> None:
             handler,
             mode=trial.mode,
             pick=trial.appetite,
-            heartbeat_interval_s=where.interval_s,
             placing=where.placing,
             batch_size=trial.batch_size,
             release_when_behind=trial.release_when_behind,
+            rebalance=trial.rebalance,
             hooks=_hooks(lines),
         )
         await consumer.start()

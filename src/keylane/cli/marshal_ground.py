@@ -16,7 +16,7 @@ from keylane.cli.connecting import ConnectionOptions
 from keylane.core.claim_records import Placing
 from keylane.errors import CoordinationLogError, ExtraMissing, InvalidInput, NoSuchTopic, NotFound
 from keylane.marshal.admin import Admin
-from keylane.marshal.log import CoordinationLog
+from keylane.marshal.log import DEFAULT_INTERVAL_S, CoordinationLog
 from keylane.marshal.source import Source
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ class Where:
     kafka: str | None
     kafka_config: Path | None
     log: str | None
-    interval_s: float
+    interval_s: float | None
+    """None: what the log says, or 10 s where it says nothing."""
     placing: Placing = "topic_partition"
     may_make: bool = False
 
@@ -44,7 +45,7 @@ class Ground:
 
     @property
     def admin(self) -> Admin:
-        return Admin(self.log, heartbeat_interval_s=self.where.interval_s, placing=self.where.placing)
+        return Admin(self.log, placing=self.where.placing)
 
 
 def open_ground(where: Where, **hooks: Any) -> AbstractAsyncContextManager[Ground]:
@@ -92,7 +93,8 @@ async def _on_kafka(where: Where) -> AsyncIterator[Ground]:
                 await describe(link, name)
             except NoSuchTopic as error:
                 raise _no_log(name) from error
-        async with open_kafka_log(link, name, interval_s=where.interval_s) as log, open_kafka_source(link) as source:
+        interval_s = DEFAULT_INTERVAL_S if where.interval_s is None else where.interval_s
+        async with open_kafka_log(link, name, interval_s=interval_s) as log, open_kafka_source(link) as source:
             yield Ground(log, source, where)
 
 

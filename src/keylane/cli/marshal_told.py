@@ -33,8 +33,13 @@ def world_object(
         ],
         "claims": [claim_object(one, now_of(world, one, at_ms), lags) for one in claims],
         "pauses": [pause_object(one) for one in pauses],
+        "groups": world.groups(),
         "unreadable": world.unreadable,
         "misplaced": world.misplaced,
+        "skipped": [
+            {"log_partition": one.log_partition, "record": one.at, "reason": one.unreadable.reason}
+            for one in world.broken
+        ],
     }
 
 
@@ -52,6 +57,7 @@ def claim_object(claim: Claim, now_ms: int, lags: Lags | None = None) -> dict[st
         "heartbeat": _time(claim.heartbeat_ms),
         "offset": claim.offset,
         "taken_to": claim.messages.proposed if claim.messages else None,
+        "requested_by": [one.owner.client for one in claim.requests],
         "released_by": claim.released.owner.client if claim.released and claim.owner is None else None,
     }
     return told if lags is None else told | {"lag": lags.get(claim.key)}

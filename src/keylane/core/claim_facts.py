@@ -21,6 +21,8 @@ class LogRecord(NamedTuple):
     offset: int
     time_ms: int
     value: bytes
+    subject: str | None = None
+    """In a log with a subject for each key: which, as `core/claim_records.py` writes it."""
 
 
 class Key(NamedTuple):
@@ -52,6 +54,7 @@ class Verdict(Enum):
     IGNORED = "ignored"
     """It came from somebody who does not own the partition, or it claims messages that are taken."""
     UNREADABLE = "unreadable"
+    """It is none of the five messages, or on the subject of another key: counted, and skipped."""
     MISPLACED = "misplaced"
     """It is in a partition of the log where the hash does not put it."""
     REPEATED = "repeated"
@@ -59,7 +62,7 @@ class Verdict(Enum):
 
 
 class Freshness(Enum):
-    """How long ago the owner's last heartbeat was: less than one interval, less than two, or longer."""
+    """How long ago the owner's last heartbeat was: less than one interval, up to two, or more than two."""
 
     FRESH = "fresh"
     UNKNOWN = "unknown"
@@ -82,7 +85,16 @@ class Release:
     owner: Owner
     at: int
     time_ms: int
-    offset: int
+    offset: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A claim that lost, in record `at`: its writer lives, and wants a partition that somebody else owns."""
+
+    owner: Owner
+    at: int
+    time_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +122,12 @@ class Claim:
     messages: MessageClaim | None
     """Messages taken and not yet confirmed by a heartbeat."""
     released: Release | None
+    requests: tuple[Request, ...] = ()
+    """Claims that lost to this owner; after a release, those that had lost to the last one."""
 
     def holds(self, now_ms: int) -> bool:
         """Whether nobody else can win this key now."""
-        return self.holds_until_ms is not None and now_ms < self.holds_until_ms
+        return self.holds_until_ms is not None and now_ms <= self.holds_until_ms
 
     def freshness(self, now_ms: int) -> Freshness | None:
         """None: nobody owns it."""
@@ -121,7 +135,7 @@ class Claim:
             return None
         if now_ms < self.fresh_until_ms:
             return Freshness.FRESH
-        return Freshness.UNKNOWN if now_ms < self.holds_until_ms else Freshness.STALE
+        return Freshness.UNKNOWN if now_ms <= self.holds_until_ms else Freshness.STALE
 
     def is_held_by(self, owner: Owner, token: int, now_ms: int) -> bool:
         """Whether this very claim of this owner still holds: ask before anything is done in its name."""
@@ -163,6 +177,7 @@ class Misplaced:
     writer: Owner
     expected: int
     fits_other_hash: bool
+    time_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +238,8 @@ class Ended(Enum):
 class Tenure:
     """One owner's time with a key: from a record to a record, and in the log's time.
 
-    `until_ms` is when it stopped to hold, which is before the record `until` where it ran out. Of a tenure that has not
-    ended, `until` and `ended` are None and `until_ms` is when it will run out.
+    `until_ms` is the last moment at which it held, which is before the record `until` where it ran out. Of a tenure
+    that has not ended, `until` and `ended` are None and `until_ms` is when it will run out.
     """
 
     key: Key

@@ -5,10 +5,10 @@ seen so far in this partition of the log, so two readers of one log never disagr
 advance; a claimer's own record does that. Mutable and stepped for every record: a log has a million of them.
 
 The rules
-1. The first claim wins, and holds while less than two intervals have passed since the owner's last heartbeat (or its
-   claim). At exactly two it has run out.
+1. The first claim wins, and holds until more than two intervals have passed since the owner's last heartbeat (or its
+   claim). At exactly two it still holds.
 2. A claim is judged once, at its own place in the log: won, lost, or paused. What follows changes nothing, so a claim
-   that lost never wakes up when the owner releases.
+   that lost never wakes up when the owner releases. It is kept as a request: its writer lives and wants the partition.
 3. Heartbeats, releases and claims of messages count from the owner only: client, group and instance. A heartbeat of
    anybody else steals nothing.
 4. A late heartbeat of the owner revives a claim that ran out, if nobody has won it since.
@@ -19,8 +19,8 @@ The rules
    release it. The newest `ReleaseGroup` is the one that counts.
 8. Where the log was trimmed, the first heartbeat seen makes the owner. Until then, for two intervals after the first
    record and after each claim, a claim is neither won nor lost: `UNSURE`.
-9. A record in the wrong partition of the log changes nothing and is kept as evidence. One that cannot be read is
-   counted. Both move the log's time.
+9. A record in the wrong partition of the log changes nothing and is kept as evidence. One that cannot be read, or that
+   is on another key's subject, is counted. All of them move the log's time.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from keylane.core.claim_facts import (
     Owner,
     Pause,
     Release,
+    Request,
     Tenure,
     Verdict,
 )
@@ -53,11 +54,13 @@ from keylane.core.claim_records import (
     Unreadable,
     split,
     split_roughly,
+    subject_for,
 )
 
 VERDICTS_REMEMBERED = 10_000
 EVIDENCE_KEPT = 100
 FORMER_KEPT = 100
+REQUESTS_KEPT = 100
 _IDENTITIES_KEPT = 100_000
 
 LONG_AGO: Final = -(1 << 62)
@@ -72,6 +75,7 @@ class _State:
 
     key: Key
     established: bool
+    subject: str
     owner: Owner | None = None
     token: int = -1
     began: Began = Began.CLAIM
@@ -84,6 +88,8 @@ class _State:
     released: Release | None = None
     former: dict[Owner, None] = field(default_factory=dict)
     """Those who owned it before, the newest last."""
+    requests: dict[Owner, Request] = field(default_factory=dict)
+    """The newest claim of everybody who lost to this owner, the newest last."""
     doubt_until_ms: int = LONG_AGO
     last_at: int = -1
     view: Claim | None = None
@@ -112,6 +118,8 @@ class Ledger:
         self.misplaced = 0
         self.broken: list[Broken] = []
         self.evidence: list[Misplaced] = []
+        self.other_hash: Misplaced | None = None
+        """The newest record that is where the other hash puts it."""
         self.verdicts: dict[int, Verdict] = {}
         self.is_begun = False
         self._first_offset = first_offset
@@ -141,7 +149,7 @@ class Ledger:
         if first_offset > self._shadow_below or self._shadow_below == _NEVER:
             self._shadow_below = end
 
-    def apply(self, offset: int, time_ms: int, value: bytes) -> Verdict:
+    def apply(self, offset: int, time_ms: int, value: bytes, subject: str | None = None) -> Verdict:
         if offset < self.next_offset:
             return REPEATED
         if not self.is_begun:
@@ -151,17 +159,17 @@ class Ledger:
             self.now_ms = time_ms
         rough = split_roughly(value)
         if rough is None:
-            return self._apply_any(offset, value, b"")
+            return self._apply_any(offset, value, subject, b"")
         kind, identity, number = rough
         known = self._known.get(identity)
-        if known is None:
-            return self._apply_any(offset, value, identity)
+        if known is None or (subject is not None and subject != known[0].subject):
+            return self._apply_any(offset, value, subject, identity)
         state, writer = known
         state.last_at = offset
         return self._takers[kind](state, offset, writer, number)
 
-    def _apply_any(self, offset: int, value: bytes, identity: bytes) -> Verdict:
-        fields = split(value)
+    def _apply_any(self, offset: int, value: bytes, subject: str | None, identity: bytes) -> Verdict:
+        fields = split(value, subject)
         if isinstance(fields, Unreadable):
             self.unreadable += 1
             if len(self.broken) < EVIDENCE_KEPT:
@@ -177,7 +185,7 @@ class Ledger:
             expected, by_other_hash = self._placed(topic, partition)
             if expected != self.number:
                 return self._misplaced(offset, key, writer, expected, by_other_hash == self.number)
-            state = self._states[key] = _State(key, established=not self._trimmed)
+            state = self._states[key] = self._new_state(key)
         if identity:
             if len(self._known) >= _IDENTITIES_KEPT:
                 self._known.clear()
@@ -194,8 +202,11 @@ class Ledger:
 
     def _misplaced(self, offset: int, key: Key, writer: Owner, expected: int, fits_other_hash: bool) -> Verdict:
         self.misplaced += 1
+        found = Misplaced(self.number, offset, key, writer, expected, fits_other_hash, self.now_ms)
+        if fits_other_hash:
+            self.other_hash = found
         if len(self.evidence) < EVIDENCE_KEPT:
-            self.evidence.append(Misplaced(self.number, offset, key, writer, expected, fits_other_hash))
+            self.evidence.append(found)
         return MISPLACED
 
     # ---- the rules ----------------------------------------------------------------------------------
@@ -204,16 +215,19 @@ class Ledger:
         """What a claim would get as the next record, this much later than the newest."""
         state = self._states.get(key)
         if state is None:
-            state = _State(key, established=not self._trimmed)
+            state = self._new_state(key)
         return self._judge(state, claimer, self.now_ms + elapsed_ms, self.next_offset)
+
+    def _new_state(self, key: Key) -> _State:
+        return _State(key, established=not self._trimmed, subject=subject_for(CLAIMING_PARTITION, *key))
 
     def _judge(self, state: _State, claimer: Owner, now_ms: int, offset: int) -> Verdict:
         if self._is_paused(state.key.group, claimer, now_ms):
             return PAUSED
         if not state.established:
-            in_shadow = now_ms < self._shadow_until_ms and offset < self._shadow_below
-            return UNSURE if in_shadow or now_ms < state.doubt_until_ms else WON
-        if state.owner is not None and state.owner != claimer and now_ms < state.beat_ms + self._hold_ms:
+            in_shadow = now_ms <= self._shadow_until_ms and offset < self._shadow_below
+            return UNSURE if in_shadow or now_ms <= state.doubt_until_ms else WON
+        if state.owner is not None and state.owner != claimer and now_ms <= state.beat_ms + self._hold_ms:
             return LOST
         return WON
 
@@ -228,10 +242,16 @@ class Ledger:
         elif verdict is WON:
             held_until_ms = state.beat_ms + self._hold_ms
             # A second claim of an owner whose claim holds is won as well, but nothing begins with it.
-            if state.owner != claimer or self.now_ms >= held_until_ms:
+            if state.owner != claimer or self.now_ms > held_until_ms:
                 if state.owner is not None:
                     self._end(state, offset, held_until_ms, Ended.TAKEN)
                 self._begin(state, offset, claimer, Began.CLAIM)
+        elif verdict is LOST:
+            state.requests.pop(claimer, None)
+            state.requests[claimer] = Request(claimer, offset, self.now_ms)
+            if len(state.requests) > REQUESTS_KEPT:
+                del state.requests[next(iter(state.requests))]
+            state.view = None
         return self._remember(offset, verdict)
 
     def _heartbeat(self, state: _State, offset: int, writer: Owner, next_to_read: int) -> Verdict:
@@ -244,12 +264,13 @@ class Ledger:
             else:
                 self._end(state, offset, now_ms, Ended.RECLAIMED)
                 self._begin(state, offset, writer, Began.RECLAIM)
-        elif now_ms >= state.beat_ms + self._hold_ms:
+        elif now_ms > state.beat_ms + self._hold_ms:
             self._end(state, offset, state.beat_ms + self._hold_ms, Ended.LAPSED)
             self._begin(state, offset, writer, Began.REVIVAL)
         state.beat_ms = now_ms
         state.beat_at = offset
-        state.offset = next_to_read
+        if next_to_read >= 0:
+            state.offset = next_to_read
         taken = state.messages
         if taken is not None and (next_to_read >= taken.proposed or taken.token != state.token):
             state.messages = None
@@ -264,30 +285,32 @@ class Ledger:
             state.owner is not None
             and state.owner.client == writer.client
             and writer not in state.former
-            and self.now_ms < state.beat_ms + self._hold_ms
+            and self.now_ms <= state.beat_ms + self._hold_ms
             and not self._is_paused(state.key.group, writer, self.now_ms)
         )
 
     def _release(self, state: _State, offset: int, writer: Owner, next_to_read: int) -> Verdict:
         if not state.established:
             # Whoever wrote this had read that far, so it is a place to go on from; who owns it is still open.
-            state.offset, state.view = next_to_read, None
+            if next_to_read >= 0:
+                state.offset, state.view = next_to_read, None
             return UNSURE
         if state.owner != writer:
             return IGNORED
         self._end(state, offset, min(self.now_ms, state.beat_ms + self._hold_ms), Ended.RELEASED)
         state.owner = None
         state.beat_ms = LONG_AGO
-        state.offset = next_to_read
+        if next_to_read >= 0:
+            state.offset = next_to_read
         state.messages = None
-        state.released = Release(writer, offset, self.now_ms, next_to_read)
+        state.released = Release(writer, offset, self.now_ms, state.offset)
         state.view = None
         return COUNTED
 
     def _messages(self, state: _State, offset: int, writer: Owner, proposed: int) -> Verdict:
         if not state.established:
             return self._remember(offset, UNSURE)
-        if state.owner != writer or self.now_ms >= state.beat_ms + self._hold_ms:
+        if state.owner != writer or self.now_ms > state.beat_ms + self._hold_ms or proposed < 0:
             return self._remember(offset, IGNORED)
         taken = state.messages
         is_repeat = taken is not None and taken.token == state.token and taken.proposed == proposed
@@ -308,6 +331,7 @@ class Ledger:
         state.owner = owner
         if began is not Began.REVIVAL:  # nobody else had it in between
             state.token = offset
+            state.requests.clear()
         state.began = began
         state.since = state.beat_at = offset
         state.since_ms = state.beat_ms = self.now_ms
@@ -341,6 +365,9 @@ class Ledger:
 
     def claims(self) -> Iterator[Claim]:
         return map(self._view, self._states.values())
+
+    def groups(self) -> set[str]:
+        return {key[0] for key in self._states} | self._pauses.keys()
 
     def pauses(self) -> Iterator[Pause]:
         return (pause for pause in self._pauses.values() if self.now_ms < pause.until_ms)
@@ -376,6 +403,7 @@ class Ledger:
                 offset=state.offset,
                 messages=state.messages,
                 released=state.released,
+                requests=tuple(state.requests.values()),
             )
         return state.view
 

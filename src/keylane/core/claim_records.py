@@ -5,11 +5,13 @@ log coordinates what. Never decides what a message means: that is `core/claims.p
 
     Type/Version/unixSeconds/InstanceID/ClientID/GroupID/Topic/Partition[/number]
 
-There is no escaping, so fields are counted exactly and no id may hold a `/`. Writing is strict. Reading refuses only
-what cannot be read: an id that keylane would not write is still somebody's claim, and to skip it would give a
-partition two owners. `unixSeconds` is the writer's clock; it is kept for people who look and used for nothing.
+There is no escaping, so fields are counted exactly and no id may hold a `/`. Writing is strict. Reading accepts what
+the Go implementation accepts: an id that keylane would not write is still somebody's claim, and to skip it would give a
+partition two owners. So any whole number is a version (the Go admin writes 0), and numbers may have a sign. Two things
+are refused although Go reads them: ids that are not UTF-8, and partitions beyond 31 bits, at which a Go process ends.
+`unixSeconds` is the writer's clock; it is kept for people who look and used for nothing.
 
-Versions 0 and 1 are read: the Go admin leaves the version of its `ReleaseGroup` at 0.
+A log with subjects has one for each key. A record that is on another key's subject is refused as well.
 """
 
 from __future__ import annotations
@@ -41,13 +43,14 @@ _FIELD_COUNTS = {
     CLAIMING_MESSAGES: 9,
     RELEASE_GROUP: 9,
 }
-_KNOWN_VERSIONS = ("1", "0")
 _NUMBERS_BELOW = 1 << 63
 _PARTITIONS_BELOW = 1 << 31
 _MOST_DIGITS = 19
 _SHOWN_BYTES = 200
 _CLAIM = CLAIMING_PARTITION.encode()
 _NUMBERED = frozenset(kind.encode() for kind in (HEARTBEAT, RELEASING_PARTITION, CLAIMING_MESSAGES))
+_INTEGER = re.compile(r"[+-]?0*([0-9]{1,19})")
+_NOT_IN_TOKENS = re.compile(rb"[^-_A-Za-z0-9]")
 _UNWRITABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
@@ -116,12 +119,13 @@ class ReleaseGroup:
 Message: TypeAlias = Heartbeat | ClaimingPartition | ReleasingPartition | ClaimingMessages | ReleaseGroup
 
 Fields: TypeAlias = tuple[str, str, str, str, str, int, int, int]
-"""type, instance, client, group, topic, partition, number (0 where there is none), seconds"""
+"""type, instance, client, group, topic, partition, number (0 where there is none), seconds. As in Go, number and
+seconds may be negative: a negative offset says that its writer lives, and nothing of how far it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A record that is none of the five messages."""
+    """A record that is none of the five messages, or not where it belongs. It is counted and skipped."""
 
     reason: str
     value: bytes
@@ -175,19 +179,29 @@ def decode(value: bytes) -> Message | Unreadable:
     return ReleaseGroup(instance, client, group, number, seconds)
 
 
-def split(value: bytes) -> Fields | Unreadable:
-    """The fields of a record as a plain tuple."""
+def split(value: bytes, subject: str | None = None) -> Fields | Unreadable:
+    """The fields of a record as a plain tuple. `subject`: where it was found, in a log that has subjects."""
     try:
         parts = value.decode().split("/")
     except UnicodeDecodeError:
         return Unreadable("not UTF-8", value[:_SHOWN_BYTES])
-    try:
-        numbers = [_number(text) for text in (parts[7], parts[8] if len(parts) > 8 else "0", parts[2])]
-    except (IndexError, ValueError):
-        numbers = []
-    if reason := _problem(parts, numbers):
-        return Unreadable(reason, value[:_SHOWN_BYTES])
-    return parts[0], parts[3], parts[4], parts[5], parts[6], numbers[0], numbers[1], numbers[2]
+    found = _read(parts)
+    if isinstance(found, str):
+        return Unreadable(found, value[:_SHOWN_BYTES])
+    if subject is not None and (own := subject_for(found[0], found[3], found[4], found[5])) != subject:
+        return Unreadable(f"its subject is {subject}, and it belongs on {own}", value[:_SHOWN_BYTES])
+    return found
+
+
+def subject_for(kind: str, group: str, topic: str, partition: int) -> str:
+    """The subject of a record in a log that has subjects, without the part that all of the log's subjects begin with.
+
+    >>> subject_for("Heartbeat", "billing.eu", "orders", 3), subject_for("ReleaseGroup", "billing.eu", "", 0)
+    ('claims.billing=2Eeu.orders.3', 'pauses.billing=2Eeu')
+    """
+    if kind == RELEASE_GROUP:
+        return f"pauses.{_token(group)}"
+    return f"claims.{_token(group)}.{_token(topic)}.{partition}"
 
 
 def split_roughly(value: bytes) -> tuple[bytes, bytes, int] | None:
@@ -259,25 +273,36 @@ def check_number(number: int, what: str, *, below: int = _NUMBERS_BELOW) -> int:
     return number
 
 
-def _number(text: str) -> int:
-    # int() alone would take "1_000", " 7" and digits of other alphabets, and it reads thousands of digits slowly.
-    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
-        raise ValueError(text)
-    return int(text)
-
-
-def _problem(parts: list[str], numbers: list[int]) -> str:
-    """Why these are not the fields of a message; empty if they are. `numbers`: partition, number, seconds."""
+def _read(parts: list[str]) -> Fields | str:
+    """The fields of a message, or why these are none."""
     kind = parts[0]
     count = _FIELD_COUNTS.get(kind)
     if count is None:
         return f"unknown type {shown(kind)}"
     if len(parts) != count:
         return f"{len(parts)} fields in a {kind}, not {count}"
-    if parts[1] not in _KNOWN_VERSIONS:
+    if _number(parts[1]) is None:
         return f"unknown version {shown(parts[1])}"
-    if not numbers or max(numbers) >= _NUMBERS_BELOW or numbers[0] >= _PARTITIONS_BELOW:
+    partition, number = _number(parts[7]), _number(parts[8]) if count > 8 else 0
+    seconds = _number(parts[2])
+    if partition is None or number is None or seconds is None:
         return "a number is not written in digits, or is too large"
-    if kind == RELEASE_GROUP:
-        return "a ReleaseGroup that names a topic or a partition" if parts[6] or numbers[0] else ""
-    return "" if parts[6] else f"a {kind} without a topic"
+    if not 0 <= partition < _PARTITIONS_BELOW:
+        return f"partition {partition} is negative, or too large"
+    return kind, parts[3], parts[4], parts[5], parts[6], partition, number, seconds
+
+
+def _number(text: str) -> int | None:
+    """A whole number as Go reads one; None if it is none."""
+    # int() alone would take "1_000", " 7" and digits of other alphabets, and it reads thousands of digits slowly.
+    found = _INTEGER.fullmatch(text)
+    if found is None:
+        return None
+    size = int(found[1])
+    number = -size if text[0] == "-" else size
+    return number if -_NUMBERS_BELOW <= number < _NUMBERS_BELOW else None
+
+
+def _token(text: str) -> str:
+    """An id as one token of a subject: other characters than letters, digits, `-` and `_` become `=` and two digits."""
+    return _NOT_IN_TOKENS.sub(lambda found: b"=%02X" % found[0][0], text.encode()).decode()

@@ -6,7 +6,7 @@ partitions: there is no order between them. Never reads a clock: time is the log
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import MappingProxyType
 
 from keylane.core.claim_facts import (
@@ -103,8 +103,8 @@ class World:
 
         A record that was applied before changes nothing, so reading on from an earlier place is safe.
         """
-        partition, offset, time_ms, value = record
-        return self._ledger(partition).apply(offset, time_ms, value)
+        partition, offset, time_ms, value, subject = record
+        return self._ledger(partition).apply(offset, time_ms, value, subject)
 
     # ---- asking -------------------------------------------------------------------------------------
 
@@ -178,9 +178,13 @@ class World:
         """The pauses in force, one for each partition of the log that has it."""
         return [pause for ledger in self._ledgers for pause in ledger.pauses() if group in (None, pause.group)]
 
+    def groups(self) -> list[str]:
+        """Every group that the log has a record of."""
+        return sorted(set().union(*(ledger.groups() for ledger in self._ledgers)))
+
     @property
     def unreadable(self) -> int:
-        """How many records were none of the five messages."""
+        """How many records were skipped: none of the five messages, or on another key's subject."""
         return sum(ledger.unreadable for ledger in self._ledgers)
 
     @property
@@ -190,13 +194,25 @@ class World:
 
     @property
     def misplaced(self) -> int:
-        """How many records are where the hash does not put them. Any at all: stop, two hashes are in use."""
+        """How many records are where the hash does not put them."""
         return sum(ledger.misplaced for ledger in self._ledgers)
 
     @property
     def misplaced_evidence(self) -> list[Misplaced]:
         """The first of them in each partition of the log."""
         return [misplaced for ledger in self._ledgers for misplaced in ledger.evidence]
+
+    def other_hash(self, elapsed_ms: Callable[[int], int] = lambda _: 0) -> Misplaced | None:
+        """A record that is where the other hash puts it, of somebody who may still live: stop, two hashes are in use.
+
+        `elapsed_ms`: how much later than the newest record of a partition of the log it is. Two intervals after such a
+        record nothing can be owned by it; a record that fits neither hash means nothing.
+        """
+        for ledger in self._ledgers:
+            found = ledger.other_hash
+            if found and ledger.now_ms + elapsed_ms(ledger.number) <= found.time_ms + 2 * self.interval_ms:
+                return found
+        return None
 
     def snapshot(self) -> Snapshot:
         """The world as it is now, for keeps. Only keys that changed since the last one are looked at anew."""

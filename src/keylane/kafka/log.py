@@ -47,8 +47,11 @@ class KafkaLog:
     first_offset = 0
     compares = False
 
-    def __init__(self, link: KafkaLink, topic: LogTopic, writer: Writer, fetcher: Fetcher, watch: TopicWatch) -> None:
+    def __init__(  # noqa: PLR0917 - made in one place
+        self, link: KafkaLink, topic: LogTopic, writer: Writer, fetcher: Fetcher, watch: TopicWatch, interval_s: float
+    ) -> None:
         self.name = topic.name
+        self.interval_s = interval_s
         self.partitions = topic.partitions
         self._link = link
         self._watch = watch
@@ -162,9 +165,9 @@ async def open_kafka_log(
     """A coordination log for as long as the block lasts; its topic is made if it is missing.
 
     A topic that is there with settings that break the rules is refused with `UnsafeLog`. `interval_s`: the heartbeat
-    interval. `partitions`: 8 if not given and the topic is made; one that is there must have as many. `retention_s`:
-    how long records are kept, 7 days if not given. `copies`: three if not given, or as many as there are brokers.
-    The link's deadline is that of every append, and of a read that hears nothing.
+    interval of everybody on the log. `partitions`: 8 if not given and the topic is made; one that is there must have as
+    many. `retention_s`: how long records are kept, 7 days if not given. `copies`: three if not given, or as many as
+    there are brokers. The link's deadline is that of every append, and of a read that hears nothing.
 
     >>> async with open_kafka("127.0.0.1:9092") as link, open_kafka_log(link, interval_s=10) as log:
     ...     world = World(interval_s=10, partitions=log.partitions)
@@ -189,7 +192,7 @@ async def open_kafka_log(
     ):
         watch = TopicWatch(link, found, min(interval_s / 2, _LONGEST_BETWEEN_LOOKS_S))
         try:
-            yield KafkaLog(link, found, writer, fetcher, watch)
+            yield KafkaLog(link, found, writer, fetcher, watch, interval_s)
         finally:
             await watch.close()
 

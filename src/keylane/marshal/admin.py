@@ -5,6 +5,7 @@ Owns: `ReleaseGroup`, and the numbers that operators look at. It owns no partiti
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,10 @@ from keylane.errors import InvalidInput, KeylaneError, TwoHashes
 from keylane.marshal.author import Author, new_instance
 from keylane.marshal.log import CoordinationLog, catch_up
 from keylane.marshal.source import Source
+from keylane.marshal.terms import interval_of
 from keylane.marshal.trouble import Patience
+
+_log = logging.getLogger("keylane.marshal")
 
 _PATIENCE_S = 30.0
 _LONG_PAST_S = 0
@@ -48,9 +52,9 @@ class Load:
 
 
 class Admin:
-    """Looks at a coordination log, and pauses groups.
+    """Looks at a coordination log, and pauses groups. `heartbeat_interval_s`: for a log that does not know its own.
 
-    >>> admin = Admin(log, heartbeat_interval_s=10)
+    >>> admin = Admin(log)
     >>> await admin.release_group("billing", until=datetime.now(UTC) + timedelta(minutes=5))
     """
 
@@ -58,13 +62,13 @@ class Admin:
         self,
         log: CoordinationLog,
         *,
-        heartbeat_interval_s: float,
+        heartbeat_interval_s: float | None = None,
         placing: Placing = "topic_partition",
         client_id: str = "admin",
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._log = log
-        self._interval_s = heartbeat_interval_s
+        self._interval_s = interval_of(log, heartbeat_interval_s)
         self._placing: Placing = placing
         self._client_id = check_id(client_id, "client id")
         self._instance = new_instance()
@@ -120,7 +124,10 @@ class Admin:
     # ---- pausing ------------------------------------------------------------------------------------
 
     async def release_group(self, group: str, until: datetime) -> None:
-        """Pause a group until then: its owners release, nobody claims. It ends by itself, or by `resume`."""
+        """Pause a group until then: its owners release, nobody claims. It ends by itself, or by `resume`.
+
+        A group that the log knows nothing of is paused as well, with a warning: ask `World.groups` for those it knows.
+        """
         until_ms = _unix_ms(until, "until")
         if until_ms <= self._wall_clock() * 1000:
             raise InvalidInput(f"until is {until.isoformat()}, which is past: give a later time, or use resume")
@@ -140,11 +147,13 @@ class Admin:
         """Every partition of the log: there is no order between them, and each has owners of its own."""
         author = Author(self._client_id, group, self._instance, self._wall_clock)
         world = await self.world()
-        if world.misplaced:
+        if world.other_hash(lambda number: max(int(self._wall_clock() * 1000) - (world.now_ms(number) or 0), 0)):
             raise TwoHashes(
                 f"{world.misplaced} records of the coordination log are where another hash puts them: look at "
                 "`keylane marshal world`, and give everybody the same placing"
             )
+        if group not in world.groups():
+            _log.warning("the coordination log has no record of a group %r; it has of %s", group, world.groups())
         for number in range(self._log.partitions):
             patience = Patience("the coordination log", _PATIENCE_S)
             while True:

@@ -112,11 +112,11 @@ class AtMostOnce:
     async def run(
         self, tenure: Tenure, source: Source, crew: Crew, patience: Patience, *, batch_size: int, max_in_flight: int
     ) -> None:
-        """Take, confirm, work; until the tenure is over or the partition is lost."""
+        """Make sure that it is ours, fetch, take, confirm, work; until the tenure is over or the partition is lost."""
 
         async def room() -> int:
             await tenure.fewer_than(1)
-            return min(batch_size, max_in_flight)
+            return min(batch_size, max_in_flight) if await tenure.is_still_ours() else 0
 
         self._allowance.sharing += 1
         try:

@@ -44,9 +44,9 @@ class Claimer:
         self.trying: set[TopicPartition] = set()
         """What a claim or a release of ours is under way for."""
 
-    def may_win(self, where: TopicPartition) -> bool:
-        """Whether a claim is worth a try. One that would be unsure is not: two intervals later it is."""
-        return self._book.foresee(self._author.key(where), self._author.owner) is Verdict.WON
+    def foresee(self, where: TopicPartition) -> Verdict:
+        """What a claim would get. One that would be unsure is not worth a try: two intervals later it is."""
+        return self._book.foresee(self._author.key(where), self._author.owner)
 
     async def claim(self, where: TopicPartition) -> tuple[Tenure, Work] | None:
         """Try once; None: somebody else has it, the group is paused, or it is not known yet."""

@@ -16,6 +16,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
+from keylane.core.balance import is_spoken_for, to_ask_for, to_give_up
+from keylane.core.claim_facts import Claim, Key, Owner, Verdict
 from keylane.core.claim_records import Placing, check_id
 from keylane.core.picking import Appetite, PickOrder, Standing, TopicPartition, give_up, pick
 from keylane.dispatch import Executor
@@ -29,13 +31,17 @@ from keylane.marshal.message import GiveUp, Handler
 from keylane.marshal.serving import serve
 from keylane.marshal.source import Source
 from keylane.marshal.tenure import Tenure
-from keylane.marshal.terms import ConsumerHooks, Terms
+from keylane.marshal.terms import ConsumerHooks, Terms, interval_of
 from keylane.marshal.trouble import Patience, first_error
 
 _log = logging.getLogger("keylane.marshal")
 
 _LOOK_EVERY = 0.3
 """Of an interval. A partition whose owner died is free two intervals after its last heartbeat."""
+_LOOK_EVERY_ASKED = 0.05
+"""While this consumer has asked for a partition, which is nobody's from its release until it is claimed."""
+_MOST_PATIENT = 32
+"""Intervals between two requests to an owner that gives nothing up."""
 _BETWEEN_CLAIMS = 0.02
 _COUNT_TOPICS_EVERY = 10
 _COOL_DOWN = 2
@@ -51,8 +57,10 @@ class Consumer:
     no more than `batch_size` messages taken and not done.
 
     `pick`: `random`, `round_robin`, or an `Appetite` with more wishes; `max_claims`: own no more than this.
-    `heartbeat_interval_s` and `placing` must be the same for everybody on the log. `release_when_behind`: give up a
-    partition that this consumer cannot keep up with. `order`: one message at a time per `key`, or per `partition`.
+    `placing` must be the same for everybody on the log, and so must the heartbeat interval, which is the log's;
+    `heartbeat_interval_s` is for a log that does not know its own. `rebalance`: ask those who own more for partitions,
+    and give some up to those who own less. `release_when_behind`: give up a partition that this consumer cannot keep
+    up with. `order`: one message at a time per `key`, or per `partition`.
     `max_in_flight`: messages of one partition that are read and not done. A message that failed is tried again, for
     ever or `max_tries` times; then `give_up` is awaited and it counts as done. When a partition is let go, handlers at
     work have `grace_s` to end. Trouble with the log or the source that lasts longer than `patience_s` ends it.
@@ -73,7 +81,7 @@ class Consumer:
         mode: Mode = "at_least_once",
         pick: PickOrder | Appetite = "random",
         max_claims: int | None = None,
-        heartbeat_interval_s: float = 10.0,
+        heartbeat_interval_s: float | None = None,
         placing: Placing = "topic_partition",
         batch_size: int = 100,
         max_in_flight: int = 1000,
@@ -81,6 +89,7 @@ class Consumer:
         executor: Executor = "thread",
         order: Order = "key",
         release_when_behind: bool = False,
+        rebalance: bool = True,
         max_tries: int | None = None,
         give_up: GiveUp | None = None,
         grace_s: float = 5.0,
@@ -92,13 +101,14 @@ class Consumer:
         self._terms = Terms(
             mode=mode,
             appetite=_appetite(pick, max_claims),
-            heartbeat_interval_s=heartbeat_interval_s,
+            heartbeat_interval_s=interval_of(log, heartbeat_interval_s),
             batch_size=batch_size,
             max_in_flight=max_in_flight,
             concurrency=concurrency,
             executor=executor,
             order=order,
             release_when_behind=release_when_behind,
+            rebalance=rebalance,
             max_tries=max_tries,
             give_up=give_up,
             grace_s=grace_s,
@@ -111,7 +121,7 @@ class Consumer:
         self._hooks = hooks or ConsumerHooks()
         self._book = LogBook(
             log,
-            heartbeat_interval_s,
+            self._terms.heartbeat_interval_s,
             lambda: self._patience("the coordination log"),
             placing=placing,
             wall_s=wall_clock,
@@ -123,6 +133,9 @@ class Consumer:
         self._counted_at = 0.0
         self._tenures: dict[TopicPartition, Tenure] = {}
         self._cooling: dict[TopicPartition, float] = {}
+        self._unheard: dict[Owner, tuple[int, float]] = {}
+        """Whom this consumer asked for a partition: how often in vain, and when it may ask again."""
+        self._has_asked = False
         self._after: TopicPartition | None = None
         self._stop = asyncio.Event()
         self._let_one_go = asyncio.Event()
@@ -242,7 +255,8 @@ class Consumer:
                 await self._count_topics()
             if own_clock() >= look_at:
                 await self._book.read(self._log_partitions())
-                look_at = own_clock() + _LOOK_EVERY * interval_s
+                await self._rebalance(tasks, crew)
+                look_at = own_clock() + (_LOOK_EVERY_ASKED if self._has_asked else _LOOK_EVERY) * interval_s
             self._obey()
             for stray in self._claimer.strays(set(self._tenures)):
                 await self._claimer.release_stray(stray)
@@ -274,9 +288,49 @@ class Consumer:
     def _standing(self, where: TopicPartition) -> Standing:
         if where in self._tenures:
             return Standing.OURS
-        if self._cooling.get(where, 0.0) > own_clock() or not self._claimer.may_win(where):
+        if self._cooling.get(where, 0.0) > own_clock() or self._claimer.foresee(where) is not Verdict.WON:
             return Standing.TAKEN
-        return Standing.FREE
+        return Standing.TAKEN if self._is_spoken_for(where) else Standing.FREE
+
+    def _is_spoken_for(self, where: TopicPartition) -> bool:
+        key = self._author.key(where)
+        claim = self._book.claim_of(key)
+        now_ms = self._book.now_ms(key) + self._book.elapsed_ms(self._book.where(key))
+        return claim is not None and is_spoken_for(claim, self._author.owner, now_ms, self._book.world.interval_ms)
+
+    async def _rebalance(self, tasks: asyncio.TaskGroup, crew: Crew) -> None:
+        """Give up what others asked for and have less of; ask for what others have more of."""
+        self._has_asked = False
+        if not self._terms.rebalance or self._terms.appetite.whole_topic:
+            return
+        view, me = self._book.view(self._author.group), self._author.owner
+        leaving = {tenure.key for tenure in self._tenures.values() if tenure.asked is not None}
+        for key, who in to_give_up(view, me, leaving).items():
+            if (tenure := self._tenures.get(_place_of(key))) is not None:
+                tenure.ask_to_end(f"for an even share: {who.client} asked for it and owns less")
+        wanted = to_ask_for(
+            view, me, may_ask=self._may_ask, choose=random.randrange, most=self._terms.appetite.max_claims
+        )
+        owners = {claim.owner for claim in view.claims if claim.key in wanted and claim.owner is not None}
+        for owner in owners:
+            tries = self._unheard.get(owner, (0, 0.0))[0] + 1
+            wait_s = min(2 ** (tries + 1), _MOST_PATIENT) * self._terms.heartbeat_interval_s
+            self._unheard[owner] = tries, own_clock() + wait_s
+        for key in wanted:
+            await self._claim(_place_of(key), tasks, crew)
+        self._has_asked = self._book.view(self._author.group).has_asked(me)
+
+    def _may_ask(self, claim: Claim) -> bool:
+        """A partition of our topics, whose owner may listen."""
+        where = _place_of(claim.key)
+        assert claim.owner is not None, claim
+        return (
+            where.partition < self._counts.get(where.topic, 0)
+            and where not in self._claimer.trying
+            and self._cooling.get(where, 0.0) <= own_clock()
+            and self._unheard.get(claim.owner, (0, 0.0))[1] <= own_clock()
+            and self._claimer.foresee(where) is Verdict.LOST
+        )
 
     async def _claim_some(self, tasks: asyncio.TaskGroup, crew: Crew) -> bool:
         """Try what was picked; whether anything was."""
@@ -331,6 +385,9 @@ class Consumer:
             return
         tenure, work = won
         self._tenures[tenure.where] = tenure
+        claim = self._book.claim_of(tenure.key)
+        if claim is not None and claim.released is not None:
+            self._unheard.pop(claim.released.owner, None)
         if self._hooks.on_claimed is not None:
             self._hooks.on_claimed(tenure.where, tenure.token)
         tasks.create_task(self._serve(tenure, work, crew))
@@ -350,6 +407,10 @@ class Consumer:
 
     def _patience(self, what: str) -> Patience:
         return Patience(what, self._terms.patience_s, self._hooks.on_trouble)
+
+
+def _place_of(key: Key) -> TopicPartition:
+    return TopicPartition(key.topic, key.partition)
 
 
 def _appetite(pick: PickOrder | Appetite, max_claims: int | None) -> Appetite:

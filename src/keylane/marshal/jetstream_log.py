@@ -3,8 +3,9 @@
 Owns: the stream, its settings, its subjects. The stream's sequence is the offset and the fencing token; the server's
 timestamp is the log's time. The payload is the same as on Kafka, so one reader reads both.
 
-With a subject per key the server compares for us: a claim written with the newest record that its writer has read loses
-at once when somebody else was quicker, in one round trip, and leaves no trace.
+With a subject per key the server compares for us: a claim whose writer has not read the newest record of its subject
+loses at once, in one round trip, and leaves no trace. What is newest is known by the subject alone, whatever a record
+holds: one that cannot be read changes nothing for those who have read beyond it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 from nats.js.api import DiscardPolicy, PersistMode, RetentionPolicy, StorageType, StoreCompression, StreamConfig
 
 from keylane.core.claim_facts import LogRecord
-from keylane.core.claim_records import Message, ReleaseGroup, encode
+from keylane.core.claim_records import Message, ReleaseGroup, encode, subject_for
 from keylane.core.names import check_stream_name
 from keylane.core.subjects import check_subject, is_subset
 from keylane.errors import (
@@ -36,7 +37,7 @@ from keylane.jetstream import streams
 from keylane.jetstream.direct import read_batch
 from keylane.jetstream.publish import Publisher, open_publisher
 from keylane.jetstream.settings import check_seconds
-from keylane.marshal.log import Bounds, Newest, Position
+from keylane.marshal.log import DEFAULT_INTERVAL_S, Bounds, Newest, Position
 
 if TYPE_CHECKING:
     from keylane.jetstream.connection import Connection
@@ -49,12 +50,14 @@ _LAG_PAUSE_S = 0.02
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 
+_INTERVAL = "keylane_marshal_interval_s"
+"""In the stream's metadata."""
+
 _WRONG_LAST = (10071, 10164)
 _EXISTS_DIFFERENTLY = 10058
 _SUBJECTS_OVERLAP = 10065
 _TOO_FEW_SERVERS = (10005, 10074)
 _ACTUAL_LAST = re.compile(r"wrong last sequence: (\d+)")
-_NOT_IN_TOKENS = re.compile(rb"[^-_A-Za-z0-9]")
 
 
 class JetStreamLog:
@@ -65,13 +68,22 @@ class JetStreamLog:
     compares = True
 
     def __init__(
-        self, connection: Connection, name: str, publisher: Publisher, created: datetime, timeout_s: float
+        self,
+        connection: Connection,
+        name: str,
+        publisher: Publisher,
+        created: datetime,
+        *,
+        interval_s: float,
+        timeout_s: float,
     ) -> None:
         self._connection = connection
         self.name = name
+        self.interval_s = interval_s
         self._publisher = publisher
         self._created = created
         self._timeout_s = timeout_s
+        self._prefix = subjects_of(name).removesuffix(">")
 
     def __repr__(self) -> str:
         return f"<JetStreamLog {self.name}>"
@@ -81,14 +93,17 @@ class JetStreamLog:
         self._check_partition(partition)
         value = encode(message)
         subject = subject_of(self.name, message)
-        last = None if expect is None else expect.offset or 0
+        if expect is None:
+            return await self._store(subject, value, None)
+        last = expect.offset or 0
         try:
             return await self._store(subject, value, last)
         except RevisionConflict as conflict:
             actual = _ACTUAL_LAST.search(str(conflict.__cause__))
-            if last is None or actual is None or int(actual[1]) >= last:
+            if actual is None or int(actual[1]) >= max(last, expect.read_to):
                 raise
-            # What the writer has read is gone by age and nothing came after it: nobody was quicker.
+            # Nobody was quicker: the newest record of the subject was read, and says nothing about the key; or what
+            # was read is gone by age, and nothing came after it.
             return await self._store(subject, value, int(actual[1]))
 
     async def bounds(self, partition: int = 0) -> Bounds:
@@ -130,8 +145,13 @@ class JetStreamLog:
                 self._check_not_gone(offset, (await self.bounds(partition)).first)
             for message in messages:
                 self._check_not_gone(offset, message.sequence)
-                yield LogRecord(0, message.sequence, (message.timestamp - _EPOCH) // _MILLISECOND, message.data)
+                time_ms = (message.timestamp - _EPOCH) // _MILLISECOND
+                yield LogRecord(0, message.sequence, time_ms, message.data, self._subject(message.subject))
                 offset = message.sequence + 1
+
+    def _subject(self, subject: str) -> str:
+        """As the rules know it. A stream that was made by hand may have others, which are no key's."""
+        return subject[len(self._prefix) :] if subject.startswith(self._prefix) else f".{subject}"
 
     async def kept_for_s(self) -> float | None:
         try:
@@ -169,7 +189,7 @@ async def open_jetstream_log(
     connection: Connection,
     name: str = DEFAULT_NAME,
     *,
-    interval_s: float,
+    interval_s: float | None = None,
     max_age_s: float | None = None,
     replicas: int | None = None,
     timeout_s: float = 10.0,
@@ -177,27 +197,58 @@ async def open_jetstream_log(
     """A coordination log for as long as the block lasts; its stream is made if it is missing.
 
     A stream that is there with settings that break the rules is refused with `UnsafeLog`. `interval_s`: the heartbeat
-    interval. `max_age_s`: how long records are kept, 7 days if not given. `replicas`: three if not given, or one where
-    there are not three servers. `timeout_s`: for every append, and for a read that hears nothing.
+    interval of everybody on the log. The stream keeps it in its metadata: leave it out, and it is what the stream says,
+    or 10 for a new one; any other is refused. `max_age_s`: how long records are kept, 7 days if not given. `replicas`:
+    three if not given, or one where there are not three servers. `timeout_s`: for every append, and for a read that
+    hears nothing.
 
     >>> async with open_jetstream_log(connection, interval_s=10) as log:
     ...     world = World(interval_s=10, first_offset=log.first_offset)
     ...     await catch_up(log, world)
     """
     check_stream_name(name)
-    check_seconds(interval_s, "interval_s")
+    if interval_s is not None:
+        check_seconds(interval_s, "interval_s")
     check_seconds(timeout_s, "timeout_s")
-    if max_age_s is not None and check_seconds(max_age_s, "max_age_s") < 2 * interval_s:
-        raise InvalidInput(f"max_age_s is {max_age_s}: keep records for at least two intervals of {interval_s} s")
+    if max_age_s is not None:
+        check_seconds(max_age_s, "max_age_s")
     try:
         config = (await streams.info(connection, name)).config
     except NotFound:
-        config = await _create(connection, name, max_age_s or DEFAULT_MAX_AGE_S, replicas)
+        _check_age(max_age_s, interval_s or DEFAULT_INTERVAL_S)
+        config = await _create(
+            connection, name, interval_s or DEFAULT_INTERVAL_S, max_age_s or DEFAULT_MAX_AGE_S, replicas
+        )
+    interval_s = _interval_of(config, name, interval_s)
+    _check_age(max_age_s, interval_s)
     if problem := _problem(config, name, interval_s):
         raise UnsafeLog(f"stream {name!r} cannot be a coordination log: {problem}")
     created = (await streams.state(connection, name)).created
     async with open_publisher(connection, timeout_s=timeout_s) as publisher:
-        yield JetStreamLog(connection, name, publisher, created, timeout_s)
+        yield JetStreamLog(connection, name, publisher, created, interval_s=interval_s, timeout_s=timeout_s)
+
+
+def _check_age(max_age_s: float | None, interval_s: float) -> None:
+    if max_age_s is not None and max_age_s < 2 * interval_s:
+        raise InvalidInput(f"max_age_s is {max_age_s}: keep records for at least two intervals of {interval_s} s")
+
+
+def _interval_of(config: StreamConfig, name: str, given_s: float | None) -> float:
+    """What the stream says; of one that was made without, what its user says."""
+    said = (config.metadata or {}).get(_INTERVAL)
+    if said is None:
+        return DEFAULT_INTERVAL_S if given_s is None else given_s
+    try:
+        known_s = check_seconds(float(said), _INTERVAL)
+    except (ValueError, InvalidInput):
+        raise UnsafeLog(f"stream {name!r} says in its metadata that {_INTERVAL} is {said!r}: correct it") from None
+    if given_s not in (None, known_s):
+        raise UnsafeLog(
+            f"interval_s is {given_s:g}, and the heartbeat interval of coordination log {name!r} is {known_s:g} s: "
+            "everybody on a log has the same; leave it out. To change it, stop all consumers, and then change "
+            f"{_INTERVAL} in the metadata of the stream"
+        )
+    return known_s
 
 
 def subject_of(name: str, message: Message) -> str:
@@ -207,23 +258,23 @@ def subject_of(name: str, message: Message) -> str:
     >>> subject_of("marshal", ClaimingPartition("i", "c", "billing.eu", "orders", 3, 0))
     'keylane.marshal.marshal.claims.billing=2Eeu.orders.3'
     """
-    if isinstance(message, ReleaseGroup):
-        return check_subject(f"keylane.marshal.{name}.pauses.{_token(message.group)}")
-    return check_subject(
-        f"keylane.marshal.{name}.claims.{_token(message.group)}.{_token(message.topic)}.{message.partition}"
-    )
+    topic, partition = ("", 0) if isinstance(message, ReleaseGroup) else (message.topic, message.partition)
+    own = subject_for(type(message).__name__, message.group, topic, partition)
+    return check_subject(subjects_of(name).removesuffix(">") + own)
 
 
-def _token(text: str) -> str:
-    """An id as one token of a subject: other characters than letters, digits, `-` and `_` become `=` and two digits."""
-    return _NOT_IN_TOKENS.sub(lambda found: b"=%02X" % found[0][0], text.encode()).decode()
+def subjects_of(name: str) -> str:
+    """All subjects of a log."""
+    return f"keylane.marshal.{name}.>"
 
 
-async def _create(connection: Connection, name: str, max_age_s: float, replicas: int | None) -> StreamConfig:
+async def _create(
+    connection: Connection, name: str, interval_s: float, max_age_s: float, replicas: int | None
+) -> StreamConfig:
     config = StreamConfig(
         name=name,
         description="keylane: who owns which partition",
-        subjects=[_subjects(name)],
+        subjects=[subjects_of(name)],
         retention=RetentionPolicy.LIMITS,
         discard=DiscardPolicy.OLD,
         storage=StorageType.FILE,
@@ -234,15 +285,16 @@ async def _create(connection: Connection, name: str, max_age_s: float, replicas:
         deny_delete=True,
         deny_purge=True,
         allow_direct=True,
+        metadata={_INTERVAL: repr(float(interval_s))},
     )
     try:
         return (await streams.create(connection, config)).config
     except ApiError as error:
         if error.err_code in _TOO_FEW_SERVERS and replicas is None:
-            return await _create(connection, name, max_age_s, 1)
+            return await _create(connection, name, interval_s, max_age_s, 1)
         if error.err_code == _SUBJECTS_OVERLAP:
             raise UnsafeLog(
-                f"another stream has subjects of {_subjects(name)}: coordination log {name!r} cannot be kept beside "
+                f"another stream has subjects of {subjects_of(name)}: coordination log {name!r} cannot be kept beside "
                 f"it; take these subjects out of the other stream ({error})"
             ) from error
         if error.err_code != _EXISTS_DIFFERENTLY:
@@ -251,14 +303,10 @@ async def _create(connection: Connection, name: str, max_age_s: float, replicas:
     return (await streams.info(connection, name)).config
 
 
-def _subjects(name: str) -> str:
-    return f"keylane.marshal.{name}.>"
-
-
 def _problem(config: StreamConfig, name: str, interval_s: float) -> str:
     """Why a stream would lose claims or change their order; empty if it would not."""
-    if not any(is_subset(_subjects(name), subject) for subject in config.subjects or ()):
-        return f"its subjects are {config.subjects}, without {_subjects(name)}; add it, or choose another name"
+    if not any(is_subset(subjects_of(name), subject) for subject in config.subjects or ()):
+        return f"its subjects are {config.subjects}, without {subjects_of(name)}; add it, or choose another name"
     max_age_s = config.max_age or 0
     wrong = {
         f"max_msgs_per_subject is {config.max_msgs_per_subject}, which drops the first claim": (

@@ -11,10 +11,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import NamedTuple, Protocol
 
-from keylane.core.claim_facts import LogRecord
-from keylane.core.claim_records import Message, ReleaseGroup, encode
+from keylane.core.claim_facts import Key, LogRecord
+from keylane.core.claim_records import CLAIMING_PARTITION, Message, ReleaseGroup, encode, subject_for
 from keylane.core.claims import World
 from keylane.errors import InvalidInput, LogReplaced, ReadIncomplete, RevisionConflict
+
+DEFAULT_INTERVAL_S = 10.0
+"""The heartbeat interval where nobody says another one."""
 
 
 class Position(NamedTuple):
@@ -32,9 +35,14 @@ class Bounds(NamedTuple):
 
 
 class Newest(NamedTuple):
-    """The newest record about a key that a writer has read; None: it has read of none."""
+    """What a writer has read: the newest record about a key, None if there is none; and all before `read_to`.
+
+    `offset` is only where a log looks first. That nothing is on the key's subject from `read_to` on is what counts: a
+    record there that cannot be read, or is about another key, is newer than `offset`.
+    """
 
     offset: int | None
+    read_to: int = 0
 
 
 class CoordinationLog(Protocol):
@@ -53,11 +61,16 @@ class CoordinationLog(Protocol):
         """Whether `append` honours `expect`. One that does not ignores it."""
         ...
 
+    @property
+    def interval_s(self) -> float | None:
+        """The heartbeat interval that it was opened with; None: everybody who uses it says what it is."""
+        ...
+
     async def append(self, message: Message, partition: int, *, expect: Newest | None = None) -> Position:
         """Write a message. It is in the log when this returns.
 
-        `expect`: only if this is still the newest record about the message's key; else `RevisionConflict`, and nothing
-        was written. A loser of a race is told at once, and the log holds the winner's claim alone.
+        `expect`: only if nothing is there about the message's key that was not read; else `RevisionConflict`, and
+        nothing was written. A loser of a race is told at once, and the log holds the winner's claim alone.
         """
         ...
 
@@ -121,6 +134,7 @@ class MemoryLog:
 
     first_offset = 0
     compares = True
+    interval_s: float | None = None
 
     def __init__(self, partitions: int = 1, *, now_ms: int = 0) -> None:
         if partitions < 1:
@@ -131,7 +145,7 @@ class MemoryLog:
         """What it says that it keeps records for. It forgets nothing by itself: see `trim`."""
         self._records: list[list[LogRecord]] = [[] for _ in range(partitions)]
         self._ends = [0] * partitions
-        self._newest: list[dict[tuple[str, str, int], int]] = [{} for _ in range(partitions)]
+        self._newest: list[dict[Key, int]] = [{} for _ in range(partitions)]
 
     def __repr__(self) -> str:
         return f"<MemoryLog {self._ends} at {self.now_ms} ms>"
@@ -144,22 +158,23 @@ class MemoryLog:
         value = encode(message)
         if isinstance(message, ReleaseGroup):
             return self.write(value, partition)
-        key = (message.group, message.topic, message.partition)
-        newest = self._newest[partition].get(key)
-        is_there = newest is not None and newest >= (await self.bounds(partition)).first
-        if expect is not None and is_there and expect.offset != newest:
+        key = Key(message.group, message.topic, message.partition)
+        newest = self._newest[partition].get(key, -1)
+        is_there = newest >= (await self.bounds(partition)).first
+        if expect is not None and is_there and newest != expect.offset and newest >= expect.read_to:
             raise RevisionConflict(
                 f"the newest record about {'/'.join(map(str, key))} is {newest} and not {expect.offset}: read the log"
             )
-        position = self.write(value, partition)
-        self._newest[partition][key] = position.offset
-        return position
+        return self.write(value, partition, key=key)
 
-    def write(self, value: bytes, partition: int) -> Position:
-        """Put any bytes into the log, also such that nobody can read."""
+    def write(self, value: bytes, partition: int, *, key: Key | None = None) -> Position:
+        """Put any bytes into the log, also such that nobody can read. `key`: on this key's subject."""
         offset = self._ends[partition]
-        self._records[partition].append(LogRecord(partition, offset, self.now_ms, value))
+        subject = None if key is None else subject_for(CLAIMING_PARTITION, *key)
+        self._records[partition].append(LogRecord(partition, offset, self.now_ms, value, subject))
         self._ends[partition] = offset + 1
+        if key is not None:
+            self._newest[partition][key] = offset
         return Position(partition, offset)
 
     def trim(self, before: int, partition: int = 0) -> None:

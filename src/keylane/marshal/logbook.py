@@ -7,15 +7,19 @@ what to write.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterable
 
-from keylane.core.claim_facts import Claim, Key, Owner, Verdict
+from keylane.core.balance import GroupView
+from keylane.core.claim_facts import Claim, Key, Misplaced, Owner, Verdict
 from keylane.core.claim_records import Message, Placing, ReleaseGroup
 from keylane.core.claims import World
 from keylane.errors import KeylaneError, NotFound, ReadIncomplete, TwoHashes
 from keylane.marshal.log import CoordinationLog, Newest, Position, catch_up
 from keylane.marshal.trouble import Patience, first_error
+
+_log = logging.getLogger("keylane.marshal")
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
@@ -49,6 +53,7 @@ class LogBook:
         self._read_by = [0] * log.partitions
         self._news_at = [own_clock()] * log.partitions
         self._older_ms = [0] * log.partitions
+        self._skipped = 0
 
     def __repr__(self) -> str:
         return f"<LogBook {self.log!r} {self.world!r}>"
@@ -85,22 +90,42 @@ class LogBook:
     async def _read(self, number: int) -> None:
         before, is_first = self.world.next_offset(number), self._read_by[number] == 0
         await catch_up(self.log, self.world, number)
-        if self.world.misplaced:
-            raise self._two_hashes()
         now_ms = self.world.now_ms(number)
         if self.world.next_offset(number) != before:
             self._news_at[number] = own_clock()
             # A log that nobody wrote to for long: by this machine's clock, as a hint when a claim is worth a try.
             self._older_ms[number] = max(int(self._wall_s() * 1000) - now_ms, 0) if is_first and now_ms else 0
+        self._tell_of_skipped()
+        if (found := self.world.other_hash(self.elapsed_ms)) is not None:
+            raise self._two_hashes(found)
 
-    def _two_hashes(self) -> TwoHashes:
-        found = self.world.misplaced_evidence[0]
+    def _tell_of_skipped(self) -> None:
+        """At the first, and whenever there are twice as many: somebody may write such records on and on."""
+        skipped = self.world.unreadable + self.world.misplaced
+        if skipped < max(2 * self._skipped, 1):
+            return
+        self._skipped = skipped
+        broken = [(one.log_partition, one.at, one.unreadable.reason) for one in self.world.broken]
+        strays = [
+            (one.log_partition, one.at, f"about {one.key}, which belongs in partition {one.expected}")
+            for one in self.world.misplaced_evidence
+        ]
+        number, at, reason = max(broken + strays, key=lambda one: one[:2])
+        _log.warning(
+            "%d records of the coordination log are skipped, such as record %d in partition %d: %s",
+            skipped,
+            at,
+            number,
+            reason,
+        )
+
+    def _two_hashes(self, found: Misplaced) -> TwoHashes:
         return TwoHashes(
             f"record {found.at} in partition {found.log_partition} of the coordination log is about "
             f"{found.key.topic}/{found.key.partition} of group {found.key.group!r}, which belongs in partition "
             f"{found.expected}; client {found.writer.client!r} wrote it"
-            + (" with the other hash" if found.fits_other_hash else "")
-            + ": give every consumer on this log the same placing, and begin with a new log"
+            f" with the other hash: give every consumer on this log the same placing; what was written so is void two "
+            f"intervals ({2 * self.interval_s:g} s) after its writer stopped"
         )
 
     # ---- asking -------------------------------------------------------------------------------------
@@ -116,14 +141,23 @@ class LogBook:
 
     def foresee(self, key: Key, claimer: Owner) -> Verdict:
         """What a claim would get now, as far as this machine can tell how long nobody has written."""
-        number = self.where(key)
-        elapsed_ms = int((own_clock() - self._news_at[number]) * 1000) + self._older_ms[number]
-        return self.world.foresee(*key, claimer, elapsed_ms=elapsed_ms)
+        return self.world.foresee(*key, claimer, elapsed_ms=self.elapsed_ms(self.where(key)))
+
+    def elapsed_ms(self, number: int) -> int:
+        """How long nobody has written to a partition of the log, as far as this machine can tell."""
+        return int((own_clock() - self._news_at[number]) * 1000) + self._older_ms[number]
+
+    def view(self, group: str) -> GroupView:
+        """A group's claims, at the log's time as this machine expects it to be."""
+        claims = [claim for claim in self.world.claims() if claim.key.group == group]
+        times = [(self.world.now_ms(number) or 0) + self.elapsed_ms(number) for number in range(self.world.partitions)]
+        return GroupView(claims, times, self.world.interval_ms)
 
     # ---- writing ------------------------------------------------------------------------------------
 
     async def append(self, message: Message, key: Key) -> Position:
         """Write once. A log that compares takes it only if nobody wrote about this key since it was read."""
         assert not isinstance(message, ReleaseGroup), message
-        expect = Newest(self.world.newest_of(*key)) if self.log.compares else None
-        return await self.log.append(message, self.where(key), expect=expect)
+        number = self.where(key)
+        expect = Newest(self.world.newest_of(*key), self.world.next_offset(number)) if self.log.compares else None
+        return await self.log.append(message, number, expect=expect)

@@ -60,6 +60,7 @@ class StreamSource:
     def __init__(self, connection: Connection, *, commits: str | None = None) -> None:
         self._connection = connection
         self._placings: dict[str, Placing] = {}
+        self._direct: dict[str, bool] = {}
         self._bucket = None if commits is None else Bucket(connection, commits)
         self._revisions: dict[str, int] = {}
         self._bucket_is_there = False
@@ -82,6 +83,7 @@ class StreamSource:
                 "front, such as {{Partition(10,1)}}.orders.{{Wildcard(1)}}"
             )
         self._placings[topic] = placing_by([found], whole_subject=not found.wildcards)
+        self._direct[topic] = bool(config.allow_direct)
         return found.partitions
 
     async def extent(self, topic: str, partition: int) -> Extent:
@@ -89,10 +91,16 @@ class StreamSource:
         return Extent(max(state.first_sequence, 1), state.last_sequence + 1)
 
     async def backlog(self, topic: str, partition: int, offset: int) -> int:
-        found, more = await read_batch(
-            self._connection, topic, sequence=max(offset, 1), batch=1, subject_filter=f"{partition}.>"
-        )
-        return len(found) + more
+        if topic not in self._direct:
+            await self.partitions(topic)
+        sequence, only = max(offset, 1), f"{partition}.>"
+        if self._direct[topic]:
+            found, more = await read_batch(self._connection, topic, sequence=sequence, batch=1, subject_filter=only)
+            return len(found) + more
+        # Without allow_direct nobody answers that; a consumer that begins there is told how much waits for it.
+        counter = await consumers.create(self._connection, topic, _reader_of(only, sequence))
+        await consumers.delete(self._connection, topic, counter.name)
+        return counter.num_pending
 
     async def committed(self, group: str, topic: str, partition: int) -> int | None:
         if self._bucket is None:
@@ -190,15 +198,7 @@ class _StreamReader:
             _log.debug("consumer %s is left to the server: %s", feed.consumer, error)
 
     async def _open(self) -> Feed:
-        config = ConsumerConfig(
-            deliver_policy="by_start_sequence",
-            opt_start_seq=max(self._offset, 1),
-            ack_policy="none",
-            filter_subject=self._filter,
-            inactive_threshold_s=_IDLE_S,
-            mem_storage=True,
-            num_replicas=1,
-        )
+        config = _reader_of(self._filter, max(self._offset, 1))
         self._in_doubt, self._delivered, self._heard_at = False, 0, own_clock()
         created = await consumers.create(self._connection, self._stream, config)
         return await open_feed(self._connection, self._stream, created.name, FeedOptions(max_messages=_HELD))
@@ -229,6 +229,18 @@ class _StreamReader:
             self._in_doubt = True
         else:
             self._in_doubt |= info.delivered_sequence >= self._offset
+
+
+def _reader_of(subject_filter: str, sequence: int) -> ConsumerConfig:
+    return ConsumerConfig(
+        deliver_policy="by_start_sequence",
+        opt_start_seq=sequence,
+        ack_policy="none",
+        filter_subject=subject_filter,
+        inactive_threshold_s=_IDLE_S,
+        mem_storage=True,
+        num_replicas=1,
+    )
 
 
 class _Gap(ReadIncomplete):

@@ -134,6 +134,10 @@ class Tenure:
 
     # ---- the log ------------------------------------------------------------------------------------
 
+    async def is_still_ours(self) -> bool:
+        """Whether nobody else can own it: known from the last heartbeat, or by another one."""
+        return self.may_start() or (not self.is_over and await self.heartbeat())
+
     async def heartbeat(self) -> bool:
         """Say that the owner lives and how far it is. False: the partition is not ours any more."""
         async with self._writing:
@@ -189,7 +193,8 @@ class Tenure:
         first_sent_at, patience = own_clock(), self._book.new_patience()
         while self.is_ours:
             sent_at = own_clock()
-            newest = self._book.world.newest_of(*self.key)
+            number = self._book.where(self.key)
+            read_to, newest = self._book.world.next_offset(number), self._book.world.newest_of(*self.key)
             before = -1 if newest is None else newest
             position, conflict = None, None
             try:
@@ -198,8 +203,8 @@ class Tenure:
                 conflict = error  # somebody wrote about this partition: read what it was
             except KeylaneError as error:
                 await patience.after(error)
-            await self._book.read([self._book.where(self.key)])
-            if conflict is not None and self._book.world.newest_of(*self.key) == newest:
+            await self._book.read([number])
+            if conflict is not None and self._book.world.next_offset(number) == read_to:
                 await patience.after(ReadIncomplete(f"what is in conflict cannot be read: {conflict}"))
             if position is not None:
                 return _Written(sent_at, position)

@@ -13,6 +13,7 @@ from keylane.dispatch.handler_call import check_executor
 from keylane.errors import InvalidInput, KeylaneError
 from keylane.marshal.claiming import MODES, Mode
 from keylane.marshal.crew import Order
+from keylane.marshal.log import DEFAULT_INTERVAL_S, CoordinationLog
 from keylane.marshal.message import Failure, GiveUp
 
 SHORTEST_INTERVAL_S = 0.1
@@ -46,6 +47,7 @@ class Terms:
     executor: Executor
     order: Order
     release_when_behind: bool
+    rebalance: bool
     max_tries: int | None
     give_up: GiveUp | None
     grace_s: float
@@ -72,6 +74,19 @@ class Terms:
             raise InvalidInput("max_tries and give_up are for at_least_once: at most once tries nothing again")
         if self.give_up is not None and self.max_tries is None:
             raise InvalidInput("give_up needs max_tries: without it a message is tried for ever")
+
+
+def interval_of(log: CoordinationLog, given_s: float | None) -> float:
+    """The heartbeat interval: that of the log, or what its user says where the log does not know."""
+    known_s = log.interval_s
+    if known_s is None or given_s is None:
+        return next((one for one in (known_s, given_s) if one is not None), DEFAULT_INTERVAL_S)
+    if given_s != known_s:
+        raise InvalidInput(
+            f"heartbeat_interval_s is {given_s!r}, and the coordination log was opened with interval_s {known_s:g}: "
+            "everybody on a log has the same; leave heartbeat_interval_s out"
+        )
+    return known_s
 
 
 def _check_range(value: float, name: str, least: float, most: float) -> None:

@@ -61,6 +61,7 @@ class View:
         self.log = log
         self.compares = compares
         self.first_offset = log.first_offset
+        self.interval_s: float | None = None
         self.down = False
         self.before_append: Callable[[Message], None] | None = None
 

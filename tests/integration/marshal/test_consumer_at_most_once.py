@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
+from keylane.core.claim_facts import Key
 from keylane.core.claim_records import ClaimingMessages, Heartbeat, Message, decode, encode
 from keylane.core.picking import TopicPartition
 from keylane.errors import OutcomeUnknown
-from keylane.marshal import ConsumerHooks, MarshalMessage, MemorySource
+from keylane.marshal import ConsumerHooks, MarshalMessage, MemorySource, Reader, SourceRecord
 from keylane.marshal.at_most_once import Allowance
 from tests.integration.marshal.rig import (
     GROUP,
@@ -41,6 +44,43 @@ async def test_all_messages_once_in_batches() -> None:
     said = [decode(record.value) for record in log._records[0]]
     assert [one.proposed for one in said if isinstance(one, ClaimingMessages)] == [10, 20, 25]
     await check_log(log)
+
+
+async def test_nothing_is_fetched_before_it_is_known_to_be_ours() -> None:
+    """The document's first step. Without a heartbeat that the log has nobody knows, so one is written first."""
+
+    class Fetches(MemorySource):
+        """Keeps whether the partition was ours at each fetch."""
+
+        ours: list[bool]
+
+        @asynccontextmanager
+        async def reader(self, topic: str, partition: int, offset: int) -> AsyncIterator[Reader]:
+            async with super().reader(topic, partition, offset) as opened:
+                yield Fetch(opened, self)
+
+    class Fetch:
+        def __init__(self, reader: Reader, source: Fetches) -> None:
+            self._reader, self._source = reader, source
+
+        async def next(self, most: int, wait_s: float) -> list[SourceRecord]:
+            self._source.ours.append(anna._tenures[ONLY].may_start())
+            return await self._reader.next(most, 0.02)
+
+    log, source, seen = LiveLog(), Fetches({TOPIC: 1}), Seen()
+    source.ours, view = [], View(log)
+    anna = consumer(view, source, "anna", seen, mode=MODE)
+    async with anna:
+        await until(lambda: len(source.ours) > 5)
+        view.down = True
+        await until(lambda: not anna._tenures[ONLY].may_start())
+        fetches = len(source.ours)
+        fill(source, 1, 5)
+        await asyncio.sleep(0.2)
+        assert len(source.ours) <= fetches + 1, "one was under way"
+        view.down = False
+        await seen.until(lambda one: len(one.messages) == 5)
+    assert all(source.ours)
 
 
 async def test_nothing_is_handled_before_the_log_has_the_claim_and_the_heartbeat() -> None:
@@ -191,8 +231,7 @@ async def test_unknown_outcomes_of_the_claim_of_messages() -> None:
             if count % 3 == 1:
                 raise OutcomeUnknown("it was not written")
             if count % 3 == 2:
-                log.write(encode(message), 0)
-                log._newest[0][GROUP, TOPIC, 0] = log._ends[0] - 1
+                log.write(encode(message), 0, key=Key(GROUP, TOPIC, 0))
                 raise OutcomeUnknown("it was written")
 
     view.before_append = unknown

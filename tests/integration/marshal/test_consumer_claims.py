@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from keylane.core.claim_facts import Began
+from keylane.core.claim_facts import Began, Key
 from keylane.core.claim_records import ClaimingPartition, Heartbeat, Message, decode, encode
 from keylane.core.picking import TopicPartition
 from keylane.errors import OutcomeUnknown
@@ -119,8 +119,7 @@ async def test_a_claim_whose_outcome_is_unknown_is_read_before_it_is_written_aga
     def unknown_but_written(message: Message) -> None:
         sent.append(message)
         if len(sent) in (1, 2):  # the claim, then the first heartbeat
-            log.write(encode(message), 0)
-            log._newest[0][GROUP, TOPIC, 0] = log._ends[0] - 1
+            log.write(encode(message), 0, key=Key(GROUP, TOPIC, 0))
             raise OutcomeUnknown("no answer")
 
     view.before_append = unknown_but_written
@@ -141,9 +140,9 @@ async def test_a_wrong_clock_changes_nothing(skew_s: float) -> None:
     fill(source, 4, 20)
     seen, other = Seen(), Seen()
     wrong = await consumer(
-        View(log), source, "wrong", seen, max_claims=2, wall_clock=lambda: time.time() + skew_s
+        View(log), source, "wrong", seen, max_claims=2, rebalance=False, wall_clock=lambda: time.time() + skew_s
     ).start()
-    right = await consumer(View(log), source, "right", other, max_claims=2).start()
+    right = await consumer(View(log), source, "right", other, max_claims=2, rebalance=False).start()
     try:
         await seen.until(lambda one: len(one.messages) == 40)
         await other.until(lambda one: len(one.messages) == 40)

@@ -4,88 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 
 import pytest
 
 import keylane
 from keylane import Connection
 from keylane.core.picking import TopicPartition
-from keylane.errors import InvalidInput, NoSuchTopic, NotFound, PublishFailed
+from keylane.errors import InvalidInput, NoSuchTopic, UnsafeLog
 from keylane.jetstream import consumers, streams
-from keylane.jetstream.publish import Outgoing, publish_many
-from keylane.marshal import Appetite, Consumer, ConsumerHooks, JetStreamLog, StreamSource, open_jetstream_log
+from keylane.marshal import Admin, Appetite, Consumer, ConsumerHooks, StreamSource, open_jetstream_log
 from keylane.server import NatsServer
 from tests.integration.marshal.rig import Seen, in_order_per_key, until, world_of
-
-INTERVAL_S = 3.0
-PARTITIONS = 6
+from tests.integration.marshal.stream_rig import INTERVAL_S, PARTITIONS, Ground, make, publish, reopened
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@dataclass(frozen=True)
-class Ground:
-    """A partitioned stream and a log, for one test."""
-
-    server: NatsServer
-    stream: str
-    log_name: str
-
-    @asynccontextmanager
-    async def consumer(self, client: str, handler: Any, **options: Any) -> AsyncIterator[Consumer]:
-        """With a connection of its own, as another process would have."""
-        async with AsyncExitStack() as stack:
-            connection = await stack.enter_async_context(await keylane.connect(self.server.url))
-            log = await stack.enter_async_context(
-                open_jetstream_log(connection, self.log_name, interval_s=INTERVAL_S, max_age_s=3600)
-            )
-            options.setdefault("heartbeat_interval_s", INTERVAL_S)
-            commits = options.pop("commits", None)
-            source = StreamSource(connection, commits=commits)
-            yield await stack.enter_async_context(
-                Consumer(log, source, "billing", client, [self.stream], handler, **options)
-            )
-
-
-async def make(connection: Connection, server: NatsServer, stream: str, log_name: str) -> Ground:
-    transform = {"src": f"{stream}.*", "dest": f"{{{{Partition({PARTITIONS},1)}}}}.{stream}.{{{{Wildcard(1)}}}}"}
-    await connection.api.request(
-        f"STREAM.CREATE.{stream}",
-        {"name": stream, "subjects": [f"{stream}.*"], "subject_transform": transform, "allow_direct": True},
-    )
-    return Ground(server, stream, log_name)
-
-
-@pytest.fixture
-async def ground(nats_server: NatsServer, connection: Connection, unique: Callable[..., str]) -> AsyncIterator[Ground]:
-    stream, log_name = unique("orders"), unique("claims")
-    try:
-        yield await make(connection, nats_server, stream, log_name)
-    finally:
-        for name in (stream, log_name, f"KV_{log_name}"):
-            with suppress(NotFound):
-                await streams.delete(connection, name)
-
-
-async def publish(connection: Connection, ground: Ground, count: int, *, first: int = 0) -> None:
-    """Each is stored, or it is said. What a server that is away refuses is sent again."""
-    left = [Outgoing(f"{ground.stream}.k{number % 30}", b"%d" % number) for number in range(first, first + count)]
-    async with asyncio.timeout(30):
-        while left:
-            results = await publish_many(connection, left)
-            left = [one for one, result in zip(left, results, strict=True) if isinstance(result, PublishFailed)]
-            if left:
-                await asyncio.sleep(0.1)
-
-
-@asynccontextmanager
-async def reopened(connection: Connection, ground: Ground) -> AsyncIterator[JetStreamLog]:
-    async with open_jetstream_log(connection, ground.log_name, interval_s=INTERVAL_S) as log:
-        yield log
 
 
 @pytest.mark.parametrize("mode", ["at_least_once", "at_most_once"])
@@ -204,3 +138,53 @@ async def test_a_server_that_restarts(unique: Callable[..., str]) -> None:
                 await publish(connection, ground, 100, first=100)
                 await seen.until(lambda one: {int(message.data) for message in one.messages} == set(range(200)))
                 assert anna.owned == [TopicPartition(ground.stream, number) for number in range(PARTITIONS)]
+
+
+async def test_a_backlog_is_counted_without_direct_access(ground: Ground, connection: Connection) -> None:
+    await publish(connection, ground, 90)
+    config = (await connection.api.request(f"STREAM.INFO.{ground.stream}"))["config"]
+    await connection.api.request(f"STREAM.UPDATE.{ground.stream}", config | {"allow_direct": False})
+    source = StreamSource(connection)
+    counts = [await source.backlog(ground.stream, number, 1) for number in range(PARTITIONS)]
+    assert sum(counts) == 90
+    assert await source.backlog(ground.stream, 0, 91) == 0
+    assert not await consumers.names(connection, ground.stream), "nothing is left behind"
+
+
+# ---- one interval -----------------------------------------------------------------------------------
+
+
+async def test_the_interval_is_the_logs(ground: Ground, connection: Connection) -> None:
+    async def handler(_: object) -> None: ...
+
+    source = StreamSource(connection)
+    async with open_jetstream_log(connection, ground.log_name, interval_s=0.7) as log:
+        assert log.interval_s == 0.7
+        consumer = Consumer(log, source, "billing", "anna", [ground.stream], handler)
+        assert consumer._terms.heartbeat_interval_s == 0.7
+        Consumer(log, source, "billing", "anna", [ground.stream], handler, heartbeat_interval_s=0.7)
+        with pytest.raises(InvalidInput, match=r"heartbeat_interval_s is 7, and the .* with interval_s 0.7: .* leave"):
+            Consumer(log, source, "billing", "anna", [ground.stream], handler, heartbeat_interval_s=7)
+        with pytest.raises(InvalidInput, match="heartbeat_interval_s is 10"):
+            Admin(log, heartbeat_interval_s=10)
+    async with open_jetstream_log(connection, ground.log_name) as log:
+        assert log.interval_s == 0.7, "the stream keeps it"
+    with pytest.raises(UnsafeLog, match=r"interval_s is 10, and the heartbeat interval of .* is 0.7 s: everybody"):
+        async with open_jetstream_log(connection, ground.log_name, interval_s=10):
+            pass
+
+
+async def test_a_log_that_was_made_without_its_interval(ground: Ground, connection: Connection) -> None:
+    async with open_jetstream_log(connection, ground.log_name, interval_s=3):
+        pass
+    config = (await connection.api.request(f"STREAM.INFO.{ground.log_name}"))["config"]
+    await connection.api.request(f"STREAM.UPDATE.{ground.log_name}", config | {"metadata": {}})
+    async with open_jetstream_log(connection, ground.log_name) as log:
+        assert log.interval_s == 10
+    async with open_jetstream_log(connection, ground.log_name, interval_s=4) as log:
+        assert log.interval_s == 4
+    odd = {"metadata": {"keylane_marshal_interval_s": "soon"}}
+    await connection.api.request(f"STREAM.UPDATE.{ground.log_name}", config | odd)
+    with pytest.raises(UnsafeLog, match="keylane_marshal_interval_s is 'soon': correct it"):
+        async with open_jetstream_log(connection, ground.log_name):
+            pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -52,16 +53,46 @@ async def test_an_unknown_topic() -> None:
 
 async def test_records_of_another_hash_stop_it() -> None:
     log, source = LiveLog(partitions=4), MemorySource({TOPIC: 4})
-    right = coordinating_partition(TOPIC, 0, 4)
+    right, theirs = coordinating_partition(TOPIC, 2, 4), coordinating_partition(TOPIC, 2, 4, placing="topic")
+    assert right != theirs
     async with consumer(View(log), source, "anna", Seen()) as anna:
         await until(lambda: len(anna.owned) == 4)
-        await log.append(Heartbeat("i", "go", GROUP, TOPIC, 0, 5, 1), (right + 1) % 4)
-        with pytest.raises(TwoHashes, match=rf"orders/0 of group 'billing', which belongs in partition {right}"):
+        await log.append(Heartbeat("i", "go", GROUP, TOPIC, 2, 5, 1), theirs)
+        with pytest.raises(TwoHashes, match=rf"orders/2 of group 'billing', which belongs in partition {right}"):
             await anna.wait()
         assert anna.owned == []
         with pytest.raises(TwoHashes):
             await anna.terminate()
         anna._running = None  # the block ends without a second complaint
+
+
+async def test_records_where_no_hash_puts_them_stop_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    log, source, seen = LiveLog(partitions=4), MemorySource({TOPIC: 4}), Seen()
+    stray = coordinating_partition(TOPIC, 2, 4)
+    hashes = {coordinating_partition(TOPIC, 0, 4), coordinating_partition(TOPIC, 0, 4, placing="topic")}
+    assert stray not in hashes
+    async with consumer(View(log), source, "anna", seen) as anna:
+        await until(lambda: len(anna.owned) == 4)
+        await log.append(Heartbeat("i", "odd", GROUP, TOPIC, 0, 5, 1), stray)
+        fill(source, 4, 5)
+        await until(lambda: "1 records of the coordination log are skipped" in caplog.text)
+        await seen.until(lambda one: len(one.messages) == 20)
+        async with consumer(View(log), source, "bert", seen) as bert:
+            await until(lambda: len(bert.owned) == 2)
+    assert f"about Key(group='{GROUP}', topic='{TOPIC}', partition=0), which belongs in" in caplog.text
+
+
+async def test_another_hash_is_forgotten_when_its_user_is_gone() -> None:
+    log, source = LiveLog(partitions=4), MemorySource({TOPIC: 4})
+    log.ahead_ms = int((time.time() - time.monotonic()) * 1000)
+    theirs = coordinating_partition(TOPIC, 2, 4, placing="topic")
+    await log.append(Heartbeat("i", "go", GROUP, TOPIC, 2, 5, 1), theirs)
+    with pytest.raises(TwoHashes, match=r"void two intervals \(1 s\) after its writer stopped"):
+        await consumer(View(log), source, "anna", Seen()).start()
+    log.ahead_ms += int(2000 * INTERVAL_S) + 1
+    log.write(b"later", theirs)
+    async with consumer(View(log), source, "anna", Seen()) as anna:
+        await until(lambda: len(anna.owned) == 4)
 
 
 async def test_a_changed_number_of_coordination_partitions_stops_it() -> None:

@@ -10,9 +10,12 @@ from contextlib import suppress
 import pytest
 
 from keylane import Connection
+from keylane.core.claim_records import ClaimingPartition
 from keylane.errors import NotFound
 from keylane.jetstream import streams
 from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.marshal import StreamSource, open_jetstream_log
+from keylane.marshal.jetstream_log import subject_of
 from keylane.server import NatsServer
 from tests.integration.marshal.command import Command, count, events
 
@@ -88,6 +91,58 @@ async def test_consume_watch_world_pause_and_resume(marshal: OnStream) -> None:
     told = await marshal.told("world")
     assert {one["owner"] for one in told["claims"]} == {None}, "released at the end"
     assert (await marshal.told("world", "--at", "1d"))["claims"] == []
+
+
+async def test_a_group_that_nobody_knows(marshal: OnStream) -> None:
+    await marshal.publish(5)
+    async with marshal.running("consume", "billing", "anna", marshal.stream, "--json") as consumer:
+        await events(consumer, lambda found: count(found, "message") == 5)
+        for words in (["release-group", "nosuch", "10m"], ["resume", "nosuch"]):
+            code, out, err = await marshal(*words)
+            assert (code, out) == (1, "")
+            assert "the log has no consumer and no record of group 'nosuch': it has 'billing'; --force does it" in err
+            assert len(err.splitlines()) == 1
+        assert (await marshal.told("world"))["pauses"] == []
+        _, _, err = await marshal("world", "--group", "nosuch")
+        assert "no record of group 'nosuch': it has 'billing'" in err
+        assert (await marshal.told("release-group", "nosuch", "10m", "--force"))["group"] == "nosuch"
+        assert [one["group"] for one in (await marshal.told("world"))["pauses"]] == ["nosuch"]
+        await marshal.told("resume", "nosuch")
+        assert (await marshal.told("world"))["groups"] == ["billing", "nosuch"]
+
+
+async def test_the_lag_of_any_stream_and_what_was_skipped(marshal: OnStream) -> None:
+    """Without allow_direct, as streams are made by default; of topics that are gone; and with strays in the log."""
+    connection = marshal.connection
+    config = (await connection.api.request(f"STREAM.INFO.{marshal.stream}"))["config"]
+    await connection.api.request(f"STREAM.UPDATE.{marshal.stream}", config | {"allow_direct": False})
+    await marshal.publish(40)
+    async with open_jetstream_log(connection, marshal.log, interval_s=3) as log:
+        for topic in (marshal.stream, "gone"):
+            await log.append(ClaimingPartition("i", "anna", "billing", topic, 0, 1))
+        lost = ClaimingPartition("i", "bert", "billing", marshal.stream, 0, 1)
+        await log.append(lost)
+        await connection.nats.request(subject_of(marshal.log, lost), b"\x00\x01", timeout=5)
+    told = await marshal.told("world", "--lag")
+    [gone, ours] = sorted(told["claims"], key=lambda one: one["topic"])
+    assert gone["lag"] is None
+    assert ours["lag"] == await StreamSource(connection).backlog(marshal.stream, 0, 1) > 0
+    assert ours["requested_by"] == ["bert"]
+    assert (told["unreadable"], told["skipped"][0]["record"]) == (1, 4)
+    code, out, err = await marshal("world", "--lag")
+    assert code == 0
+    assert "anna" in out
+    assert "lag unknown: there is no stream 'gone'" in err
+    assert "1 records cannot be read and were skipped, such as record 4 in partition 0: unknown type" in err
+
+
+async def test_the_interval_is_given_once(marshal: OnStream) -> None:
+    async with open_jetstream_log(marshal.connection, marshal.log, interval_s=7) as log:
+        await log.append(ClaimingPartition("i", "anna", "billing", marshal.stream, 0, 1))
+    code, _, err = await marshal("world")
+    assert code == 1
+    assert "interval_s is 3, and the heartbeat interval of coordination log" in err
+    assert "is 7 s: everybody on a log has the same; leave it out" in err
 
 
 async def test_the_world_in_words(marshal: OnStream) -> None:

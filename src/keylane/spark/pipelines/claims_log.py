@@ -16,7 +16,7 @@ from keylane.core.subjects import shown
 from keylane.errors import CoordinationLogError, ExtraMissing, InvalidInput, NotFound
 from keylane.jetstream import streams
 from keylane.jetstream.connection import Connection
-from keylane.marshal.jetstream_log import DEFAULT_NAME, JetStreamLog, open_jetstream_log
+from keylane.marshal.jetstream_log import DEFAULT_NAME, JetStreamLog, open_jetstream_log, subjects_of
 from keylane.marshal.log import Bounds
 from keylane.spark.address import Address
 from keylane.spark.driver.options import read_options
@@ -110,8 +110,17 @@ class JetStreamRows:
             "startingOffsets": "earliest",
             "endingOffsets": str(stops[0] - 1),
         }
-        return load(spark, options).selectExpr(
-            "0 AS log_partition", "sequence AS offset", "unix_millis(timestamp) AS time_ms", "data AS value"
+        from pyspark.sql import functions as F  # noqa: N812, PLC0415 - everybody's name for it; optional and slow
+
+        prefix, subject = subjects_of(self.name).removesuffix(">"), F.col("subject")
+        inside = F.startswith(subject, F.lit(prefix))
+        own = F.when(inside, F.substr(subject, F.lit(len(prefix) + 1))).otherwise(F.concat(F.lit("."), subject))
+        return load(spark, options).select(
+            F.lit(0).alias("log_partition"),
+            F.col("sequence").alias("offset"),
+            F.unix_millis("timestamp").alias("time_ms"),
+            F.col("data").alias("value"),
+            own.alias("subject"),
         )
 
 

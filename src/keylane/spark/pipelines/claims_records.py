@@ -13,17 +13,25 @@ from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
 
-from keylane.core.claim_records import RELEASE_GROUP, Unreadable, split, split_roughly
+from keylane.core.claim_records import RELEASE_GROUP, Unreadable, split, split_roughly, subject_for
 from keylane.marshal.log import Bounds
 
-ROWS_DDL = "log_partition INT, offset BIGINT, time_ms BIGINT, value BINARY"
-"""A coordination log as a table; the rows of a task that are of one partition of the log come in its order."""
+ROWS_DDL = "log_partition INT, offset BIGINT, time_ms BIGINT, value BINARY, subject STRING"
+"""A coordination log as a table, a `LogRecord` in each row; the rows of a task that are of one partition of the log
+come in its order."""
 
 RECORDS_DDL = f"{ROWS_DDL}, piece BIGINT, seen_ms BIGINT, kind STRING, group STRING, topic STRING, partition INT"
-"""`piece`: the offset that a task's piece of the log begins with. `kind`: null if it is none of the five messages."""
+"""`piece`: the offset that a task's piece of the log begins with. `kind`: null if it is to be skipped, as none of the
+five messages or on another key's subject."""
 
 ROWS = pa.schema(
-    [("log_partition", pa.int32()), ("offset", pa.int64()), ("time_ms", pa.int64()), ("value", pa.binary())]
+    [
+        ("log_partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("time_ms", pa.int64()),
+        ("value", pa.binary()),
+        ("subject", pa.string()),
+    ]
 )
 _RECORDS = pa.schema(
     [
@@ -45,11 +53,11 @@ class LogReader:
     """Reads what each record is about, and the newest time of its piece so far."""
 
     def __call__(self, tables: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        known: dict[bytes, _Key] = {}
+        known: dict[bytes, tuple[_Key, str]] = {}
         number, last, piece, seen_ms = -1, -1, -1, 0
         for table in tables:
             found: list[tuple[Any, ...]] = []
-            for there, offset, time_ms, stored in zip(
+            for there, offset, time_ms, stored, subject in zip(
                 *(table.column(name).to_pylist() for name in ROWS.names), strict=True
             ):
                 if there != number or offset <= last:
@@ -58,18 +66,19 @@ class LogReader:
                     seen_ms = time_ms
                 last = offset
                 value = stored or b""  # a record of Kafka may have none
-                found.append((there, offset, time_ms, value, piece, seen_ms, *_about(value, known)))
+                about = _about(value, subject, known)
+                found.append((there, offset, time_ms, value, subject, piece, seen_ms, *about))
             columns = zip(*found, strict=True) if found else ((),) * len(_RECORDS)
             arrays = [pa.array(column, field.type) for column, field in zip(columns, _RECORDS, strict=True)]
             yield pa.RecordBatch.from_arrays(arrays, schema=_RECORDS)
 
 
-def _about(value: bytes, known: dict[bytes, _Key]) -> tuple[Any, ...]:
+def _about(value: bytes, subject: str | None, known: dict[bytes, tuple[_Key, str]]) -> tuple[Any, ...]:
     """kind, group, topic, partition"""
     rough = split_roughly(value)
-    if rough is not None and (key := known.get(rough[1])) is not None:
-        return rough[0].decode(), *key
-    fields = split(value)
+    if rough is not None and (found := known.get(rough[1])) is not None and subject in (None, found[1]):
+        return rough[0].decode(), *found[0]
+    fields = split(value, subject)
     if isinstance(fields, Unreadable):
         return (None,) * 4
     kind, _, _, group, topic, partition, _, _ = fields
@@ -78,7 +87,7 @@ def _about(value: bytes, known: dict[bytes, _Key]) -> tuple[Any, ...]:
     if rough is not None:
         if len(known) >= _IDENTITIES_KEPT:
             known.clear()
-        known[rough[1]] = group, topic, partition
+        known[rough[1]] = (group, topic, partition), subject_for(kind, group, topic, partition)
     return kind, group, topic, partition
 
 

@@ -239,7 +239,7 @@ class _PartitionReplay:
     def _how_ended(self, world: World, tenure: Tenure) -> str:
         """Asked at once after a tenure ended, so pauses in force are those that were in force then."""
         if tenure.ended is None:
-            return HELD if self._now_ms < tenure.until_ms else EXPIRED
+            return HELD if self._now_ms <= tenure.until_ms else EXPIRED
         if tenure.ended is Ended.RELEASED and any(one.by != tenure.owner for one in world.pauses(tenure.key.group)):
             return PAUSED
         return tenure.ended.value

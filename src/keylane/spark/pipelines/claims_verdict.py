@@ -230,17 +230,18 @@ def _evidence(
 
 
 def _unreadable(found: Replayed, most: int) -> list[dict[str, Any]]:
-    broken = found.records.where("kind IS NULL").select("log_partition", "offset", "time_ms", "value")
+    broken = found.records.where("kind IS NULL").select("log_partition", "offset", "time_ms", "value", "subject")
     kept = F.lit(False)
     for number, extent in found.survey.extents.items():
         kept |= (F.col("log_partition") == number) & (F.col("offset") < extent.stop)
     return [
-        {name: row[name] for name in ("log_partition", "offset", "time_ms")} | {"reason": _reason(bytes(row["value"]))}
+        {name: row[name] for name in ("log_partition", "offset", "time_ms")}
+        | {"reason": _reason(bytes(row["value"]), row["subject"])}
         for row in tables.first_rows(broken.where(kept), most, "log_partition", "offset")
     ]
 
 
-def _reason(value: bytes) -> str:
-    fields = split(value)
+def _reason(value: bytes, subject: str | None) -> str:
+    fields = split(value, subject)
     assert isinstance(fields, Unreadable), value
     return fields.reason

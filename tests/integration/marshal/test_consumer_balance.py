@@ -1,0 +1,121 @@
+"""Even shares: whoever comes gets its part from those who have more. Nothing is lost, done twice, or out of order."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from keylane import Connection
+from keylane.core.claim_facts import Ended
+from keylane.core.claim_records import ClaimingPartition, decode
+from keylane.marshal import Appetite, Consumer, MarshalMessage, MemorySource
+from tests.integration.marshal.rig import (
+    TOPIC,
+    LiveLog,
+    Seen,
+    View,
+    check_log,
+    consumer,
+    fill,
+    in_order_per_key,
+    until,
+)
+from tests.integration.marshal.stream_rig import PARTITIONS, Ground, publish, reopened
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.mark.parametrize("mode", ["at_least_once", "at_most_once"])
+async def test_two_and_then_three_share_a_stream_evenly(ground: Ground, connection: Connection, mode: str) -> None:
+    ground, seen, count = replace(ground, interval_s=0.5), Seen(), 0
+
+    async def work(message: MarshalMessage) -> None:
+        await asyncio.sleep(0.002)
+        await seen(message)
+
+    async def flow() -> None:
+        nonlocal count
+        while True:
+            await publish(connection, ground, 30, first=count)
+            count += 30
+            await asyncio.sleep(0.02)
+
+    async with AsyncExitStack() as stack:
+        members = [await stack.enter_async_context(ground.consumer("anna", work, mode=mode))]
+        await until(lambda: len(members[0].owned) == PARTITIONS)
+        flowing = asyncio.create_task(flow())
+        try:
+            for client in ("bert", "carl"):
+                members.append(await stack.enter_async_context(ground.consumer(client, work, mode=mode)))
+                await until(lambda: {len(one.owned) for one in members} == {PARTITIONS // len(members)})
+        finally:
+            flowing.cancel()
+        await seen.until(lambda one: len(one.messages) >= count)
+        owned = [one.owned for one in members]
+        await asyncio.sleep(2 * ground.interval_s)
+        assert [one.owned for one in members] == owned, "nothing moves any more"
+    assert set(seen.times.values()) == {1}, "drained before it was released"
+    assert len(seen.times) == count
+    assert in_order_per_key(seen.messages), "also from one owner to the next"
+    async with reopened(connection, ground) as log:
+        world = await check_log(log)
+    assert {one.ended for one in world.tenures()} == {Ended.RELEASED}
+    assert 4 <= len(world.tenures()) - PARTITIONS <= 8, "as few moves as it takes, or nearly"
+
+
+@pytest.mark.parametrize("compares", [True, False])
+async def test_shares_follow_who_comes_and_goes(compares: bool) -> None:
+    log, source, seen = LiveLog(partitions=3), MemorySource({TOPIC: 12}), Seen()
+
+    def one(name: str) -> Consumer:
+        return consumer(View(log, compares=compares), source, name, seen, pick=Appetite(greedy=True))
+
+    fill(source, 12, 10)
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(one("anna"))
+        await until(lambda: len(first.owned) == 12)
+        others = [await stack.enter_async_context(one(f"c{number}")) for number in range(3)]
+        await until(lambda: [len(member.owned) for member in (first, *others)] == [3, 3, 3, 3])
+        await first.terminate()
+        await until(lambda: [len(member.owned) for member in others] == [4, 4, 4])
+        await seen.until(lambda one: len(one.messages) == 120)
+    assert set(seen.times.values()) == {1}
+    await check_log(log)
+
+
+async def test_who_does_not_share_neither_asks_nor_gives() -> None:
+    log, source = LiveLog(), MemorySource({TOPIC: 4})
+    log.ahead_ms = int((time.time() - time.monotonic()) * 1000)
+    async with consumer(View(log), source, "anna", Seen(), rebalance=False) as anna:
+        await until(lambda: len(anna.owned) == 4)
+        async with consumer(View(log), source, "bert", Seen(), rebalance=False) as bert:
+            end = log._ends[0]
+            await until(lambda: log._ends[0] > end + 16)
+            assert bert.owned == []
+            assert not any(b"/bert/" in record.value for record in log._records[0])
+        async with consumer(View(log), source, "carl", Seen()) as carl:
+            end = log._ends[0]
+            await until(lambda: log._ends[0] > end + 40)
+            assert carl.owned == []
+        asked = [record for record in log._records[0] if b"/carl/" in record.value]
+        assert {type(decode(record.value)) for record in asked} == {ClaimingPartition}
+        rounds = sorted({record.time_ms // 100 for record in asked})
+        assert all(later - early in (0, 1) or later - early >= 19 for early, later in pairwise(rounds)), rounds
+        assert 2 <= len(asked) <= 8, "asked for its share, and then ever more seldom"
+
+
+async def test_no_more_than_one_wants() -> None:
+    log, source = LiveLog(), MemorySource({TOPIC: 6})
+    async with (
+        consumer(View(log), source, "anna", Seen()) as anna,
+        consumer(View(log), source, "bert", Seen(), max_claims=1) as bert,
+    ):
+        await until(lambda: (len(anna.owned), len(bert.owned)) == (5, 1))
+        end = log._ends[0]
+        await until(lambda: log._ends[0] > end + 24)
+        assert (len(anna.owned), len(bert.owned)) == (5, 1)
