@@ -343,8 +343,7 @@ class Entering:
         return self._remote.can_reset and self._facts is not None and not self._facts.clustered
 
     def _wait_for(self, what: str | None) -> None:
-        if what is not None:
-            self._waits = True
+        self._waits = what is not None
         if what != self.waiting_for:
             self.waiting_for = what
             self._hooks.wait_changed()

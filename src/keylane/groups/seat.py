@@ -138,14 +138,18 @@ class Seat(Entering):
         """
         now = asyncio.get_running_loop().time()
         if now < self._look_due:
+            self._wait_for_stream()
             return None
         self._look_due = now + _LOOK_BELOW_S
         before, self._seen_dry = self._seen_dry, await self._remote.why_dry()
-        if self._seen_dry is not None:
-            self._wait_for(f"the stream to come back: {self._seen_dry}")
-        elif self._feed is not None and not self.is_active:
+        self._wait_for_stream()
+        if self._seen_dry is None and self._feed is not None and not self.is_active:
             await self._see_others()
         return self._seen_dry if self._seen_dry == before else None
+
+    def _wait_for_stream(self) -> None:
+        if self._seen_dry is not None:
+            self._wait_for(f"the stream to come back: {self._seen_dry}")
 
     async def _step(self, wanted: ConsumerConfig | None) -> float | None:
         dry = await self._look_below()
@@ -221,6 +225,7 @@ class Seat(Entering):
         await self._handling.let_go(is_lost)
         await self._handling.acks_sent(is_lost)
         await self._feed.settle()
+        self._wait_for(None)
         if (was_active and not self.is_active) or not await self._is_ours_to_change():
             return False
         kept = [one for one in wanted.filter_subjects or () if partition_in(one) in self.partitions]
@@ -296,6 +301,7 @@ class Seat(Entering):
             if self.is_active:
                 self._wait_for("handlers at work, before its partitions change")
                 await self._finish_all()
+                self._wait_for(None)
             if self.is_active and await self._is_ours_to_change():
                 await self._remote.delete()
             else:
