@@ -39,6 +39,13 @@ def test_a_checkpoint_of_another_stream() -> None:
         Offset.from_wire({"stream": "OLD", "created": "t1", "sequence": 7}, "S")
 
 
+def test_a_checkpoint_of_the_groups_queue() -> None:
+    wire = {"stream": "S-g", "created": "t1", "sequence": 7}
+    assert Offset.from_wire(wire, "S-g", queue="S-g").sequence == 7
+    with pytest.raises(InvalidInput, match=r"is of 'S-g', the queue of the group.*Give queue=true to go on with the q"):
+        Offset.from_wire(wire, "S", queue="S-g")
+
+
 def test_a_stream_that_never_held_a_message() -> None:
     wire = {
         "config": {"name": "S"},

@@ -39,6 +39,7 @@ def test_everything_that_a_streaming_read_takes() -> None:
         {
             "stream": "ORDERS",
             "group": "billing",
+            "queue": "true",
             "member": "m1",
             "filter": "orders.eu.*, orders.us.*",
             "splitBy": "Sequence",
@@ -53,7 +54,8 @@ def test_everything_that_a_streaming_read_takes() -> None:
         },
         "streaming",
     )
-    assert (read.group, read.member, read.filters) == ("billing", "m1", ("orders.eu.*", "orders.us.*"))
+    assert (read.group, read.queue, read.member) == ("billing", True, "m1")
+    assert read.filters == ("orders.eu.*", "orders.us.*")
     assert (read.split_by, read.min_partitions, read.start.kind) == ("sequence", 8, "latest")
     assert (read.max_offsets, read.max_bytes, read.fail_on_data_loss) == (1000, 1_000_000, False)
     assert (read.query_name, read.lease_s, read.acknowledge) == ("lake-1", 2.5, True)
@@ -108,6 +110,8 @@ BOTH: list[tuple[dict[str, str], str]] = [
     ({"stream": "S", "url": "nats://u:hunter2@h"}, r"option 'url' has a user or a password"),
     ({"stream": "S", "group": "a b"}, r"option 'group'"),
     ({"stream": "S", "member": "m"}, r"option 'member' \('m'\) needs option 'group'"),
+    ({"stream": "S", "queue": "true"}, r"option 'queue' is true and needs option 'group'"),
+    ({"stream": "S", "group": "g", "queue": "yes"}, r"option 'queue' is 'yes': give true or false"),
     ({"stream": "S", "group": "g", "member": "m", "partitions": "1"}, r"'member' \('m'\) and 'partitions' \('1'\)"),
     ({"stream": "S", "partitions": "a"}, r"option 'partitions' is 'a': give numbers and ranges"),
     ({"stream": "S", "partitions": "1,,2"}, r"option 'partitions' is '1,,2'"),

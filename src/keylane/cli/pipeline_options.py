@@ -52,7 +52,8 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
     "lake": (
         _STREAM,
         Option("table", str, "The directory that holds the table.", "DIR"),
-        Option("group", str, "Read the queue of this elastic group, or the partitions of a static one.", "NAME"),
+        Option("group", str, "Take the keys of this group; of a static one also its filters.", "NAME"),
+        Option("queue", bool, "Read the queue of the elastic --group instead of the stream."),
         Option("filter", str, "Only these subjects; several with commas.", "SUBJECTS"),
         Option("partitions", str, "Only these partitions, such as 0-3,7.", "NUMBERS"),
         Option("key_filter", str, "On a stream without partition numbers: the subjects that have keys.", "SUBJECT"),

@@ -17,6 +17,7 @@ import pytest
 import keylane
 import keylane.errors
 from keylane import Connection, groups
+from keylane.core.partitions import Partitioning
 from keylane.errors import (
     AuthenticationFailed,
     DataLost,
@@ -232,6 +233,93 @@ async def test_a_planned_batch_that_is_gone(rig: Rig) -> None:
     with pytest.raises(DataLost, match=r"made anew.*sequences 6 to 20, at most 15"):
         await asyncio.to_thread(rig.query().splits, middle, end)
     assert await asyncio.to_thread(rows, rig.query(failOnDataLoss="false"), middle, end) == []
+
+
+@pytest.fixture
+async def elastic(rig: Rig) -> AsyncIterator[Rig]:
+    """README's stream and group: the group knows the key, the stream does not."""
+    await rig.make()
+    await groups.create_elastic(rig.connection, rig.name, "g", max_members=10, partitioning=[(f"{rig.name}.*", [1])])
+    yield rig
+    await groups.delete(rig.connection, rig.name, "g")
+
+
+async def filled(rig: Rig, count: int, *, upto: int) -> None:
+    """Messages in the stream, and copied to the queue of the group, whose last sequence is `upto` then."""
+    await rig.publish(count)
+    queue = groups.queue_stream(rig.name, "g")
+    async with asyncio.timeout(20):
+        while (await streams.state(rig.connection, queue)).last_sequence < upto:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.02)
+
+
+def keys_of(one: Query) -> list[tuple[str, int]]:
+    one.begin()
+    start = one.initial().to_wire()
+    return sorted(
+        (row["key"], row["partition"])
+        for split in one.splits(start, one.latest(start, limited=True).to_wire())
+        for found in read_watched(split, fatal=True)
+        for row in found.to_pylist()
+    )
+
+
+async def test_a_stream_is_read_with_the_keys_of_its_elastic_group(
+    elastic: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    await elastic.publish(9)
+    keys = Partitioning(f"{elastic.name}.*", (1,), 10)
+    expected = [(key, keys.partition(f"{elastic.name}.{key}")) for key in ("k0", "k1", "k2") for _ in range(3)]
+    assert await asyncio.to_thread(keys_of, elastic.query(group="g")) == expected
+    assert "does not say what the key" not in caplog.text
+
+
+async def test_an_unknown_key_is_told_once_with_what_to_do(elastic: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    await elastic.publish(3)
+    for _ in range(2):
+        assert await elastic.sequences() == [1, 2, 3]
+        await asyncio.to_thread(elastic.query().begin)
+    [told] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert told.startswith(f"stream '{elastic.name}' does not say what the key of a message is")
+    assert f"option 'group' for the keys of one of its groups (`keylane elastic ls {elastic.name}`" in told
+    assert await elastic.sequences(keyFilter=">", keyPartitions=1) == [1, 2, 3]
+
+
+async def test_a_checkpoint_of_the_queue_never_becomes_one_of_the_stream(elastic: Rig) -> None:
+    """Option `group` alone read the queue once: its sequences are other messages in the stream."""
+    await filled(elastic, 6, upto=6)
+    end, found = await asyncio.to_thread(step, elastic.query(group="g", queue="true"))
+    assert (end["stream"], found) == (f"{elastic.name}-g", [1, 2, 3, 4, 5, 6])
+    refused = rf"checkpoint is of '{elastic.name}-g', the queue of the group.*Give queue=true to go on with the queue"
+    one = elastic.query(group="g")
+    for call in (lambda: one.latest(end, limited=True), lambda: one.splits(end, end), lambda: one.commit(end)):
+        with pytest.raises(InvalidInput, match=refused):
+            await asyncio.to_thread(call)
+    await filled(elastic, 3, upto=9)
+    assert (await asyncio.to_thread(step, elastic.query(group="g", queue="true"), end))[1] == [7, 8, 9]
+
+
+async def test_a_latest_start_in_the_queue_is_never_replaced_by_one_in_the_stream(elastic: Rig, unique: Unique) -> None:
+    await filled(elastic, 6, upto=6)
+    name = unique("q")
+    latest = {"group": "g", "queryName": name, "startingOffsets": "latest"}
+    one = elastic.query(**latest, queue="true")
+    assert (await asyncio.to_thread(one.initial)).sequence == 6
+    await asyncio.to_thread(one.end)
+    other = elastic.query(**latest)
+    with pytest.raises(InvalidInput, match=r"and now reads stream.*Give queue=true"):
+        await asyncio.to_thread(other.initial)
+    await asyncio.to_thread(other.end)
+
+
+async def test_a_static_group_has_no_queue(rig: Rig) -> None:
+    await rig.make()
+    await groups.create_static(rig.connection, rig.name, "g", max_members=2, members=["a"])
+    try:
+        with pytest.raises(InvalidInput, match=r"group 'g' of stream .* is static and has no queue"):
+            await asyncio.to_thread(rig.query(group="g", queue="true").begin)
+    finally:
+        await groups.delete(rig.connection, rig.name, "g")
 
 
 async def test_a_deleted_stream_and_group(rig: Rig) -> None:
@@ -457,7 +545,8 @@ async def test_what_a_user_must_be_allowed_is_in_the_guide(unique: Unique, monke
                 assert len(await plain.sequences()) == 10
                 assert len(await plain.sequences(group="g")) == 10
                 assert len(await queue.sequences()) == 10
-                assert await plain.sequences(group="e") == []
+                assert len(await plain.sequences(group="e")) == 10
+                assert await plain.sequences(group="e", queue="true") == []
                 for one in (
                     plain.query(queryName=unique("q")),
                     plain.query(queryName=unique("q"), startingOffsets="latest"),

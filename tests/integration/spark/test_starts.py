@@ -56,6 +56,17 @@ async def test_a_start_in_another_stream_is_replaced_and_one_in_a_stream_made_an
     assert await durable_start(connection, query, newer) == offset(3)
 
 
+async def test_a_start_in_the_queue_of_the_group_is_refused(connection: Connection, unique: Unique) -> None:
+    """It would skip what came since: a query that used to read the queue now reads the stream."""
+    query = unique("query")
+    await durable_start(connection, query, offset(7, "ORDERS-billing"))
+    for _ in range(2):
+        with pytest.raises(InvalidInput, match=r"queue of the group, and now reads stream 'ORDERS'.*Give queue=true"):
+            await durable_start(connection, query, offset(90), queue="ORDERS-billing")
+    of_queue = offset(90, "ORDERS-billing")
+    assert await durable_start(connection, query, of_queue, queue="ORDERS-billing") == offset(7, "ORDERS-billing")
+
+
 async def test_a_record_that_is_no_offset_is_named(connection: Connection, unique: Unique) -> None:
     query = unique("query")
     bucket = bucket_of(connection)

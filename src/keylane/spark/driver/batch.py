@@ -10,13 +10,14 @@ from keylane.spark.driver.losses import Losses
 from keylane.spark.driver.offsets import Range, Stand, planned
 from keylane.spark.driver.options import Position, ReadOptions
 from keylane.spark.driver.planning import plan
-from keylane.spark.driver.standing import Source
+from keylane.spark.driver.standing import Source, warn_without_keys
 from keylane.spark.executor.split import Reading, Split
 
 
 def plan_batch(options: ReadOptions) -> list[Split]:
     """The splits of a batch read."""
     source = Source(options)
+    warn_without_keys(source.layout)
     stand = source.stand()
     start = starting_at(options.start, source, stand)
     end = _ending_at(options.end, source, stand)

@@ -82,13 +82,16 @@ def lay_out(
     numbers: Numbering,
     stored: Iterable[str] = (),
 ) -> Layout:
-    """What the options ask for, of the stream with this configuration.
+    """What the options ask for, of the stream with this configuration: the group's queue where that is read.
 
     `stored` are subjects of the stream as they are stored, as far as they are known: they show what an earlier
     configuration left behind. Raises `InvalidInput` for what this stream cannot give.
     """
+    if isinstance(group, ElasticConfig) and not options.queue:
+        _check_reads_the_stream(options)
+        return _plain(options, config, _partitioning(group, numbers))
     if group is None and not numbers.partitioning:
-        return _plain(options, config)
+        return _plain(options, config, (options.keys,) if options.keys is not None else ())
     if options.keys is not None:
         raise InvalidInput(
             f"option 'keyFilter' is {options.keys.filter!r}: the subjects of stream {config['name']!r} carry partition "
@@ -138,7 +141,23 @@ def _left_behind(numbers: Numbering, stored: Iterable[str]) -> tuple[list[int], 
     return sorted(partitions), [*below, *sorted(alone)]
 
 
-def _plain(options: ReadOptions, config: Mapping[str, Any]) -> Layout:
+def _check_reads_the_stream(options: ReadOptions) -> None:
+    """Refuse what only the queue of an elastic group can give."""
+    for name, given in (("member", options.member), ("partitions", options.partitions)):
+        if given is not None:
+            raise InvalidInput(
+                f"option {name!r} is given, but the partitions of elastic group {options.group!r} are not in the "
+                f"subjects of stream {options.stream!r}: select rows by the column 'partition', or give queue=true to "
+                "read the group's queue"
+            )
+    if options.acknowledge:
+        raise InvalidInput(
+            f"option 'acknowledge' is true, and the query reads stream {options.stream!r}, not the queue of group "
+            f"{options.group!r}: give queue=true to read and acknowledge the queue, or leave 'acknowledge' out"
+        )
+
+
+def _plain(options: ReadOptions, config: Mapping[str, Any], partitioning: tuple[Partitioning, ...]) -> Layout:
     name = config["name"]
     if options.partitions is not None:
         raise InvalidInput(
@@ -154,7 +173,7 @@ def _plain(options: ReadOptions, config: Mapping[str, Any]) -> Layout:
         stream=name,
         way=_way(config),
         numbered=False,
-        partitioning=(options.keys,) if options.keys is not None else (),
+        partitioning=partitioning,
         subject_filters=options.filters or (None,),
         split_by="sequence",
         whole=not options.filters,

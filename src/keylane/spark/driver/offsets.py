@@ -56,8 +56,11 @@ class Offset:
         return {"stream": self.stream, "created": self.created, "sequence": self.sequence}
 
     @classmethod
-    def from_wire(cls, wire: Any, stream: str) -> Offset:
-        """An offset out of Spark's checkpoint, which must be one of `stream`."""
+    def from_wire(cls, wire: Any, stream: str, *, queue: str | None = None) -> Offset:
+        """An offset out of Spark's checkpoint, which must be one of `stream`.
+
+        `queue` is the queue of the group that names the keys: an offset of the queue gets an error of its own.
+        """
         try:
             offset = cls(str(wire["stream"]), str(wire["created"]), int(wire["sequence"]))
         except (KeyError, TypeError, ValueError):
@@ -65,6 +68,12 @@ class Offset:
                 f"the checkpoint holds {shown(wire)}, which is no offset of format('keylane'): it belongs to another "
                 "source; use a checkpoint directory of its own for every query"
             ) from None
+        if offset.stream == queue != stream:
+            raise InvalidInput(
+                f"the checkpoint is of {queue!r}, the queue of the group, and the query reads stream {stream!r}: "
+                "option 'group' alone names the keys of the stream. Give queue=true to go on with the queue, or a new "
+                "checkpoint directory to read the stream"
+            )
         if offset.stream != stream:
             raise InvalidInput(
                 f"the checkpoint is of stream {offset.stream!r}, and the query reads {stream!r}: sequences of one mean "

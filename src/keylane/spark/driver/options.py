@@ -25,6 +25,7 @@ SplitBy = Literal["partition", "sequence"]
 NAMES = (
     "stream",
     "group",
+    "queue",
     "member",
     "partitions",
     "filter",
@@ -76,6 +77,9 @@ class ReadOptions:
     address: Address
     stream: str
     group: str | None = None
+    """Says what the key of a message is; with `queue`, also what is read."""
+    queue: bool = False
+    """Read the queue of the elastic group instead of the stream."""
     member: str | None = None
     partitions: tuple[int, ...] | None = None
     filters: tuple[str, ...] = ()
@@ -111,6 +115,7 @@ def read_options(options: Mapping[str, str], mode: Mode | None = None) -> ReadOp
         address=address,
         stream=checked("stream", check_stream_name, given["stream"]),
         group=checked("group", check_group_name, given["group"]) if "group" in given else None,
+        queue=read_flag("queue", given.get("queue", "false")),
         member=checked("member", check_member_name, given["member"]) if "member" in given else None,
         partitions=_partitions(given["partitions"]) if "partitions" in given else None,
         filters=_filters(given["filter"]) if "filter" in given else (),
@@ -146,8 +151,8 @@ def _given(options: Mapping[str, str], mode: Mode | None) -> dict[str, str]:
 
 
 def _check_together(read: ReadOptions, given: Mapping[str, str], mode: Mode | None) -> None:
-    if read.member is not None and read.group is None:
-        raise InvalidInput(f"option 'member' ({read.member!r}) needs option 'group': name the group it belongs to")
+    if read.group is None:
+        _check_without_group(read)
     if read.member is not None and read.partitions is not None:
         raise InvalidInput(
             f"options 'member' ({read.member!r}) and 'partitions' ({given['partitions']!r}) both say which partitions "
@@ -186,6 +191,13 @@ def _check_together(read: ReadOptions, given: Mapping[str, str], mode: Mode | No
             "sequence number, or endingTimestamp"
         )
     _check_order(read)
+
+
+def _check_without_group(read: ReadOptions) -> None:
+    if read.queue:
+        raise InvalidInput("option 'queue' is true and needs option 'group': name the elastic group of the queue")
+    if read.member is not None:
+        raise InvalidInput(f"option 'member' ({read.member!r}) needs option 'group': name the group it belongs to")
 
 
 def _check_order(read: ReadOptions) -> None:

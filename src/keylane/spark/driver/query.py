@@ -19,7 +19,7 @@ from keylane.spark.driver.lease import Lease, holder_name
 from keylane.spark.driver.losses import Losses
 from keylane.spark.driver.offsets import Offset, Range, Stand, planned, resume
 from keylane.spark.driver.options import ReadOptions
-from keylane.spark.driver.standing import Source
+from keylane.spark.driver.standing import Source, warn_without_keys
 from keylane.spark.driver.starts import durable_start, forget_start
 from keylane.spark.executor.split import Split
 from keylane.spark.link import Link, link_to
@@ -61,7 +61,7 @@ class Query:
         """Take the lease; waits while another driver runs the query. Spark has not read its checkpoint yet."""
         if self._begun:
             return
-        _ = self._source.layout  # wrong options fail here, not after a long wait
+        warn_without_keys(self._source.layout)  # wrong options fail here, not after a long wait
         if self.options.query_name is not None:
             self._take_lease(self.options.query_name)
         self._begun = True
@@ -86,7 +86,7 @@ class Query:
         """How far the next batch goes; `wire` itself if there is nothing to do."""
         self.begin()
         self._check_lease()
-        start = Offset.from_wire(wire, self._source.layout.stream)
+        start = self._offset(wire)
         self._durable(start)
         target = self._target
         if target is not None and start.created == target.created and start.sequence >= target.sequence:
@@ -107,8 +107,7 @@ class Query:
     def splits(self, start_wire: dict[str, Any], end_wire: dict[str, Any]) -> list[Split]:
         """The splits of a batch, which may be one of an earlier run."""
         self._check_lease()
-        stream = self._source.layout.stream
-        start, end = Offset.from_wire(start_wire, stream), Offset.from_wire(end_wire, stream)
+        start, end = self._offset(start_wire), self._offset(end_wire)
         stand, newest = self._known or (None, None)
         self._known = None
         if stand is None or end.created != stand.created or end.sequence > stand.last:
@@ -119,7 +118,7 @@ class Query:
     def commit(self, wire: dict[str, Any]) -> None:
         """Everything up to here is durably done."""
         self._check_lease()
-        self._durable(Offset.from_wire(wire, self._source.layout.stream))
+        self._durable(self._offset(wire))
 
     def end(self) -> None:
         """The query is over: a standby need not wait."""
@@ -164,6 +163,9 @@ class Query:
             ),
             f"prepare stream {layout.stream!r} for the progress of query {lease.name!r}",
         )
+
+    def _offset(self, wire: Any) -> Offset:
+        return Offset.from_wire(wire, self._source.layout.stream, queue=self._source.queue)
 
     def _look(self, least: Offset) -> Stand:
         stand = self._source.stand(least)
@@ -216,10 +218,12 @@ class Query:
         assert query is not None
         found = ask(
             self.options.address,
-            lambda connection: durable_start(connection, query, offset.to_wire(), replicas=self._source.replicas),
+            lambda connection: durable_start(
+                connection, query, offset.to_wire(), replicas=self._source.replicas, queue=self._source.queue
+            ),
             f"write down where query {query!r} starts",
         )
-        return Offset.from_wire(found, offset.stream)
+        return self._offset(found)
 
     def _durable(self, offset: Offset) -> None:
         """Spark's checkpoint holds this offset, unless it is the one that we named as the first."""

@@ -6,12 +6,13 @@ Everything is asked of the stream's leader. Never reads messages for Spark.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from keylane.errors import ApiUnavailable, NotFound
+from keylane.errors import ApiUnavailable, InvalidInput, NotFound
 from keylane.groups import ElasticConfig, get_config, queue_stream
 from keylane.jetstream.connection import Connection
 from keylane.spark.address import Address
@@ -19,6 +20,8 @@ from keylane.spark.driver.layout import GroupConfig, Layout, Numbering, lay_out,
 from keylane.spark.driver.offsets import Offset, Stand
 from keylane.spark.driver.options import ReadOptions
 from keylane.spark.patience import ask
+
+_log = logging.getLogger("keylane.spark")
 
 _SUBJECTS_LOOKED_AT = 100_000
 """The server lists this many subjects in one answer. A stream with more is taken as its configuration says."""
@@ -43,6 +46,11 @@ class Source:
         if self._layout is None:
             self._layout = ask(self.options.address, self._find_layout, f"look at stream {self.options.stream!r}")
         return self._layout
+
+    @property
+    def queue(self) -> str | None:
+        """The queue that the group would have if it is elastic."""
+        return None if self.options.group is None else queue_stream(self.options.stream, self.options.group)
 
     def stand(self, least: Offset | None = None) -> Stand:
         """The stream as it is now.
@@ -97,7 +105,12 @@ class Source:
         if options.group is not None:
             await _info(connection, options.stream)
             group = await get_config(connection, options.stream, options.group)
-            if isinstance(group, ElasticConfig):
+            if options.queue and not isinstance(group, ElasticConfig):
+                raise InvalidInput(
+                    f"option 'queue' is true, but group {options.group!r} of stream {options.stream!r} is static and "
+                    "has no queue: leave 'queue' out; a static group is read from the stream itself"
+                )
+            if options.queue:
                 name = queue_stream(options.stream, options.group)
         wire = await _info(connection, name)
         config = wire["config"]
@@ -105,6 +118,24 @@ class Source:
         numbers = numbering(config, await _origin(connection, config))
         stored = await _subjects(connection, wire) if _may_hold_strays(options, numbers) else ()
         return lay_out(options, config, group, numbers, stored)
+
+
+_warned: set[str] = set()
+
+
+def warn_without_keys(layout: Layout) -> None:
+    """Log once in this process that nothing says what the key of a message is, and what to do about it."""
+    if layout.partitioning or layout.stream in _warned:
+        return
+    _warned.add(layout.stream)
+    _log.warning(
+        "stream %r does not say what the key of a message is: the columns 'key' and 'partition' are null%s. Give "
+        "option 'group' for the keys of one of its groups (`keylane elastic ls %s` lists them), or 'keyFilter', "
+        "'keyWildcards' and 'keyPartitions'",
+        layout.stream,
+        " except for the partition numbers in its subjects" if layout.numbered else "",
+        layout.stream,
+    )
 
 
 def stand_of(address: Address, stream: str) -> Stand:

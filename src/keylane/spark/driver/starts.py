@@ -19,13 +19,19 @@ from keylane.spark.driver.room import BUCKET, bucket_of, start_key
 
 
 async def durable_start(
-    connection: Connection, query: str, offset_if_new: Mapping[str, Any], *, replicas: int = 1
+    connection: Connection,
+    query: str,
+    offset_if_new: Mapping[str, Any],
+    *,
+    replicas: int = 1,
+    queue: str | None = None,
 ) -> dict[str, Any]:
     """The offset that the query starts at: the one written down before, or this one, written down now.
 
     A record of another stream is replaced: the query's name was used for something else. One of the same stream
     stands, even if the stream was made anew since: what that means is for `failOnDataLoss` to say. `replicas` is for
-    the bucket, if it has to be made.
+    the bucket, if it has to be made. `queue` is the queue of the group that names the keys: a start in it is refused,
+    since messages that arrived after it would be skipped.
     """
     bucket = bucket_of(connection)
     key = start_key(check_query_name(query))
@@ -37,6 +43,12 @@ async def durable_start(
         if known is not None and known.get("stream") == offset_if_new["stream"]:
             decided.append(known)
             return
+        if known is not None and queue is not None and known.get("stream") == queue != offset_if_new["stream"]:
+            raise InvalidInput(
+                f"query {query!r} began to read {queue!r}, the queue of the group, and now reads stream "
+                f"{offset_if_new['stream']!r}: option 'group' alone names the keys of the stream. Give queue=true to "
+                f"go on with the queue, or delete the key {key!r} from bucket {BUCKET!r} to begin with the stream"
+            )
         await bucket.put(
             key, json.dumps(dict(offset_if_new)).encode(), revision=entry.revision if entry is not None else 0
         )

@@ -21,10 +21,9 @@ from zlib import crc32
 import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
 
 from keylane.core.journal_record import JournalBatch
-from keylane.core.partitions import Partitioning
 from keylane.core.subjects import matches
 from keylane.errors import BrokenJournal, NotFound
-from keylane.groups import ElasticConfig, queue_stream
+from keylane.groups import ElasticConfig, StaticConfig, queue_stream
 from keylane.groups.shape import consumer_name
 from keylane.jetstream import consumers
 from keylane.jetstream.connection import Connection
@@ -167,6 +166,7 @@ def _write_queue(spark: SparkSession, where: Where) -> None:
     options = address_options(where.address) | {
         "stream": where.stream,
         "group": where.group,
+        "queue": "true",
         "splitBy": "sequence",
         "includeData": "false",
         "failOnDataLoss": "false",
@@ -189,7 +189,10 @@ def append_journal(spark: SparkSession, where: Where, first: int, last: int | No
 
 
 def _of_stream(where: Where) -> dict[str, str]:
-    return address_options(where.address) | {"stream": where.stream, "splitBy": "sequence", "includeData": "false"}
+    options = {"stream": where.stream, "splitBy": "sequence", "includeData": "false"}
+    if isinstance(where.config, ElasticConfig):
+        options["group"] = where.group
+    return address_options(where.address) | options
 
 
 def _append(frame: DataFrame, where: Where, table: str) -> None:
@@ -214,16 +217,16 @@ def placed(frame: DataFrame, config: GroupConfig) -> DataFrame:
 
 
 class Placing:
-    """Tells which messages a group is to handle, and their keys as its members see them."""
+    """Tells which messages a group is to handle, and their keys as its members see them.
+
+    The rows of an elastic group are read with its name, so they have its keys and partitions already.
+    """
 
     def __init__(self, config: GroupConfig) -> None:
         self.max_members = config.max_members
         self.is_elastic = isinstance(config, ElasticConfig)
-        self.partitioning: tuple[Partitioning, ...] = ()
         self.filters: tuple[str, ...] = ()
-        if isinstance(config, ElasticConfig):
-            self.partitioning = config.partitioning or (Partitioning(">", (), config.max_members),)
-        elif config.dialect == "present":
+        if isinstance(config, StaticConfig) and config.dialect == "present":
             self.filters = config.filters  # members of the old dialect take whole partitions
 
     def __call__(self, tables: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -245,11 +248,8 @@ class Placing:
     def place(self, subject: str, partition: int | None, key: str | None) -> tuple[str, int, int] | None:
         """Key, partition and the key's CRC; None if the group does not want it."""
         if self.is_elastic:
-            stored = subject if partition is None else f"{partition}.{subject}"
-            one = next((one for one in self.partitioning if matches(one.filter, stored)), None)
-            if one is None:
+            if key is None or partition is None:
                 return None
-            key, partition = one.key(stored), one.partition(stored)
         elif partition is None or partition >= self.max_members or not self._selects(subject):
             return None
         elif key is None:

@@ -21,7 +21,7 @@ from keylane.marshal.log import Bounds
 from keylane.spark.address import Address
 from keylane.spark.driver.options import read_options
 from keylane.spark.patience import ask
-from keylane.spark.pipelines.running import address_options, bounds, load
+from keylane.spark.pipelines.running import SUBJECT_IS_KEY, address_options, bounds, load
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -109,6 +109,7 @@ class JetStreamRows:
             "splitBy": "sequence",
             "startingOffsets": "earliest",
             "endingOffsets": str(stops[0] - 1),
+            **SUBJECT_IS_KEY,
         }
         return load(spark, options).selectExpr(
             "0 AS log_partition", "sequence AS offset", "unix_millis(timestamp) AS time_ms", "data AS value"

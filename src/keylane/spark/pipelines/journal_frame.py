@@ -20,7 +20,7 @@ from keylane.journal.stream import journal_stream, journal_subject
 from keylane.spark.address import Address
 from keylane.spark.driver.offsets import Stand
 from keylane.spark.driver.standing import stand_of
-from keylane.spark.pipelines.running import address_options
+from keylane.spark.pipelines.running import SUBJECT_IS_KEY, address_options
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
@@ -137,6 +137,7 @@ def raw_batches(
         "filter": journal_subject(stream, group, member),
         "splitBy": "sequence",
         "minPartitions": str(min(tasks, _MOST_TASKS)),
+        **SUBJECT_IS_KEY,
     }
     reader = spark.readStream if streaming else spark.read
     return reader.format("keylane").options(**options | dict(bounds or {})).load().select("subject", "data", "sequence")

@@ -52,6 +52,9 @@ class Settings:
     table: str
     address: Address = field(default_factory=Address)
     group: str | None = None
+    """Whose keys the messages have."""
+    queue: bool = False
+    """Write the queue of the elastic group instead of the stream."""
     filter: str | None = None
     partitions: str | None = None
     key_filter: str | None = None
@@ -104,6 +107,7 @@ class Settings:
     def selection(self) -> dict[str, str]:
         """The reader's options that say which messages and columns."""
         chosen = {name: getattr(self, field) for field, name in _SELECTING.items()}
+        chosen["queue"] = "true" if self.queue else None
         told = {name: str(value) for name, value in chosen.items() if value is not None}
         return {"stream": self.stream} | told | ({"includeHeaders": "true"} if self.headers else {})
 
@@ -252,7 +256,12 @@ def run(
             running.compact()
         return running.report(stopped=False)
     found = find_range(settings.options)
-    table.open(Identity(found.stream, found.created, {k: v for k, v in settings.selection.items() if k != "stream"}))
+    # A queue is known by the name of its stream.
+    table.open(
+        Identity(
+            found.stream, found.created, {k: v for k, v in settings.selection.items() if k not in ("stream", "queue")}
+        )
+    )
     table.clear()
     running = _Run(spark, settings, table, say)
     work = _fill if settings.end is not None else _follow

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 
+SUBJECT_IS_KEY = {"keyFilter": ">", "keyPartitions": "1"}
+"""For streams of keylane's own, whose messages have no other key."""
+
 _AGO = re.compile(r"-(?:\d+(?:\.\d*)?[smhd])+")
 _AGO_PART = re.compile(r"(\d+(?:\.\d*)?)([smhd])")
 _UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
