@@ -28,7 +28,9 @@ def here(nats_server: NatsServer, spark: SparkSession) -> Iterator[Ground]:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"strem": "S"}, r"option 'strem' \(value 'S'\) is not one of the reader's: did you mean 'stream'\?"),
+        ({"strem": "S"}, r"option 'strem' is not one of the reader's: did you mean 'stream'\?"),
+        ({"stream": "S", "natsPassword": "hunter2"}, r"option 'natsPassword' would put a secret into Spark's plans"),
+        ({"stream": "S", "url": "alice:hunter2@host"}, r"option 'url' has a user or a password"),
         ({"stream": "S", "password": "hunter2"}, r"option 'password' would put a secret into Spark's plans"),
         ({"stream": "S", "member": "m"}, r"option 'member' \('m'\) needs option 'group'"),
     ],

@@ -65,6 +65,7 @@ class Settings:
         check_group_name(self.other_group)
         if self.group == self.other_group and self.other_server is None:
             raise InvalidInput(f"group and other_group are both {self.group!r}: give two groups, or other_server")
+        _ = self.other_address  # refuses a login in its url
         check_work(self.work)
         check_span("tolerance_s", self.tolerance_s)
         check_span("settle_s", self.settle_s)

@@ -137,11 +137,8 @@ def check_columns(columns: Sequence[tuple[str, str]], subject: str | None) -> No
 def _given(options: Mapping[str, str]) -> dict[str, str]:
     """The options by their names in lower case, without what Spark puts among them."""
     ours = {name: value for name, value in options.items() if name.lower() not in _SPARKS_OWN}
-    for name, value in ours.items():
-        if name.lower() == "path":
-            raise InvalidInput(
-                f"a path ({shown(value)}) was given to save() or start(): rows go to a stream; leave it out"
-            )
+    if any(name.lower() == "path" for name in ours):
+        raise InvalidInput("a path was given to save() or start(): rows go to a stream; leave it out")
     return given_options(ours, NAMES, whose="writer")
 
 
