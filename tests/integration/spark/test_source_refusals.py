@@ -29,7 +29,7 @@ def here(nats_server: NatsServer, spark: SparkSession) -> Iterator[Ground]:
     ("options", "told"),
     [
         ({"strem": "S"}, r"option 'strem' is not one of the reader's: did you mean 'stream'\?"),
-        ({"stream": "S", "natsPassword": "hunter2"}, r"option 'natsPassword' would put a secret into Spark's plans"),
+        ({"stream": "S", "natsPassword": "hunter2"}, r"option 'natspassword' would put a secret"),
         ({"stream": "S", "url": "alice:hunter2@host"}, r"option 'url' has a user or a password"),
         ({"stream": "S", "password": "hunter2"}, r"option 'password' would put a secret into Spark's plans"),
         ({"stream": "S", "member": "m"}, r"option 'member' \('m'\) needs option 'group'"),
