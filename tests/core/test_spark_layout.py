@@ -11,8 +11,8 @@ from keylane.core.plans import Plan
 from keylane.core.subjects import matches
 from keylane.errors import InvalidInput, NotAMember
 from keylane.groups import ElasticConfig, StaticConfig
-from keylane.spark.driver.layout import GroupConfig, Layout, lay_out, numbering
-from keylane.spark.driver.options import read_options
+from keylane.spark.driver.layout import GroupRecord, Layout, lay_out, numbering
+from keylane.spark.read_options import read_options
 
 ORDERS = Partitioning("orders.*", (1,), 3)
 
@@ -26,7 +26,7 @@ def numbered(**more: Any) -> dict[str, Any]:
 
 
 def laid(
-    stream: dict[str, Any], record: GroupConfig | None = None, stored: tuple[str, ...] = (), **options: str
+    stream: dict[str, Any], record: GroupRecord | None = None, stored: tuple[str, ...] = (), **options: str
 ) -> Layout:
     return lay_out(read_options({"stream": "S", **options}), stream, record, numbering(stream), stored)
 
@@ -172,7 +172,7 @@ def test_members_of_a_balanced_group_share_its_partitions() -> None:
     ],
 )
 def test_what_a_stream_cannot_give(
-    stream: dict[str, Any], group: GroupConfig | None, options: dict[str, str], told: str
+    stream: dict[str, Any], group: GroupRecord | None, options: dict[str, str], told: str
 ) -> None:
     with pytest.raises(InvalidInput, match=told):
         laid(stream, group, (), **options)

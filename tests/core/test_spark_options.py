@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from keylane.core.partitions import Partitioning
 from keylane.errors import InvalidInput
 from keylane.spark.address import ADDRESS_NAMES
-from keylane.spark.driver.options import NAMES, Mode, Position, read_options
+from keylane.spark.read_options import NAMES, Mode, RangeBound, read_options
 
 SEED = "SUhunter2".upper() + "A" * 52
 CREDS = "-----BEGIN NATS USER JWT-----\nhunter2"
@@ -24,7 +24,7 @@ NOON = datetime(2025, 3, 31, 12, tzinfo=UTC)
 def test_defaults() -> None:
     read = read_options({"stream": "ORDERS"}, "streaming")
     assert (read.stream, read.group, read.member, read.partitions, read.filters) == ("ORDERS", None, None, None, ())
-    assert (read.start, read.end) == (Position("earliest"), Position("latest"))
+    assert (read.start, read.end) == (RangeBound("earliest"), RangeBound("latest"))
     assert (read.fail_on_data_loss, read.with_headers, read.with_data, read.acknowledge) == (True, False, True, False)
     assert (read.max_offsets, read.max_bytes, read.split_by, read.min_partitions) == (None, None, None, None)
     assert (read.query_name, read.lease_s) == (None, 10.0)
@@ -88,7 +88,7 @@ def test_partitions_one_by_one(numbers: set[int]) -> None:
     ],
 )
 def test_timestamps(text: str, time: datetime) -> None:
-    assert read_options({"stream": "S", "startingTimestamp": text}).start == Position("time", time=time)
+    assert read_options({"stream": "S", "startingTimestamp": text}).start == RangeBound("time", time=time)
     assert read_options({"stream": "S", "endingTimestamp": text}, "batch").end.time.tzinfo == timezone.utc  # noqa: UP017 - the object itself
 
 

@@ -30,19 +30,19 @@ from keylane.errors import (
 from keylane.jetstream import streams
 from keylane.jetstream.publish import Outgoing, publish_many
 from keylane.server import NatsServer
-from keylane.spark import patience
+from keylane.spark import retry, stream_state
 from keylane.spark.address import Address
-from keylane.spark.driver import query, standing
-from keylane.spark.driver.batch import plan_batch
+from keylane.spark.driver import query, source_stream
+from keylane.spark.driver.batch_plan import plan_batch
 from keylane.spark.driver.lease import LeaseRecord
-from keylane.spark.driver.offsets import Stand
-from keylane.spark.driver.options import read_options
 from keylane.spark.driver.query import Query
-from keylane.spark.driver.room import bucket_of, lease_key
-from keylane.spark.driver.standing import Source
-from keylane.spark.executor.split import Split
-from keylane.spark.executor.watching import read_watched
-from keylane.spark.link import link_to
+from keylane.spark.driver.source_stream import SourceStream
+from keylane.spark.executor.split_reader import read_watched
+from keylane.spark.query_records import bucket_of, lease_key
+from keylane.spark.read_options import read_options
+from keylane.spark.stream_state import StreamState
+from keylane.spark.sync_connection import shared_connection
+from keylane.spark.tasks import Split
 from tests.peers.store import REPOSITORY
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(120)]
@@ -95,7 +95,7 @@ class Rig:
 @pytest.fixture
 def links(nats_server: NatsServer) -> Iterator[None]:
     yield
-    link_to(Address(url=nats_server.url)).close()
+    shared_connection(Address(url=nats_server.url)).close()
 
 
 @pytest.fixture
@@ -435,18 +435,18 @@ async def test_a_leader_that_has_not_everything_yet_gets_time(rig: Rig, monkeypa
     one = rig.query()
     end, _ = await asyncio.to_thread(step, one)
     await rig.publish(5)
-    real = standing.stand_of
+    real = stream_state.state_of
     behind = [True, True]
 
-    def at_first_behind(address: Address, stream: str) -> Stand:
+    def at_first_behind(address: Address, stream: str) -> StreamState:
         found = real(address, stream)
         return replace(found, last=7) if behind and behind.pop() else found
 
-    monkeypatch.setattr(standing, "stand_of", at_first_behind)
+    monkeypatch.setattr(source_stream, "state_of", at_first_behind)
     assert (await asyncio.to_thread(step, one, end))[1] == [11, 12, 13, 14, 15]
     assert not behind
-    monkeypatch.setattr(standing, "stand_of", lambda address, stream: replace(real(address, stream), last=7))
-    monkeypatch.setattr(standing, "LEADER_PATIENCE_S", 0.3)
+    monkeypatch.setattr(source_stream, "state_of", lambda address, stream: replace(real(address, stream), last=7))
+    monkeypatch.setattr(source_stream, "LEADER_PATIENCE_S", 0.3)
     with pytest.raises(DataLost, match=r"ends at 7, and 10 was read before.*what came after sequence 7 in it is gone"):
         await asyncio.to_thread(step, one, end)
 
@@ -456,15 +456,15 @@ async def test_the_newest_messages_are_asked_for_again_if_the_leader_changed(
 ) -> None:
     await rig.make()
     await rig.publish(10)
-    source = Source(read_options(rig.options(), "batch"))
-    before = replace(await asyncio.to_thread(source.stand), leader="a")
-    real, asked = standing.stand_of, []
+    source = SourceStream(read_options(rig.options(), "batch"))
+    before = replace(await asyncio.to_thread(source.state), leader="a")
+    real, asked = stream_state.state_of, []
 
-    def from_b(address: Address, stream: str) -> Stand:
+    def from_b(address: Address, stream: str) -> StreamState:
         asked.append(stream)
         return replace(real(address, stream), leader="b")
 
-    monkeypatch.setattr(standing, "stand_of", from_b)
+    monkeypatch.setattr(source_stream, "state_of", from_b)
     assert await asyncio.to_thread(source.newest, before) == {None: 10}
     assert len(asked) == 2
 
@@ -502,7 +502,7 @@ async def test_a_lost_lease_ends_the_query(rig: Rig, unique: Unique) -> None:
 
 
 async def test_a_wrong_address_is_told_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "FIRST_DEADLINE_S", 1.0)
+    monkeypatch.setattr(retry, "FIRST_DEADLINE_S", 1.0)
     options = read_options({"url": "nats://127.0.0.1:1", "stream": "S"}, "streaming")
     started = time.monotonic()
     with pytest.raises(ServerUnreachable, match=r"could not look at stream 'S' for \d+ s: .*127\.0\.0\.1:1"):
@@ -557,7 +557,7 @@ async def test_what_a_user_must_be_allowed_is_in_the_guide(unique: Unique, monke
                     cursor = await connection.api.request(f"CONSUMER.INFO.{plain.name}.spark-{one.options.query_name}")
                     assert cursor["num_pending"] == 1
             finally:
-                link_to(Address(url=server.url)).close()
+                shared_connection(Address(url=server.url)).close()
 
 
 async def test_a_server_that_comes_back_is_waited_for(tmp_path: Path, unique: Unique) -> None:
@@ -576,13 +576,13 @@ async def test_a_server_that_comes_back_is_waited_for(tmp_path: Path, unique: Un
             assert (await asyncio.to_thread(step, one, end))[1] == [6, 7, 8, 9, 10]
         finally:
             back.join()
-            link_to(Address(url=server.url)).close()
+            shared_connection(Address(url=server.url)).close()
 
 
 async def test_a_server_that_stays_away_is_told_after_a_while(
     tmp_path: Path, unique: Unique, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "DEADLINE_S", 2.0)
+    monkeypatch.setattr(retry, "DEADLINE_S", 2.0)
     with NatsServer.start() as server:
         async with await keylane.connect(server.url) as connection:
             rig = Rig(connection, server.url, unique("S"))
@@ -593,4 +593,4 @@ async def test_a_server_that_stays_away_is_told_after_a_while(
         server.kill()
         with pytest.raises(keylane.errors.KeylaneError, match=rf"could not look at stream '{rig.name}' for \d+ s"):
             await asyncio.to_thread(step, one, end)
-        link_to(Address(url=server.url)).close()
+        shared_connection(Address(url=server.url)).close()

@@ -10,8 +10,7 @@ import pytest
 
 from keylane import Connection
 from keylane.errors import InvalidInput
-from keylane.spark.driver.room import bucket_of, start_key
-from keylane.spark.driver.starts import durable_start, forget_start
+from keylane.spark.query_records import bucket_of, durable_start, forget_start, start_key
 
 Unique = Callable[..., str]
 

@@ -15,9 +15,9 @@ from keylane.core.partitions import Partitioning, parse_transform, partition_fil
 from keylane.core.subjects import is_subset
 from keylane.errors import InvalidInput, NotAMember
 from keylane.groups import ElasticConfig, StaticConfig
-from keylane.spark.driver.options import ReadOptions, SplitBy
+from keylane.spark.read_options import ReadOptions, SplitBy
 
-GroupConfig = StaticConfig | ElasticConfig
+GroupRecord = StaticConfig | ElasticConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def numbering(config: Mapping[str, Any], origin: Mapping[str, Any] | None = None
 def lay_out(
     options: ReadOptions,
     config: Mapping[str, Any],
-    group: GroupConfig | None,
+    group: GroupRecord | None,
     numbers: Numbering,
     stored: Iterable[str] = (),
 ) -> Layout:
@@ -191,7 +191,7 @@ def _split_by(options: ReadOptions, *, mixed: bool) -> SplitBy:
     return "sequence"
 
 
-def _chosen(options: ReadOptions, group: GroupConfig | None, known: int) -> Sequence[int] | None:
+def _chosen(options: ReadOptions, group: GroupRecord | None, known: int) -> Sequence[int] | None:
     """The partitions that the options name; None for all."""
     if options.member is not None:
         assert group is not None
@@ -212,7 +212,7 @@ def _chosen(options: ReadOptions, group: GroupConfig | None, known: int) -> Sequ
     return options.partitions
 
 
-def _filters(options: ReadOptions, group: GroupConfig | None) -> tuple[str, ...]:
+def _filters(options: ReadOptions, group: GroupRecord | None) -> tuple[str, ...]:
     """The filters behind the partition number: the options', within those of a static group."""
     # Members in the old dialect of the Go library ask for whole partitions.
     given = group.filters if isinstance(group, StaticConfig) and group.dialect == "present" else ()
@@ -225,7 +225,7 @@ def _filters(options: ReadOptions, group: GroupConfig | None) -> tuple[str, ...]
     return options.filters or given
 
 
-def _partitioning(group: GroupConfig | None, numbers: Numbering) -> tuple[Partitioning, ...]:
+def _partitioning(group: GroupRecord | None, numbers: Numbering) -> tuple[Partitioning, ...]:
     if isinstance(group, ElasticConfig):
         return group.partitioning or (Partitioning(">", (), group.max_members),)
     return numbers.partitioning

@@ -38,8 +38,8 @@ from keylane.errors import (
 )
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.kv import KvEntry
-from keylane.spark.caller import Caller
-from keylane.spark.driver.room import BUCKET, bucket_of, lease_key
+from keylane.spark.parent_process import ParentProcess
+from keylane.spark.query_records import BUCKET, bucket_of, lease_key
 
 _log = logging.getLogger("keylane.spark.driver.lease")
 
@@ -80,7 +80,7 @@ class LeaseRecord:
             ) from error
 
 
-class Patience:
+class LeaseExpiry:
     """How long a record has not changed, on this process's clock, and whether that is long enough to call it dead."""
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class Lease:
         lease_s: float,
         *,
         replicas: int = 1,
-        caller: Caller | None = None,
+        caller: ParentProcess | None = None,
     ) -> None:
         if not SHORTEST_LEASE_S <= lease_s <= LONGEST_LEASE_S:
             raise InvalidInput(f"leaseSeconds is {lease_s:g}: give {SHORTEST_LEASE_S:g} to {LONGEST_LEASE_S:g}")
@@ -137,7 +137,7 @@ class Lease:
         self._key = lease_key(name)
         self._record = LeaseRecord(holder, secrets.token_hex(8), lease_s)
         self._replicas = replicas
-        self._caller = caller or Caller()
+        self._caller = caller or ParentProcess()
         self._revision: int | None = None
         self._renewed_at = 0.0
         self._lost: str | None = None
@@ -168,7 +168,7 @@ class Lease:
         """
         assert self._renewing is None, "a lease is taken once"
         changed = asyncio.Event()
-        patience = Patience()
+        patience = LeaseExpiry()
         trouble = _Trouble(self.name, _LONGEST_TROUBLE_S)
         waiting = hinted = False
         early = iter(_EARLY_S)
@@ -213,7 +213,7 @@ class Lease:
 
     # ---- getting it ---------------------------------------------------------------------------------
 
-    async def _take_if_free(self, patience: Patience) -> bool:
+    async def _take_if_free(self, patience: LeaseExpiry) -> bool:
         entry = await self._bucket.get(self._key)
         if entry is None:
             await self._bucket.ensure(replicas=self._replicas)
@@ -230,7 +230,7 @@ class Lease:
         )
         self._renewed_at = started_at
 
-    async def _wait_for_change(self, changed: asyncio.Event, patience: Patience) -> None:
+    async def _wait_for_change(self, changed: asyncio.Event, patience: LeaseExpiry) -> None:
         """Until the record was written, or has not been for its whole lease, or the JVM is gone."""
         while not changed.is_set() and patience.left_s and not self._caller.is_gone():
             with suppress(TimeoutError):

@@ -11,19 +11,19 @@ import time
 from typing import Any
 
 from keylane.errors import KeylaneError
-from keylane.spark.caller import end_properly
-from keylane.spark.driver.acknowledging import Acknowledging
-from keylane.spark.driver.admission import admit
-from keylane.spark.driver.batch import make_splits, may_begin_later, starting_at
+from keylane.spark.data_loss import Losses
+from keylane.spark.driver.acknowledgement import Acknowledgement
+from keylane.spark.driver.batch_plan import make_splits, may_begin_later, starting_at
 from keylane.spark.driver.lease import Lease, holder_name
-from keylane.spark.driver.losses import Losses
-from keylane.spark.driver.offsets import Offset, Range, Stand, planned, resume
-from keylane.spark.driver.options import ReadOptions
-from keylane.spark.driver.standing import Source, warn_without_keys
-from keylane.spark.driver.starts import durable_start, forget_start
-from keylane.spark.executor.split import Split
-from keylane.spark.link import Link, link_to
-from keylane.spark.patience import ask
+from keylane.spark.driver.offsets import Offset, ReadableRange, admit, planned, resume
+from keylane.spark.driver.source_stream import SourceStream, warn_without_keys
+from keylane.spark.parent_process import end_properly
+from keylane.spark.query_records import durable_start, forget_start
+from keylane.spark.read_options import ReadOptions
+from keylane.spark.retry import ask
+from keylane.spark.stream_state import StreamState
+from keylane.spark.sync_connection import SyncConnection, shared_connection
+from keylane.spark.tasks import Split
 
 _log = logging.getLogger("keylane.spark")
 
@@ -43,16 +43,16 @@ class Query:
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
         self.newest_seen: Offset | None = None
-        self._source = Source(options)
+        self._source = SourceStream(options)
         self._losses = Losses(fatal=options.fail_on_data_loss)
         self._lease: Lease | None = None
-        self._acknowledging: Acknowledging | None = None
+        self._acknowledging: Acknowledgement | None = None
         self._begun = False
         self._first: Offset | None = None
         self._target: Offset | None = None
         self._look_at = 0.0
         self._quiet: tuple[Offset, float] | None = None
-        self._known: tuple[Stand, dict[str | None, int] | None] | None = None
+        self._known: tuple[StreamState, dict[str | None, int] | None] | None = None
         self._start_forgotten = options.start.kind != "latest"
 
     # ---- Spark's calls, in their order ----------------------------------------------------------------
@@ -68,15 +68,15 @@ class Query:
 
     def aim(self) -> None:
         """Fix the end of an availableNow query: what is there now."""
-        stand = self._source.stand()
-        self._target = stand.at(stand.last)
+        state = self._source.state()
+        self._target = Offset.at(state, state.last)
 
     def initial(self) -> Offset:
         """Where the query starts if its checkpoint is empty. Spark asks again until the first batch is committed."""
         self.begin()
         self._check_lease()
-        stand = self._source.stand()
-        offset = stand.at(starting_at(self.options.start, self._source, stand))
+        state = self._source.state()
+        offset = Offset.at(state, starting_at(self.options.start, self._source, state))
         if self.options.start.kind == "latest":
             offset = self._written_down(offset)
         self._first = offset
@@ -92,28 +92,28 @@ class Query:
         if target is not None and start.created == target.created and start.sequence >= target.sequence:
             return start
         self._wait_for_turn()
-        stand = self._look(start)
-        going = self._going(start, resume(start, stand))
-        if self._holds_still(start, going, stand):
+        state = self._look(start)
+        going = self._going(start, resume(start, state))
+        if self._holds_still(start, going, state):
             self._look_at = time.monotonic() + IDLE_S
             return start
-        end = stand.last
+        end = state.last
         if limited:
-            end = admit(going.after, stand, max_offsets=self.options.max_offsets, max_bytes=self.options.max_bytes)
-        if target is not None and target.created == stand.created:
+            end = admit(going.after, state, max_offsets=self.options.max_offsets, max_bytes=self.options.max_bytes)
+        if target is not None and target.created == state.created:
             end = max(going.after, min(end, target.sequence))
-        return stand.at(end)
+        return Offset.at(state, end)
 
     def splits(self, start_wire: dict[str, Any], end_wire: dict[str, Any]) -> list[Split]:
         """The splits of a batch, which may be one of an earlier run."""
         self._check_lease()
         start, end = self._offset(start_wire), self._offset(end_wire)
-        stand, newest = self._known or (None, None)
+        state, newest = self._known or (None, None)
         self._known = None
-        if stand is None or end.created != stand.created or end.sequence > stand.last:
-            stand, newest = self._look(end), None
-        found = self._going(start, planned(start, end, stand))
-        return make_splits(self._source, found, stand, newest=newest, head_may_go=self._starts_anywhere(start))
+        if state is None or end.created != state.created or end.sequence > state.last:
+            state, newest = self._look(end), None
+        found = self._going(start, planned(start, end, state))
+        return make_splits(self._source, found, state, newest=newest, head_may_go=self._starts_anywhere(start))
 
     def commit(self, wire: dict[str, Any]) -> None:
         """Everything up to here is durably done."""
@@ -141,18 +141,18 @@ class Query:
         link.start(lease.take()).result()
         self._lease = lease
         _log.info("query %r has its lease", query)
-        self._source = Source(self.options)  # the group may have changed while another driver had the query
+        self._source = SourceStream(self.options)  # the group may have changed while another driver had the query
         try:
             self._acknowledging = self._prepared(lease)
         except KeylaneError:
             self.end()
             raise
 
-    def _prepared(self, lease: Lease) -> Acknowledging:
+    def _prepared(self, lease: Lease) -> Acknowledgement:
         layout = self._source.layout
         return ask(
             self.options.address,
-            lambda connection: Acknowledging.prepare(
+            lambda connection: Acknowledgement.prepare(
                 connection,
                 stream=layout.stream,
                 filters=layout.subject_filters,
@@ -167,10 +167,10 @@ class Query:
     def _offset(self, wire: Any) -> Offset:
         return Offset.from_wire(wire, self._source.layout.stream, queue=self._source.queue)
 
-    def _look(self, least: Offset) -> Stand:
-        stand = self._source.stand(least)
-        self.newest_seen = stand.at(stand.last)
-        return stand
+    def _look(self, least: Offset) -> StreamState:
+        state = self._source.state(least)
+        self.newest_seen = Offset.at(state, state.last)
+        return state
 
     def _wait_for_turn(self) -> None:
         wait_s = self._look_at - time.monotonic()
@@ -178,7 +178,7 @@ class Query:
         if wait_s > 0:
             time.sleep(wait_s)
 
-    def _going(self, start: Offset, found: Range) -> Range:
+    def _going(self, start: Offset, found: ReadableRange) -> ReadableRange:
         """The range, after its loss was reported: raises `DataLost` where that is asked for."""
         if found.loss is not None and not (found.loss.kind == "trimmed" and self._may_be_trimmed(start)):
             self._losses.report(found.loss)
@@ -195,17 +195,17 @@ class Query:
     def _starts_anywhere(self, start: Offset) -> bool:
         return start == self._first and may_begin_later(self.options.start)
 
-    def _holds_still(self, start: Offset, going: Range, stand: Stand) -> bool:
+    def _holds_still(self, start: Offset, going: ReadableRange, state: StreamState) -> bool:
         """Whether no batch is worth it. Keeps what was found out for the planning of the batch."""
-        self._known = (stand, None)
-        if going.loss is not None and stand.at(going.after) != start:
+        self._known = (state, None)
+        if going.loss is not None and Offset.at(state, going.after) != start:
             return False  # the checkpoint must learn the new place
         if going.upto <= going.after:
             return True
         if self._source.layout.whole:
             return False
-        newest = self._source.newest(stand)
-        self._known = (stand, newest)
+        newest = self._source.newest(state)
+        self._known = (state, newest)
         if self._target is not None or max(newest.values(), default=0) > going.after:
             return False
         now = time.monotonic()
@@ -248,5 +248,5 @@ class Query:
         if self._lease is not None:
             self._lease.check()
 
-    def _link(self) -> Link:
-        return link_to(self.options.address)
+    def _link(self) -> SyncConnection:
+        return shared_connection(self.options.address)

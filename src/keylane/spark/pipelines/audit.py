@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 from keylane.core.names import check_group_name, check_stream_name
 from keylane.errors import InvalidInput
 from keylane.spark.address import Address
-from keylane.spark.driver.options import read_options
 from keylane.spark.pipelines.places import building, check_work, put_in_place, working
 from keylane.spark.pipelines.running import (
-    Range,
     Say,
+    StreamRange,
     address_options,
     bounds,
     check_evidence,
@@ -32,11 +31,12 @@ from keylane.spark.pipelines.running import (
     plainly,
     say_nothing,
 )
+from keylane.spark.read_options import read_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from keylane.spark.pipelines.audit_tables import Pending, Where
+    from keylane.spark.pipelines.audit_tables import AuditSource, PendingWork
 
 FINDINGS = "findings"
 _ABOUT = "about.json"
@@ -176,9 +176,9 @@ class _Run:
         self.config = group_of(settings.address, settings.stream, settings.group)
 
     def go(self, stop: threading.Event) -> Report:
-        from keylane.spark.pipelines.journal_frame import journal_stand  # noqa: PLC0415 - needs pyspark
+        from keylane.spark.pipelines.journal_frame import journal_state  # noqa: PLC0415 - needs pyspark
 
-        journal_stand(self.settings.address, self.settings.stream)
+        journal_state(self.settings.address, self.settings.stream)
         if not self.settings.streaming:
             return self._once()
         part = self._part_to_follow()
@@ -206,7 +206,7 @@ class _Run:
             self.tables.write_journal(self.spark, where, part, last)
             return self._judge(where, pending, must_have=True)
 
-    def _check_not_empty(self, part: Range) -> None:
+    def _check_not_empty(self, part: StreamRange) -> None:
         if part.is_empty:
             raise InvalidInput(
                 f"there is nothing to audit: stream {self.settings.stream!r} holds no message from "
@@ -215,7 +215,7 @@ class _Run:
 
     # ---- again and again --------------------------------------------------------------------------------
 
-    def _part_to_follow(self) -> Range:
+    def _part_to_follow(self) -> StreamRange:
         """The range that the first run in this directory was given; later runs must mean the same."""
         settings = self.settings
         asked = {"stream": settings.stream, "group": settings.group, "start": settings.start, "end": settings.end}
@@ -228,7 +228,7 @@ class _Run:
                         f"{name} is {value!r}, and the audit in {str(self.directory)!r} is about "
                         f"{known['asked'][name]!r}: go on with that, or give another work directory"
                     )
-            return Range(settings.stream, known["created"], known["after"], known["upto"])
+            return StreamRange(settings.stream, known["created"], known["after"], known["upto"])
         found = find_range(settings.options)
         if settings.end is not None:
             self._check_not_empty(found)
@@ -237,9 +237,9 @@ class _Run:
         told = {"asked": asked, "created": found.created, "after": found.after, "upto": upto}
         new.write_text(json.dumps(told), encoding="utf-8")
         new.rename(about)
-        return Range(settings.stream, found.created, found.after, upto)
+        return StreamRange(settings.stream, found.created, found.after, upto)
 
-    def _cycle(self, part: Range) -> Report:
+    def _cycle(self, part: StreamRange) -> Report:
         self.began_s = time.monotonic()
         where = self._where(self.directory)
         first, last = part.after + 1, part.upto or None
@@ -251,22 +251,22 @@ class _Run:
 
     # ---- both -------------------------------------------------------------------------------------------
 
-    def _where(self, directory: Path) -> Where:
+    def _where(self, directory: Path) -> AuditSource:
         settings = self.settings
         for table in ("messages", "journal"):
             (directory / table).mkdir(parents=True, exist_ok=True)
-        return self.tables.Where(settings.address, settings.stream, settings.group, self.config, directory)
+        return self.tables.AuditSource(settings.address, settings.stream, settings.group, self.config, directory)
 
     def _journal_end(self) -> int:
-        from keylane.spark.pipelines.journal_frame import journal_stand  # noqa: PLC0415 - needs pyspark
+        from keylane.spark.pipelines.journal_frame import journal_state  # noqa: PLC0415 - needs pyspark
 
         time.sleep(self.settings.settle_s)
-        last = journal_stand(self.settings.address, self.settings.stream).last
+        last = journal_state(self.settings.address, self.settings.stream).last
         if not last:
             raise InvalidInput(f"the journal of stream {self.settings.stream!r} is empty: there is nothing to audit")
         return last
 
-    def _judge(self, where: Where, pending: Pending, *, must_have: bool) -> Report:
+    def _judge(self, where: AuditSource, pending: PendingWork, *, must_have: bool) -> Report:
         from keylane.spark.pipelines.audit_verdict import judge  # noqa: PLC0415 - needs pyspark
 
         settings = self.settings

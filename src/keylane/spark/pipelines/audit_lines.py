@@ -17,7 +17,7 @@ _NAMES = pa.schema([("line", pa.int64()), ("writer", pa.string()), ("member", pa
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
+class JournalLines:
     """The lines of a journal."""
 
     found: Sequence[Row]
@@ -25,7 +25,7 @@ class Lines:
     """Messages that are no whole batch."""
 
     @classmethod
-    def of(cls, journal: DataFrame) -> Lines:
+    def of(cls, journal: DataFrame) -> JournalLines:
         rows = rules.lines(journal).collect()
         nameless = [row for row in rows if row["writer"] is None]
         return cls([row for row in rows if row not in nameless], sum(row["copies"] + 1 for row in nameless))

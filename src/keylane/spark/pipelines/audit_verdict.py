@@ -16,9 +16,9 @@ from keylane.core.journal_record import sample_limit
 from keylane.errors import InvalidInput
 from keylane.groups import ElasticConfig
 from keylane.spark.pipelines import audit_rules as rules
-from keylane.spark.pipelines.audit_lines import Lines
+from keylane.spark.pipelines.audit_lines import JournalLines
 from keylane.spark.pipelines.audit_losses import Proof, losses, unhandled
-from keylane.spark.pipelines.audit_tables import JOURNAL_DDL, MESSAGES_DDL, PENDING_DDL, Pending, Where
+from keylane.spark.pipelines.audit_tables import JOURNAL_DDL, MESSAGES_DDL, PENDING_DDL, AuditSource, PendingWork
 from keylane.spark.pipelines.running import Say
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ class Found:
 
 def judge(
     spark: SparkSession,
-    where: Where,
-    pending: Pending,
+    where: AuditSource,
+    pending: PendingWork,
     settings: Settings,
     building: Path,
     *,
@@ -52,7 +52,7 @@ def judge(
 ) -> Found:
     """Run the rules; all findings are in `building/findings` afterwards."""
     journal = spark.read.schema(JOURNAL_DDL).parquet(where.path("journal"))
-    lines = Lines.of(journal)
+    lines = JournalLines.of(journal)
     if must_have and not len(lines):
         raise InvalidInput(
             f"the journal of stream {settings.stream!r} has nothing of group {settings.group!r}: let its members write "
@@ -120,7 +120,9 @@ def _counted(messages: DataFrame, wanted: Column) -> dict[str, Any]:
     return found.asDict()
 
 
-def _with_pending(spark: SparkSession, left: DataFrame, final: DataFrame, where: Where, pending: Pending) -> DataFrame:
+def _with_pending(
+    spark: SparkSession, left: DataFrame, final: DataFrame, where: AuditSource, pending: PendingWork
+) -> DataFrame:
     """Messages without a final record; `pending` if the group still had to handle them."""
     if isinstance(where.config, ElasticConfig):
         queued = spark.read.schema(PENDING_DDL).parquet(where.path("pending")).distinct()
@@ -153,7 +155,7 @@ def _of_keys(spark: SparkSession, final: DataFrame, tolerance_ns: int, building:
     ], counted.get["finals"]
 
 
-def _facts(lines: Lines, counted: dict[str, Any], finals: int, handled: int) -> dict[str, int | float]:
+def _facts(lines: JournalLines, counted: dict[str, Any], finals: int, handled: int) -> dict[str, int | float]:
     messages, in_sample = counted["messages"], counted["in_sample"]
     return {
         "messages": messages,

@@ -19,9 +19,9 @@ from keylane.jetstream.connection import Connection
 from keylane.marshal.jetstream_log import DEFAULT_NAME, JetStreamLog, open_jetstream_log
 from keylane.marshal.log import Bounds
 from keylane.spark.address import Address
-from keylane.spark.driver.options import read_options
-from keylane.spark.patience import ask
 from keylane.spark.pipelines.running import SUBJECT_IS_KEY, address_options, bounds, load
+from keylane.spark.read_options import read_options
+from keylane.spark.retry import ask
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,7 +32,7 @@ _OFFSETS = re.compile(r"\d+:\d+(,\d+:\d+)*")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LogPosition:
     """A place in a log: after these records, or after the last one that is not younger than a time."""
 
     offset: int | None = None
@@ -42,24 +42,24 @@ class Place:
     time_ms: int | None = None
 
 
-def place_of(word: str, name: str, now: datetime | None = None) -> Place:
+def place_of(word: str, name: str, now: datetime | None = None) -> LogPosition:
     """Where `word` is; `earliest` and `latest` are nowhere in particular.
 
     >>> place_of("17", "at")
-    Place(offset=17, offsets=None, time_ms=None)
+    LogPosition(offset=17, offsets=None, time_ms=None)
     >>> place_of("0:17,1:9", "at").offsets
     {0: 17, 1: 9}
     """
     if word in ("earliest", "latest"):
-        return Place()
+        return LogPosition()
     if word.isdecimal():
-        return Place(offset=int(word))
+        return LogPosition(offset=int(word))
     if _OFFSETS.fullmatch(word):
         pairs = [pair.split(":") for pair in word.split(",")]
         offsets = {int(number): int(offset) for number, offset in pairs}
         if len(offsets) < len(pairs):
             raise InvalidInput(f"{name} is {shown(word)}: it names a partition twice")
-        return Place(offsets=offsets)
+        return LogPosition(offsets=offsets)
     try:
         found = bounds(word, None, now)
     except InvalidInput:
@@ -71,7 +71,7 @@ def place_of(word: str, name: str, now: datetime | None = None) -> Place:
         time = read_options({"stream": "log", **found}).start.time
     except InvalidInput as error:
         raise InvalidInput(str(error).replace("option 'startingTimestamp'", name)) from None
-    return Place(time_ms=int(time.timestamp() * 1000))
+    return LogPosition(time_ms=int(time.timestamp() * 1000))
 
 
 class Log(Protocol):
@@ -144,7 +144,7 @@ def open_log(settings: Settings) -> Log:
     return KafkaRows(settings.kafka, settings.kafka_config, settings.log, settings.interval_s)
 
 
-def stops_of(log: Log, at: Place) -> dict[int, int]:
+def stops_of(log: Log, at: LogPosition) -> dict[int, int]:
     """Where to stop reading each partition of the log that has something to read: what came later is not asked for."""
     filled = {number: one for number, one in log.bounds.items() if one.first < one.end}
     if not filled:

@@ -22,7 +22,7 @@ from keylane.core.claim_facts import Claim, Ended, Key, LogRecord, Owner, Tenure
 from keylane.core.claim_records import HEARTBEAT, RELEASE_GROUP, Placing, Unreadable, split
 from keylane.core.claims import World
 from keylane.spark.pipelines.claims_pauses import Pauses
-from keylane.spark.pipelines.claims_records import Extent
+from keylane.spark.pipelines.claims_records import LogExtent
 
 _WORDS = (
     "kind", "group", "topic", "client", "instance", "began", "ended", "freshness", "record", "verdict",
@@ -63,7 +63,7 @@ _SAYS_NOTHING: Final = b""
 _ROWS_A_BATCH = 10_000
 _RIVALS_KEPT = 100_000
 
-Row = dict[str, Any]
+ReplayRow = dict[str, Any]
 
 
 class Record(NamedTuple):
@@ -96,13 +96,13 @@ class Replayer:
     partitions: int
     placing: Placing
     first_offset: int
-    extents: Mapping[int, Extent]
+    extents: Mapping[int, LogExtent]
     before: Mapping[tuple[int, int], int]
     since_ms: int
     gap_ms: int
 
     def __call__(self, tables: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        waiting: list[Row] = []
+        waiting: list[ReplayRow] = []
         for row in self._rows(tables):
             waiting.append(row)
             if len(waiting) >= _ROWS_A_BATCH:
@@ -111,7 +111,7 @@ class Replayer:
         if waiting:
             yield pa.RecordBatch.from_pylist(waiting, schema=_REPLAYED)
 
-    def _rows(self, tables: Iterable[pa.RecordBatch]) -> Iterator[Row]:
+    def _rows(self, tables: Iterable[pa.RecordBatch]) -> Iterator[ReplayRow]:
         for number, records in groupby(_records_of(tables), key=attrgetter("log_partition")):
             extent = self.extents.get(number)
             if extent is None:
@@ -140,7 +140,7 @@ def _records_of(tables: Iterable[pa.RecordBatch]) -> Iterator[Record]:
 class _Strand:
     """A world that is given some records of one partition of the log, and when the log begins."""
 
-    def __init__(self, world: World, number: int, extent: Extent) -> None:
+    def __init__(self, world: World, number: int, extent: LogExtent) -> None:
         self.world = world
         self.number = number
         self._extent = extent
@@ -162,7 +162,7 @@ class _PartitionReplay:
     number of partitions. It makes nobody an owner, but it tells whom two hashes have made one.
     """
 
-    def __init__(self, replayer: Replayer, extent: Extent) -> None:
+    def __init__(self, replayer: Replayer, extent: LogExtent) -> None:
         self._replayer = replayer
         self._number = extent.log_partition
         self._now_ms = extent.now_ms
@@ -170,10 +170,10 @@ class _PartitionReplay:
         self._astray = _Strand(replayer.new_world(1), 0, extent)
         self._pauses = Pauses(extent.log_partition, extent.now_ms)
         self._last: dict[Key, tuple[Tenure, str]] = {}
-        self._rivals: dict[tuple[Key, Owner], Row] = {}
+        self._rivals: dict[tuple[Key, Owner], ReplayRow] = {}
         self._counts: Counter[tuple[str, Verdict]] = Counter()
 
-    def apply(self, record: Record) -> Iterable[Row]:
+    def apply(self, record: Record) -> Iterable[ReplayRow]:
         time_ms = max(record.seen_ms, self._replayer.before.get((self._number, record.piece), record.seen_ms))
         verdict = self._right.apply(record.offset, time_ms, record.value)
         if record.kind == RELEASE_GROUP:
@@ -189,7 +189,7 @@ class _PartitionReplay:
         ended = self._right.world.take_ended(self._number)
         return self._shown(row for one in ended for row in self._span(self._right.world, one)) if ended else ()
 
-    def finish(self) -> Iterator[Row]:
+    def finish(self) -> Iterator[ReplayRow]:
         for strand in (self._right, self._astray):
             for tenure in strand.world.tenures():
                 yield from self._shown(self._span(strand.world, tenure, misplaced=strand is self._astray))
@@ -203,13 +203,13 @@ class _PartitionReplay:
         for (kind, verdict), times in self._counts.items():
             yield {"kind": "count", "record": kind, "verdict": verdict.value, "times": times}
 
-    def _shown(self, rows: Iterable[Row]) -> Iterable[Row]:
+    def _shown(self, rows: Iterable[ReplayRow]) -> Iterable[ReplayRow]:
         since_ms = self._replayer.since_ms
         return [row for row in rows if row["to_ms"] is None or row["to_ms"] >= since_ms]
 
     # ---- rows ---------------------------------------------------------------------------------------
 
-    def _span(self, world: World, tenure: Tenure, *, misplaced: bool = False) -> Iterator[Row]:
+    def _span(self, world: World, tenure: Tenure, *, misplaced: bool = False) -> Iterator[ReplayRow]:
         ended = self._how_ended(world, tenure)
         yield {
             "kind": "span",
@@ -244,7 +244,7 @@ class _PartitionReplay:
             return PAUSED
         return tenure.ended.value
 
-    def _gap(self, before: Tenure, ended: str, after: Tenure | None) -> Iterator[Row]:
+    def _gap(self, before: Tenure, ended: str, after: Tenure | None) -> Iterator[ReplayRow]:
         """The time between two spans, or since the last one, if it is long."""
         from_ms, to_ms = before.until_ms, self._now_ms
         if after is not None:
@@ -265,7 +265,7 @@ class _PartitionReplay:
                 "rank": from_ms - to_ms,
             }
 
-    def _rival(self, record: Record, time_ms: int) -> Iterable[Row]:
+    def _rival(self, record: Record, time_ms: int) -> Iterable[ReplayRow]:
         """A heartbeat that did not count is a rival's if somebody else's claim holds."""
         claim = self._right.world.claim_of(*record.key)
         if claim is None or claim.owner is None or not claim.holds(time_ms) or time_ms < self._replayer.since_ms:
@@ -294,7 +294,7 @@ class _PartitionReplay:
         row |= {"heartbeats": heartbeats, "to_offset": record.offset, "to_ms": time_ms, "rank": -heartbeats}
         return full
 
-    def _claim(self, claim: Claim) -> Row:
+    def _claim(self, claim: Claim) -> ReplayRow:
         owner, taken, released = claim.owner, claim.messages, claim.released
         freshness = claim.freshness(self._now_ms)
         return {

@@ -13,9 +13,9 @@ from keylane.core.claim_facts import Verdict
 from keylane.core.claim_records import CLAIMING_PARTITION, Unreadable, split
 from keylane.errors import InvalidInput, ReadIncomplete
 from keylane.spark.pipelines import claims_tables as tables
-from keylane.spark.pipelines.claims_log import Log, Place, place_of, stops_of
+from keylane.spark.pipelines.claims_log import Log, LogPosition, place_of, stops_of
 from keylane.spark.pipelines.claims_pauses import IN_FORCE
-from keylane.spark.pipelines.claims_records import Extent, Survey, first_trouble, measure
+from keylane.spark.pipelines.claims_records import LogExtent, Survey, first_trouble, measure
 from keylane.spark.pipelines.claims_replay import ENDS, Replayer
 from keylane.spark.pipelines.running import Say
 
@@ -91,7 +91,7 @@ def _replay(spark: SparkSession, log: Log, settings: Settings, aside: Path, say:
     return Replayed(records, rows, survey, since_ms)
 
 
-def _survey(records: DataFrame, log: Log, stops: dict[int, int], at: Place) -> Survey:
+def _survey(records: DataFrame, log: Log, stops: dict[int, int], at: LogPosition) -> Survey:
     pieces = tables.pieces(records, at.time_ms)
     trouble = first_trouble(pieces, stops, holes=log.has_holes)
     if trouble is not None:
@@ -196,7 +196,7 @@ def _facts(survey: Survey, totals: _Totals) -> dict[str, int]:
     }
 
 
-def _told(extent: Extent) -> dict[str, int]:
+def _told(extent: LogExtent) -> dict[str, int]:
     return {
         "log_partition": extent.log_partition,
         "first": extent.first,

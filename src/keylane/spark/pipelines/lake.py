@@ -21,9 +21,18 @@ from keylane.core.coverage import Coverage, Span
 from keylane.core.names import check_stream_name
 from keylane.errors import InvalidInput, KeylaneError, LakeBroken
 from keylane.spark.address import Address
-from keylane.spark.driver.options import read_options
-from keylane.spark.pipelines.running import Range, Say, address_options, bounds, find_range, load, plainly, say_nothing
+from keylane.spark.pipelines.running import (
+    Say,
+    StreamRange,
+    address_options,
+    bounds,
+    find_range,
+    load,
+    plainly,
+    say_nothing,
+)
 from keylane.spark.pipelines.table import Identity, Table
+from keylane.spark.read_options import read_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -290,14 +299,14 @@ def read_lake(spark: SparkSession, path: str) -> DataFrame:
 # ---- a batch ------------------------------------------------------------------------------------------
 
 
-def _fill(running: _Run, part: Range, stop: threading.Event) -> bool:
+def _fill(running: _Run, part: StreamRange, stop: threading.Event) -> bool:
     """A range of the stream, in steps. Returns whether it was stopped."""
     covered = running.table.state().coverage
     for span in covered.missing((part.after, part.upto)):
         for step in _steps(span, running.settings.max_rows):
             if stop.is_set():
                 return True
-            rows = load(running.spark, running.settings.options, Range(part.stream, part.created, *step))
+            rows = load(running.spark, running.settings.options, StreamRange(part.stream, part.created, *step))
             running.commit(rows, step)
     return False
 
@@ -310,7 +319,7 @@ def _steps(span: Span, size: int) -> Iterator[Span]:
 # ---- streaming ----------------------------------------------------------------------------------------
 
 
-def _follow(running: _Run, part: Range, stop: threading.Event) -> bool:
+def _follow(running: _Run, part: StreamRange, stop: threading.Event) -> bool:
     """What comes, until it is stopped. Returns whether it was."""
     table = running.table
     state = table.state()

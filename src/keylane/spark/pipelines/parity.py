@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 from keylane.core.names import check_group_name, check_stream_name
 from keylane.errors import InvalidInput
 from keylane.spark.address import Address
-from keylane.spark.driver.options import read_options
 from keylane.spark.pipelines.places import building, check_work, put_in_place, working
 from keylane.spark.pipelines.running import (
-    Range,
     Say,
+    StreamRange,
     address_options,
     bounds,
     check_evidence,
@@ -27,6 +26,7 @@ from keylane.spark.pipelines.running import (
     plainly,
     say_nothing,
 )
+from keylane.spark.read_options import read_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -159,7 +159,7 @@ def run(spark: SparkSession, settings: Settings, say: Say = say_nothing) -> Repo
     return _report(settings, part, found, time.monotonic() - began_s, kept)
 
 
-def _report(settings: Settings, part: Range, found: dict[str, Any], seconds: float, kept: Path | None) -> Report:
+def _report(settings: Settings, part: StreamRange, found: dict[str, Any], seconds: float, kept: Path | None) -> Report:
     return Report(
         stream=settings.stream,
         group=settings.group,

@@ -16,12 +16,12 @@ from keylane.spark.address import Address
 from keylane.spark.pipelines import audit_rules as rules
 from keylane.spark.pipelines import audit_tables as tables
 from keylane.spark.pipelines import parity_rules as parity
-from keylane.spark.pipelines.audit_lines import Lines
+from keylane.spark.pipelines.audit_lines import JournalLines
 from keylane.spark.pipelines.audit_losses import Proof, losses
 from keylane.spark.pipelines.audit_text import record_in_words
 from keylane.spark.pipelines.audit_verdict import kept, write_findings
-from keylane.spark.pipelines.journal_frame import journal_stand
-from keylane.spark.pipelines.running import Range, Say, group_of
+from keylane.spark.pipelines.journal_frame import journal_state
+from keylane.spark.pipelines.running import Say, StreamRange, group_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -43,10 +43,10 @@ _NAMES = {
 class Side:
     """One of the two groups, read into tables."""
 
-    where: tables.Where
-    pending: tables.Pending
+    where: tables.AuditSource
+    pending: tables.PendingWork
     records: DataFrame
-    lines: Lines
+    lines: JournalLines
     holes: DataFrame
 
     @property
@@ -67,7 +67,7 @@ class Side:
         return messages.where(F.col("sequence") > min((self.pending.floors or {0: 0}).values()))
 
 
-def compare(spark: SparkSession, settings: Settings, part: Range, aside: Path, say: Say) -> dict[str, Any]:
+def compare(spark: SparkSession, settings: Settings, part: StreamRange, aside: Path, say: Say) -> dict[str, Any]:
     """The fields of a report; all findings are in `aside/findings` afterwards."""
     places = (
         _where(settings.address, settings.stream, settings.group, aside / "one"),
@@ -119,21 +119,23 @@ def compare(spark: SparkSession, settings: Settings, part: Range, aside: Path, s
     }
 
 
-def _where(address: Address, stream: str, group: str, directory: Path) -> tables.Where:
-    journal_stand(address, stream)
+def _where(address: Address, stream: str, group: str, directory: Path) -> tables.AuditSource:
+    journal_state(address, stream)
     directory.mkdir()
-    return tables.Where(address, stream, group, group_of(address, stream, group), directory)
+    return tables.AuditSource(address, stream, group, group_of(address, stream, group), directory)
 
 
-def _read(spark: SparkSession, where: tables.Where, pending: tables.Pending, part: Range, say: Say) -> Side:
-    last = journal_stand(where.address, where.stream).last
+def _read(
+    spark: SparkSession, where: tables.AuditSource, pending: tables.PendingWork, part: StreamRange, say: Say
+) -> Side:
+    last = journal_state(where.address, where.stream).last
     say(f"reading the journal of {where.group}")
     if last:
         tables.write_journal(spark, where, part, last)
     else:
         Path(where.path("journal")).mkdir()
     journal = spark.read.schema(tables.JOURNAL_DDL).parquet(where.path("journal"))
-    lines = Lines.of(journal)
+    lines = JournalLines.of(journal)
     if not len(lines):
         raise InvalidInput(
             f"the journal of stream {where.stream!r} has nothing of group {where.group!r}: let its members write one, "

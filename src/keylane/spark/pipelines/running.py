@@ -24,10 +24,10 @@ from keylane.groups import StaticConfig, get_config
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.consumers import parse_time
 from keylane.spark.address import FIELDS, Address
-from keylane.spark.driver.layout import GroupConfig
-from keylane.spark.driver.options import ReadOptions, read_options
-from keylane.spark.driver.standing import Source
-from keylane.spark.patience import ask
+from keylane.spark.driver.layout import GroupRecord
+from keylane.spark.driver.source_stream import SourceStream
+from keylane.spark.read_options import ReadOptions, read_options
+from keylane.spark.retry import ask
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -52,7 +52,7 @@ def say_nothing(line: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class StreamRange:
     """(after, upto] of a stream as it stood at one moment."""
 
     stream: str
@@ -99,16 +99,16 @@ def bounds(start: str | None, end: str | None, now: datetime | None = None) -> d
     return options
 
 
-def find_range(options: Mapping[str, str]) -> Range:
+def find_range(options: Mapping[str, str]) -> StreamRange:
     """Where the reader's options begin and end in the stream now. A range behind its end is empty, not an error."""
     read = read_options(options)
-    source = Source(read)
-    stand = source.stand()
-    after = _after(read, source, stand.first, stand.last)
-    return Range(stand.stream, stand.created, after, max(after, _upto(read, source, stand.last)))
+    source = SourceStream(read)
+    state = source.state()
+    after = _after(read, source, state.first, state.last)
+    return StreamRange(state.stream, state.created, after, max(after, _upto(read, source, state.last)))
 
 
-def find_messages(base: Mapping[str, str], start: str, end: str) -> Range:
+def find_messages(base: Mapping[str, str], start: str, end: str) -> StreamRange:
     """The part that these words name of the stream in `base`; refuses one without a message."""
     part = find_range({**base, **bounds(start, end)})
     if part.is_empty:
@@ -116,7 +116,7 @@ def find_messages(base: Mapping[str, str], start: str, end: str) -> Range:
     return part
 
 
-def group_of(address: Address, stream: str, group: str) -> GroupConfig:
+def group_of(address: Address, stream: str, group: str) -> GroupRecord:
     """A group's configuration as it is now."""
     return ask(address, lambda connection: get_config(connection, stream, group), f"look at group {group!r}")
 
@@ -132,7 +132,7 @@ def check_evidence(rows: int) -> None:
         raise InvalidInput(f"evidence is {rows}: give 0 to 10000 rows; all are in the work directory")
 
 
-def _after(read: ReadOptions, source: Source, first: int, last: int) -> int:
+def _after(read: ReadOptions, source: SourceStream, first: int, last: int) -> int:
     if read.start.kind == "sequence":
         return read.start.sequence - 1
     if read.start.kind == "time":
@@ -141,7 +141,7 @@ def _after(read: ReadOptions, source: Source, first: int, last: int) -> int:
     return max(first - 1, 0) if read.start.kind == "earliest" else last
 
 
-def _upto(read: ReadOptions, source: Source, last: int) -> int:
+def _upto(read: ReadOptions, source: SourceStream, last: int) -> int:
     if read.end.kind == "sequence":
         return min(read.end.sequence, last)
     if read.end.kind == "time":
@@ -150,7 +150,7 @@ def _upto(read: ReadOptions, source: Source, last: int) -> int:
     return last
 
 
-def load(spark: SparkSession, options: Mapping[str, str], part: Range | None = None) -> DataFrame:
+def load(spark: SparkSession, options: Mapping[str, str], part: StreamRange | None = None) -> DataFrame:
     """Messages of a stream in a batch; `part` fixes the range, so that two reads of a run see the same."""
     from keylane.spark import register  # noqa: PLC0415 - needs pyspark
 
@@ -163,7 +163,7 @@ def load(spark: SparkSession, options: Mapping[str, str], part: Range | None = N
     return spark.read.format("keylane").options(**chosen).load()
 
 
-def load_group(spark: SparkSession, options: Mapping[str, str], config: GroupConfig, part: Range) -> DataFrame:
+def load_group(spark: SparkSession, options: Mapping[str, str], config: GroupRecord, part: StreamRange) -> DataFrame:
     """The messages of a group in the stream that it was made on, with their partitions in the group, and keys.
 
     An elastic group's own queue forgets what was handled, so it is not what is read.
@@ -175,7 +175,7 @@ def load_group(spark: SparkSession, options: Mapping[str, str], config: GroupCon
     return rows.withColumn("key", F.coalesce("key", "subject"))
 
 
-def journal_bounds(address: Address, part: Range) -> dict[str, str]:
+def journal_bounds(address: Address, part: StreamRange) -> dict[str, str]:
     """Where to begin in the journal for the messages of a range: nobody wrote of them before they were there.
 
     The two streams may be on servers whose clocks differ: a few minutes more are read.
@@ -194,7 +194,7 @@ def journal_bounds(address: Address, part: Range) -> dict[str, str]:
     return {"startingTimestamp": (parse_time(stored) - _CLOCKS_DIFFER).isoformat()}
 
 
-def _key_options(config: GroupConfig) -> list[dict[str, str]]:
+def _key_options(config: GroupRecord) -> list[dict[str, str]]:
     """How the reader tells keys and partitions, one read for each filter of the group.
 
     An elastic group's own queue forgets what was handled, so the load is counted in the stream before it.

@@ -20,8 +20,8 @@ from keylane.errors import GroupError, InvalidInput, NotFound
 from keylane.groups import ElasticConfig, StaticConfig
 from keylane.spark.address import Address
 from keylane.spark.pipelines.running import (
-    Range,
     Say,
+    StreamRange,
     address_options,
     bounds,
     find_messages,
@@ -32,7 +32,7 @@ from keylane.spark.pipelines.running import (
     progress,
     say_nothing,
 )
-from keylane.spark.pipelines.skew_report import By, HotKey, Load, Report
+from keylane.spark.pipelines.skew_report import By, HotKey, MeasuredLoad, Report
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -128,7 +128,7 @@ def run(spark: SparkSession, settings: Settings, say: Say = say_nothing) -> Repo
 
 
 def _per_key(
-    spark: SparkSession, base: Mapping[str, str], config: StaticConfig | ElasticConfig, part: Range
+    spark: SparkSession, base: Mapping[str, str], config: StaticConfig | ElasticConfig, part: StreamRange
 ) -> DataFrame:
     """Messages and bytes of each key of the group."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as everybody writes it
@@ -139,7 +139,7 @@ def _per_key(
     )
 
 
-def _handler_times(spark: SparkSession, settings: Settings, part: Range) -> DataFrame | None:
+def _handler_times(spark: SparkSession, settings: Settings, part: StreamRange) -> DataFrame | None:
     """How long handlers worked for each key; None without a journal."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as everybody writes it
 
@@ -174,7 +174,9 @@ def _journal_words(settings: Settings, sample: float | None, *, known: bool) -> 
     )
 
 
-def _collected(per_key: DataFrame, settings: Settings) -> tuple[int, dict[int, Load], tuple[HotKey, ...], float | None]:
+def _collected(
+    per_key: DataFrame, settings: Settings
+) -> tuple[int, dict[int, MeasuredLoad], tuple[HotKey, ...], float | None]:
     """The number of keys, the partitions and the hottest keys: a few rows, however many keys there are. And the
     journal's sample, None where it has no record.
     """
@@ -195,10 +197,11 @@ def _collected(per_key: DataFrame, settings: Settings) -> tuple[int, dict[int, L
     finally:
         per_key.unpersist()
     partitions = {
-        row[0]: Load(int(row[1]), int(row[2] or 0), float(row[3] or 0.0) if timed else None) for row in by_partition
+        row[0]: MeasuredLoad(int(row[1]), int(row[2] or 0), float(row[3] or 0.0) if timed else None)
+        for row in by_partition
     }
     hot = tuple(
-        HotKey(row[0], row[1], Load(int(row[2]), int(row[3] or 0), float(row[4] or 0.0) if timed else None))
+        HotKey(row[0], row[1], MeasuredLoad(int(row[2]), int(row[3] or 0), float(row[4] or 0.0) if timed else None))
         for row in hottest
     )
     samples = [row[5] for row in by_partition if row[5] is not None]

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from keylane.core.plans import Move, Plan, WeightedPlan
 
 if TYPE_CHECKING:
-    from keylane.spark.pipelines.running import Range
+    from keylane.spark.pipelines.running import StreamRange
 
 By = Literal["messages", "bytes", "time"]
 _SHOWN_MOVES = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class MeasuredLoad:
     """What something costs."""
 
     messages: int = 0
@@ -31,7 +31,7 @@ class Load:
 class HotKey:
     key: str
     partition: int
-    load: Load
+    load: MeasuredLoad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +40,11 @@ class Report:
 
     stream: str
     group: str
-    part: Range
+    part: StreamRange
     by: By
     elastic: bool
     now: Plan
-    partitions: dict[int, Load]
+    partitions: dict[int, MeasuredLoad]
     hot_keys: tuple[HotKey, ...]
     keys: int
     proposal: WeightedPlan
@@ -66,7 +66,8 @@ class Report:
     def loads_of(self, plan: Plan) -> dict[str, float]:
         """What each member carries with a plan."""
         return {
-            member: sum(self.partitions.get(one, Load()).by(self.by) for one in owned) for member, owned in plan.shares
+            member: sum(self.partitions.get(one, MeasuredLoad()).by(self.by) for one in owned)
+            for member, owned in plan.shares
         }
 
     @property
@@ -189,14 +190,14 @@ class Report:
             lines.append(f"chart           {self.chart_file}")
         return lines
 
-    def _share(self, load: Load) -> float:
+    def _share(self, load: MeasuredLoad) -> float:
         return round(load.by(self.by) / self.total, 6) if self.total else 0.0
 
 
 # ---- words --------------------------------------------------------------------------------------------
 
 
-def _load_object(load: Load) -> dict[str, Any]:
+def _load_object(load: MeasuredLoad) -> dict[str, Any]:
     time_s = None if load.time_s is None else round(load.time_s, 6)
     return {"messages": load.messages, "bytes": load.bytes, "time_s": time_s}
 

@@ -21,8 +21,8 @@ from keylane.errors import InvalidInput
 from keylane.groups import ElasticConfig, StaticConfig
 from keylane.spark.address import Address
 from keylane.spark.pipelines.running import (
-    Range,
     Say,
+    StreamRange,
     address_options,
     bounds,
     find_messages,
@@ -110,7 +110,7 @@ def run(spark: SparkSession, settings: Settings, say: Say = say_nothing) -> Repo
 # ---- frames -------------------------------------------------------------------------------------------
 
 
-def _records(spark: SparkSession, settings: Settings, part: Range) -> DataFrame:
+def _records(spark: SparkSession, settings: Settings, part: StreamRange) -> DataFrame:
     """One row for each try at a message of the range."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as everybody writes it
 
@@ -153,7 +153,7 @@ def _messages(
     spark: SparkSession,
     base: Mapping[str, str],
     config: StaticConfig | ElasticConfig,
-    part: Range,
+    part: StreamRange,
     records: DataFrame,
     *,
     sample: float,

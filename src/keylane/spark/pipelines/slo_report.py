@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from keylane.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from keylane.spark.pipelines.running import Range
+    from keylane.spark.pipelines.running import StreamRange
 
 LIMITS = {
     "handler_p50_ms": "handler p50 {:.1f} ms",
@@ -87,7 +87,7 @@ class Breach:
 class Report:
     stream: str
     group: str
-    part: Range
+    part: StreamRange
     window_s: float
     sample: float
     tries: int
