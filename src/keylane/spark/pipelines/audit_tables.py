@@ -31,7 +31,7 @@ from keylane.journal import open_stored
 from keylane.spark.address import Address
 from keylane.spark.driver.layout import GroupRecord
 from keylane.spark.pipelines.journal_frame import RECORD, raw_batches, records_of, stored_in
-from keylane.spark.pipelines.running import StreamRange, address_options, load
+from keylane.spark.pipelines.stream_range import StreamRange, address_options, load
 from keylane.spark.retry import ask
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keylane.errors import ExtraMissing, InvalidInput
-from keylane.spark.pipelines.skew_report import By, MeasuredLoad, moves_told
-from keylane.spark.pipelines.skew_report import Report as SkewReport
-from keylane.spark.pipelines.slo_report import Cell
-from keylane.spark.pipelines.slo_report import Report as SloReport
+from keylane.spark.pipelines.skew import By, MeasuredLoad, moves_told
+from keylane.spark.pipelines.skew import Report as SkewReport
+from keylane.spark.pipelines.slo import Cell
+from keylane.spark.pipelines.slo import Report as SloReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

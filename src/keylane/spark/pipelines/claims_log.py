@@ -19,7 +19,7 @@ from keylane.jetstream.connection import Connection
 from keylane.marshal.jetstream_log import DEFAULT_NAME, JetStreamLog, open_jetstream_log
 from keylane.marshal.log import Bounds
 from keylane.spark.address import Address
-from keylane.spark.pipelines.running import SUBJECT_IS_KEY, address_options, bounds, load
+from keylane.spark.pipelines.stream_range import SUBJECT_IS_KEY, address_options, bounds, load
 from keylane.spark.read_options import read_options
 from keylane.spark.retry import ask
 

@@ -14,10 +14,9 @@ from keylane.core.claim_records import CLAIMING_PARTITION, Unreadable, split
 from keylane.errors import InvalidInput, ReadIncomplete
 from keylane.spark.pipelines import claims_tables as tables
 from keylane.spark.pipelines.claims_log import Log, LogPosition, place_of, stops_of
-from keylane.spark.pipelines.claims_pauses import IN_FORCE
 from keylane.spark.pipelines.claims_records import LogExtent, Survey, first_trouble, measure
-from keylane.spark.pipelines.claims_replay import ENDS, Replayer
-from keylane.spark.pipelines.running import Say
+from keylane.spark.pipelines.claims_replay import ENDS, IN_FORCE, Replayer
+from keylane.spark.pipelines.spark_jobs import Say
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

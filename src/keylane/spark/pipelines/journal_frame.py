@@ -18,7 +18,7 @@ from keylane.journal import open_stored
 from keylane.journal.arrow import to_arrow
 from keylane.journal.stream import journal_stream, journal_subject
 from keylane.spark.address import Address
-from keylane.spark.pipelines.running import SUBJECT_IS_KEY, address_options
+from keylane.spark.pipelines.stream_range import SUBJECT_IS_KEY, address_options
 from keylane.spark.stream_state import StreamState, state_of
 
 if TYPE_CHECKING:

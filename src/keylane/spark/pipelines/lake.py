@@ -20,17 +20,9 @@ from typing import TYPE_CHECKING, Any
 from keylane.core.coverage import Coverage, Span
 from keylane.core.names import check_stream_name
 from keylane.errors import InvalidInput, KeylaneError, LakeBroken
-from keylane.spark.address import Address
-from keylane.spark.pipelines.running import (
-    Say,
-    StreamRange,
-    address_options,
-    bounds,
-    find_range,
-    load,
-    plainly,
-    say_nothing,
-)
+from keylane.spark.pipelines.interface import PipelineReport, PipelineSettings
+from keylane.spark.pipelines.spark_jobs import Say, plainly, say_nothing
+from keylane.spark.pipelines.stream_range import StreamRange, address_options, bounds, find_range, load
 from keylane.spark.pipelines.table import Identity, Table
 from keylane.spark.read_options import read_options
 
@@ -54,12 +46,11 @@ _POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(PipelineSettings):
     """What to write where. With `end` it is a batch over a range; else it goes on until it is stopped."""
 
     stream: str
     table: str
-    address: Address = field(default_factory=Address)
     group: str | None = None
     """Whose keys the messages have."""
     queue: bool = False
@@ -132,7 +123,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(PipelineReport):
     """What a run did, and what the table holds after it."""
 
     table: str
@@ -152,10 +143,6 @@ class Report:
     @property
     def verdict(self) -> bool:
         return True
-
-    @property
-    def exit_code(self) -> int:
-        return 0 if self.verdict else 3
 
     def as_json(self) -> dict[str, Any]:
         return {

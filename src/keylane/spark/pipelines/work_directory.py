@@ -1,4 +1,4 @@
-"""Where a pipeline works: a directory that stays, or one that is removed; results are put in place by one rename."""
+"""The directory of a pipeline: one that stays, or one that is removed. Results are put in place by one rename."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from keylane.errors import InvalidInput
-from keylane.spark.pipelines.running import plain_error
+from keylane.spark.pipelines.spark_jobs import plain_error
 
 _BUILDING = ".building-"
 
