@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from keylane.errors import DataLost, InvalidInput
 from keylane.spark.data_loss import Loss, Losses
 from keylane.spark.driver.offsets import Offset, planned, resume
-from keylane.spark.stream_state import StreamState
+from keylane.spark.stream_state import StreamSnapshot
 
 
-def state(first: int, last: int, created: str = "t1") -> StreamState:
-    return StreamState("S", created, first, last, last - first + 1, 100)
+def state(first: int, last: int, created: str = "t1") -> StreamSnapshot:
+    return StreamSnapshot("S", created, first, last, last - first + 1, 100)
 
 
 def at(sequence: int, created: str = "t1") -> Offset:
@@ -53,7 +53,7 @@ def test_a_stream_that_never_held_a_message() -> None:
         "created": "t1",
         "state": {"first_seq": 0, "last_seq": 0, "messages": 0, "bytes": 0},
     }
-    assert resume(at(0), StreamState.from_wire(wire)).loss is None
+    assert resume(at(0), StreamSnapshot.from_wire(wire)).loss is None
 
 
 def test_nothing_is_lost_where_the_next_message_is_there() -> None:
@@ -96,7 +96,10 @@ def test_restored_from_an_older_copy() -> None:
     ],
 )
 def test_a_planned_batch(
-    batch: tuple[Offset, Offset], now: StreamState, readable: tuple[int, int], lost: tuple[str, int, int | None] | None
+    batch: tuple[Offset, Offset],
+    now: StreamSnapshot,
+    readable: tuple[int, int],
+    lost: tuple[str, int, int | None] | None,
 ) -> None:
     found = planned(*batch, now)
     assert (found.after, found.upto) == readable

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from keylane.spark.driver.batch_plan import MOST_PIECES, SplitRange, plan
 from keylane.spark.driver.offsets import admit
 from keylane.spark.read_options import SplitBy
-from keylane.spark.stream_state import StreamState
+from keylane.spark.stream_state import StreamSnapshot
 
 
-def state(last: int, *, first: int = 1, size: int = 100) -> StreamState:
+def state(last: int, *, first: int = 1, size: int = 100) -> StreamSnapshot:
     count = last - first + 1
-    return StreamState("S", "t", first, last, count, count * size)
+    return StreamSnapshot("S", "t", first, last, count, count * size)
 
 
 def test_a_piece_for_each_partition_with_something_new() -> None:
@@ -72,7 +72,7 @@ def test_a_limit_below_one_message_still_makes_progress() -> None:
 
 
 def test_bytes_are_averaged_over_sequences_not_messages() -> None:
-    half_deleted = StreamState("S", "t", first=1, last=1000, messages=500, bytes=50_000)
+    half_deleted = StreamSnapshot("S", "t", first=1, last=1000, messages=500, bytes=50_000)
     assert admit(0, half_deleted, max_bytes=5_000) == 100
 
 

@@ -13,7 +13,7 @@ from keylane.spark.retry import ask
 
 
 @dataclass(frozen=True, slots=True)
-class StreamState:
+class StreamSnapshot:
     """A stream at one moment. `created` is the server's own text: a stream that was made anew has another one."""
 
     stream: str
@@ -26,7 +26,7 @@ class StreamState:
     """Who said so; None where there is no cluster."""
 
     @classmethod
-    def from_wire(cls, wire: Mapping[str, Any]) -> StreamState:
+    def from_wire(cls, wire: Mapping[str, Any]) -> StreamSnapshot:
         """From the server's answer to STREAM.INFO."""
         state = wire["state"]
         return cls(
@@ -40,10 +40,10 @@ class StreamState:
         )
 
 
-def state_of(address: Address, stream: str) -> StreamState:
+def state_of(address: Address, stream: str) -> StreamSnapshot:
     """A stream as it is now."""
     wire = ask(address, lambda connection: stream_info(connection, stream), f"look at stream {stream!r}")
-    return StreamState.from_wire(wire)
+    return StreamSnapshot.from_wire(wire)
 
 
 async def stream_info(connection: Connection, stream: str) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from keylane.spark.driver.source_stream import SourceStream
 from keylane.spark.executor.split_reader import read_watched
 from keylane.spark.query_records import bucket_of, lease_key
 from keylane.spark.read_options import read_options
-from keylane.spark.stream_state import StreamState
+from keylane.spark.stream_state import StreamSnapshot
 from keylane.spark.sync_connection import shared_connection
 from keylane.spark.tasks import Split
 from tests.peers.store import REPOSITORY
@@ -438,7 +438,7 @@ async def test_a_leader_that_has_not_everything_yet_gets_time(rig: Rig, monkeypa
     real = stream_state.state_of
     behind = [True, True]
 
-    def at_first_behind(address: Address, stream: str) -> StreamState:
+    def at_first_behind(address: Address, stream: str) -> StreamSnapshot:
         found = real(address, stream)
         return replace(found, last=7) if behind and behind.pop() else found
 
@@ -460,7 +460,7 @@ async def test_the_newest_messages_are_asked_for_again_if_the_leader_changed(
     before = replace(await asyncio.to_thread(source.state), leader="a")
     real, asked = stream_state.state_of, []
 
-    def from_b(address: Address, stream: str) -> StreamState:
+    def from_b(address: Address, stream: str) -> StreamSnapshot:
         asked.append(stream)
         return replace(real(address, stream), leader="b")
 

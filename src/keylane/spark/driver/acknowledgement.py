@@ -153,7 +153,7 @@ class ProgressConsumer:
         await consumers.create(self._connection, self._stream, self._config, action="create")
 
     async def move(self, sequence: int) -> None:
-        """StreamState behind `sequence`: what is pending then is what the query has not done."""
+        """Move behind `sequence`: what is pending then is what the query has not done."""
         if not self._connection.supports("consumer_reset"):
             await self._replace(sequence + 1)
             return

@@ -12,7 +12,7 @@ from keylane.spark.data_loss import Losses
 from keylane.spark.driver.offsets import Offset, ReadableRange, planned
 from keylane.spark.driver.source_stream import SourceStream, warn_without_keys
 from keylane.spark.read_options import RangeBound, ReadOptions, SplitBy
-from keylane.spark.stream_state import StreamState
+from keylane.spark.stream_state import StreamSnapshot
 from keylane.spark.tasks import ReadSpec, Split
 
 SEQUENCES_A_PIECE = 250_000
@@ -88,7 +88,7 @@ def plan_batch(options: ReadOptions) -> list[Split]:
     return make_splits(source, found, state, newest=None, head_may_go=may_begin_later(options.start))
 
 
-def starting_at(position: RangeBound, source: SourceStream, state: StreamState) -> int:
+def starting_at(position: RangeBound, source: SourceStream, state: StreamSnapshot) -> int:
     """The sequence before the first one to read."""
     if position.kind == "earliest":
         return state.first - 1
@@ -115,7 +115,7 @@ def may_begin_later(position: RangeBound) -> bool:
 def make_splits(
     source: SourceStream,
     found: ReadableRange,
-    state: StreamState,
+    state: StreamSnapshot,
     *,
     newest: dict[str | None, int] | None,
     head_may_go: bool,
@@ -155,7 +155,7 @@ def make_splits(
     ]
 
 
-def _ending_at(position: RangeBound, source: SourceStream, state: StreamState) -> int:
+def _ending_at(position: RangeBound, source: SourceStream, state: StreamSnapshot) -> int:
     """The last sequence to read."""
     if position.kind == "sequence":
         if position.sequence > state.last:

@@ -11,7 +11,7 @@ from typing import Any
 from keylane.core.subjects import shown
 from keylane.errors import InvalidInput
 from keylane.spark.data_loss import Loss
-from keylane.spark.stream_state import StreamState
+from keylane.spark.stream_state import StreamSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Offset:
     sequence: int
 
     @classmethod
-    def at(cls, state: StreamState, sequence: int) -> Offset:
+    def at(cls, state: StreamSnapshot, sequence: int) -> Offset:
         return cls(state.stream, state.created, sequence)
 
     def to_wire(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class ReadableRange:
     loss: Loss | None = None
 
 
-def resume(start: Offset, state: StreamState) -> ReadableRange:
+def resume(start: Offset, state: StreamSnapshot) -> ReadableRange:
     """From where reading goes on after `start`, up to all there is now."""
     if start.created != state.created:
         return ReadableRange(state.first - 1, state.last, _recreated(start, state))
@@ -81,7 +81,7 @@ def resume(start: Offset, state: StreamState) -> ReadableRange:
     return ReadableRange(start.sequence, state.last)
 
 
-def planned(start: Offset, end: Offset, state: StreamState) -> ReadableRange:
+def planned(start: Offset, end: Offset, state: StreamSnapshot) -> ReadableRange:
     """What can be read of a batch that was planned from `start` to `end`."""
     if end.created != state.created:
         first = start.sequence + 1 if start.created == end.created else 1
@@ -105,7 +105,7 @@ def planned(start: Offset, end: Offset, state: StreamState) -> ReadableRange:
     return ReadableRange(begun.after, end.sequence, begun.loss)
 
 
-def _recreated(old: Offset, state: StreamState) -> Loss:
+def _recreated(old: Offset, state: StreamSnapshot) -> Loss:
     why = (
         f"stream {state.stream!r} was deleted and made anew: the one that was read is of {old.created}, this one of "
         f"{state.created}"
@@ -113,13 +113,13 @@ def _recreated(old: Offset, state: StreamState) -> Loss:
     return Loss("recreated", why, old.sequence + 1)
 
 
-def admit(after: int, state: StreamState, *, max_offsets: int | None = None, max_bytes: int | None = None) -> int:
+def admit(after: int, state: StreamSnapshot, *, max_offsets: int | None = None, max_bytes: int | None = None) -> int:
     """Where a batch that begins behind `after` ends: within both limits, but always one sequence further.
 
     Bytes are counted by the stream's average of bytes per sequence, so a batch of unusually large messages is larger
     than the limit.
 
-    >>> state = StreamState("ORDERS", "", first=1, last=1000, messages=1000, bytes=100_000)
+    >>> state = StreamSnapshot("ORDERS", "", first=1, last=1000, messages=1000, bytes=100_000)
     >>> admit(10, state, max_offsets=50), admit(10, state, max_bytes=2_000), admit(990, state, max_offsets=50)
     (60, 30, 1000)
     """

@@ -21,7 +21,7 @@ from keylane.spark.parent_process import end_properly
 from keylane.spark.query_records import durable_start, forget_start
 from keylane.spark.read_options import ReadOptions
 from keylane.spark.retry import ask
-from keylane.spark.stream_state import StreamState
+from keylane.spark.stream_state import StreamSnapshot
 from keylane.spark.sync_connection import SyncConnection, shared_connection
 from keylane.spark.tasks import Split
 
@@ -52,7 +52,7 @@ class Query:
         self._target: Offset | None = None
         self._look_at = 0.0
         self._quiet: tuple[Offset, float] | None = None
-        self._known: tuple[StreamState, dict[str | None, int] | None] | None = None
+        self._known: tuple[StreamSnapshot, dict[str | None, int] | None] | None = None
         self._start_forgotten = options.start.kind != "latest"
 
     # ---- Spark's calls, in their order ----------------------------------------------------------------
@@ -167,7 +167,7 @@ class Query:
     def _offset(self, wire: Any) -> Offset:
         return Offset.from_wire(wire, self._source.layout.stream, queue=self._source.queue)
 
-    def _look(self, least: Offset) -> StreamState:
+    def _look(self, least: Offset) -> StreamSnapshot:
         state = self._source.state(least)
         self.newest_seen = Offset.at(state, state.last)
         return state
@@ -195,7 +195,7 @@ class Query:
     def _starts_anywhere(self, start: Offset) -> bool:
         return start == self._first and may_begin_later(self.options.start)
 
-    def _holds_still(self, start: Offset, going: ReadableRange, state: StreamState) -> bool:
+    def _holds_still(self, start: Offset, going: ReadableRange, state: StreamSnapshot) -> bool:
         """Whether no batch is worth it. Keeps what was found out for the planning of the batch."""
         self._known = (state, None)
         if going.loss is not None and Offset.at(state, going.after) != start:

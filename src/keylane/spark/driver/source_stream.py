@@ -19,7 +19,7 @@ from keylane.spark.driver.layout import GroupRecord, Layout, Numbering, lay_out,
 from keylane.spark.driver.offsets import Offset
 from keylane.spark.read_options import ReadOptions
 from keylane.spark.retry import ask
-from keylane.spark.stream_state import StreamState, state_of, stream_info
+from keylane.spark.stream_state import StreamSnapshot, state_of, stream_info
 
 _log = logging.getLogger("keylane.spark")
 
@@ -52,7 +52,7 @@ class SourceStream:
         """The queue that the group would have if it is elastic."""
         return None if self.options.group is None else queue_stream(self.options.stream, self.options.group)
 
-    def state(self, least: Offset | None = None) -> StreamState:
+    def state(self, least: Offset | None = None) -> StreamSnapshot:
         """The stream as it is now.
 
         `least` is known to be in it: a leader that has just been chosen may not have stored everything yet that the
@@ -66,8 +66,8 @@ class SourceStream:
                 return state
             time.sleep(_LEADER_PAUSE_S)
 
-    def newest(self, state: StreamState) -> dict[str | None, int]:
-        """The last sequence of each filter; 0 where nothing matches. Everything that is in `stand` counts."""
+    def newest(self, state: StreamSnapshot) -> dict[str | None, int]:
+        """The last sequence of each filter; 0 where nothing matches. Everything that is in `state` counts."""
         layout = self.layout
 
         async def look(connection: Connection) -> dict[str | None, int]:

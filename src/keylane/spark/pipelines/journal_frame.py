@@ -19,7 +19,7 @@ from keylane.journal.arrow import to_arrow
 from keylane.journal.stream import journal_stream, journal_subject
 from keylane.spark.address import Address
 from keylane.spark.pipelines.stream_range import SUBJECT_IS_KEY, address_options
-from keylane.spark.stream_state import StreamState, state_of
+from keylane.spark.stream_state import StreamSnapshot, state_of
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
@@ -142,7 +142,7 @@ def raw_batches(
     return reader.format("keylane").options(**options | dict(bounds or {})).load().select("subject", "data", "sequence")
 
 
-def journal_state(address: Address, stream: str) -> StreamState:
+def journal_state(address: Address, stream: str) -> StreamSnapshot:
     """The journal's stream as it is now; `NotFound` says how a journal comes to be."""
     try:
         return state_of(address, journal_stream(stream))
