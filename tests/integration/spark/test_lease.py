@@ -527,7 +527,7 @@ def test_spark_may_end_its_child_twice_and_what_must_be_done_is_done(tmp_path: P
     done = tmp_path / "done"
     program = f"""
 import os, signal, time
-from keylane.spark.caller import end_properly
+from keylane.spark.parent_process import end_properly
 end_properly()
 try:
     os.kill(os.getpid(), signal.SIGTERM)
