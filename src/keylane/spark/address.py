@@ -1,7 +1,7 @@
-"""Where the server is, as it may travel: through Spark's plans, checkpoints and event logs, to every executor.
+"""The address of the server, in a form that Spark may log: it travels through plans and checkpoints to every executor.
 
-An address has no secret in it. It names files and contexts, and every process reads those where it runs; what stands
-in the environment (`NATS_USER`, `NATS_TOKEN` and so on) is read there too.
+An address holds no secret. It names files and contexts, which every process reads where it runs; what is set in
+the environment (`NATS_USER`, `NATS_TOKEN` and so on) is read there too.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class Loss:
 
     @property
     def count(self) -> int | None:
-        """How many messages at most; None where nobody can tell."""
+        """How many messages at most; None where it is unknown."""
         return None if self.last is None else self.last - self.first + 1
 
     def __str__(self) -> str:
@@ -38,11 +38,11 @@ class Losses:
     def __init__(self, *, fatal: bool) -> None:
         self.fatal = fatal
         self.count = 0
-        """Messages lost so far, at most; those that nobody can count are not in it."""
+        """Messages lost so far, at most; unknown numbers are not included."""
         self._last: Loss | None = None
 
     def report(self, loss: Loss) -> None:
-        """Raise `DataLost`, or log it once: the same loss is met again when the batch is planned."""
+        """Raise `DataLost`, or log it once: planning the batch finds the same loss again."""
         if self.fatal:
             raise DataLost(told(loss))
         if loss == self._last:

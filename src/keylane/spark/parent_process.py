@@ -20,7 +20,7 @@ _LONGEST_END_S = 15
 
 
 class ParentProcess:
-    """The process that started this one, and its end of the socket where there is one. Asking costs two system calls.
+    """The process that started this one, and its end of the socket where there is one. A check costs two system calls.
 
     Outside Spark's workers only the parent counts.
     """

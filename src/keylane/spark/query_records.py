@@ -53,10 +53,10 @@ async def durable_start(
     replicas: int = 1,
     queue: str | None = None,
 ) -> dict[str, Any]:
-    """The offset that the query starts at: the one written down before, or this one, written down now.
+    """The offset that the query starts at: the one recorded before, or this one, recorded now.
 
     A record of another stream is replaced: the query's name was used for something else. One of the same stream
-    stands, even if the stream was made anew since: what that means is for `failOnDataLoss` to say. `replicas` is for
+    stays, even if the stream was recreated since: `failOnDataLoss` decides what that means. `replicas` is for
     the bucket, if it has to be made. `queue` is the queue of the group that names the keys: a start in it is refused,
     since messages that arrived after it would be skipped.
     """
@@ -95,7 +95,7 @@ async def forget_start(connection: Connection, query: str) -> None:
     try:
         await bucket.delete(key, revision=entry.revision)
     except RevisionConflict:
-        return  # another driver of the query forgot it, or begins anew: its record stands
+        return  # another driver of the query deleted it, or starts again: its record stays
 
 
 def _read_start(entry: KvEntry | None, key: str) -> dict[str, Any] | None:
@@ -131,7 +131,7 @@ def is_written(address: Address, query_name: str, stream: str, batch: MicroBatch
 
 
 def mark_written(address: Address, query_name: str, stream: str, batch: MicroBatch, *, replicas: int) -> None:
-    """Write down that the whole batch is stored."""
+    """Record that the whole batch is stored."""
     value = json.dumps({"query": batch.query_id, "batch": batch.number, "stream": stream}).encode()
 
     async def mark(connection: Connection) -> None:

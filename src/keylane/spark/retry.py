@@ -30,10 +30,10 @@ _log = logging.getLogger("keylane.spark")
 T = TypeVar("T")
 
 FIRST_DEADLINE_S = 15.0
-"""For a server that this process never reached: the address may simply be wrong."""
+"""For a server that this process never reached: the address may be wrong."""
 DEADLINE_S = 60.0
 GONE_AFTER_S = 2.0
-"""A server that has just started may not know its streams yet, so that long 'not found' is not believed."""
+"""A server that has just started may not know its streams yet: for this long 'not found' is retried."""
 
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
@@ -43,9 +43,9 @@ _reached: set[Address] = set()
 
 
 def ask(address: Address, work: Callable[[Connection], Coroutine[Any, Any, T]], doing: str) -> T:
-    """What `work` answers; tries again while the trouble is of a kind that passes.
+    """Run `work` on this process's connection and return its result; retry while the error is one that passes.
 
-    `doing` says what it is for: "look at stream 'ORDERS'".
+    `doing` completes the sentence "trying to …": "look at stream 'ORDERS'".
     """
     begun = time.monotonic()
     pause_s = _FIRST_PAUSE_S
@@ -53,15 +53,14 @@ def ask(address: Address, work: Callable[[Connection], Coroutine[Any, Any, T]], 
         try:
             link = shared_connection(address)
             answer = link.call(work(link.connection))
-        except KeylaneError as trouble:
+        except KeylaneError as error:
             waited_s = time.monotonic() - begun
-            patience_s = _patience_s(address, trouble)
-            if waited_s + pause_s > patience_s:
-                if not _passes(trouble):
-                    raise  # it says all there is to say
-                raise _kind(trouble)(f"could not {doing} for {waited_s:.0f} s: {trouble}") from trouble
+            if waited_s + pause_s > _deadline_s(address, error):
+                if not may_pass(error):
+                    raise
+                raise _kind(error)(f"gave up after {waited_s:.0f} s trying to {doing}: {error}") from error
             if waited_s > 1 and pause_s < _LONGEST_PAUSE_S:
-                _log.warning("could not %s, trying again: %s", doing, trouble)
+                _log.warning("retrying to %s after an error: %s", doing, error)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         else:
@@ -69,16 +68,17 @@ def ask(address: Address, work: Callable[[Connection], Coroutine[Any, Any, T]], 
             return answer
 
 
-def _patience_s(address: Address, trouble: KeylaneError) -> float:
-    if _passes(trouble):
+def may_pass(error: KeylaneError) -> bool:
+    """Whether a later try may succeed."""
+    return isinstance(error, _PASSING) or (isinstance(error, ApiError) and error.code >= 500)
+
+
+def _deadline_s(address: Address, error: KeylaneError) -> float:
+    if may_pass(error):
         return DEADLINE_S if address in _reached else FIRST_DEADLINE_S
-    return GONE_AFTER_S if isinstance(trouble, NotFound) else 0.0
+    return GONE_AFTER_S if isinstance(error, NotFound) else 0.0
 
 
-def _passes(trouble: KeylaneError) -> bool:
-    return isinstance(trouble, _PASSING) or (isinstance(trouble, ApiError) and trouble.code >= 500)
-
-
-def _kind(trouble: KeylaneError) -> type[KeylaneError]:
-    """The class that tells of a trouble in other words; an API error is made from the server's, so it becomes plain."""
-    return KeylaneError if isinstance(trouble, ApiError) else type(trouble)
+def _kind(error: KeylaneError) -> type[KeylaneError]:
+    """The class of an error with another text. An `ApiError` is built from the server's answer, so it becomes plain."""
+    return KeylaneError if isinstance(error, ApiError) else type(error)

@@ -14,7 +14,7 @@ from keylane.spark.retry import ask
 
 @dataclass(frozen=True, slots=True)
 class StreamSnapshot:
-    """A stream at one moment. `created` is the server's own text: a stream that was made anew has another one."""
+    """A stream at one moment. `created` is the server's own text: a recreated stream has another one."""
 
     stream: str
     created: str
@@ -23,7 +23,7 @@ class StreamSnapshot:
     messages: int
     bytes: int
     leader: str | None = None
-    """Who said so; None where there is no cluster."""
+    """The leader that answered; None where there is no cluster."""
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> StreamSnapshot:

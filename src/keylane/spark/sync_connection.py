@@ -46,26 +46,26 @@ class SyncConnection:
         return f"<SyncConnection {self.connection.server}>"
 
     def start(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Let a coroutine run on the link's loop."""
+        """Start a coroutine on the connection's loop."""
         if self._loop.is_closed():
             work.close()
             raise Disconnected("this process has closed its connection")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def soon(self, work: Callable[[], None]) -> None:
-        """Let a short function run on the link's loop; nobody waits for it."""
+        """Call a short function on the connection's loop; returns at once."""
         if self._loop.is_closed():
             raise Disconnected("this process has closed its connection")
         self._loop.call_soon_threadsafe(work)
 
     def call(self, work: Coroutine[Any, Any, T], timeout_s: float = CALL_TIMEOUT_S) -> T:
-        """Run a coroutine on the link's loop and wait for its result."""
+        """Run a coroutine on the connection's loop and wait for its result."""
         running = self.start(work)
         try:
             return running.result(timeout_s)
         except concurrent.futures.TimeoutError:
             if running.done():
-                raise  # the work's own
+                raise  # raised by the work itself
             running.cancel()
             raise RequestTimeout(f"the server's answer took longer than {timeout_s:g} s") from None
         except concurrent.futures.CancelledError:
@@ -84,7 +84,7 @@ class SyncConnection:
 
 
 def shared_connection(address: Address) -> SyncConnection:
-    """The process's link to this address; made anew where the old one was closed for good."""
+    """This process's connection to the address; a new one if the old one was closed for good."""
     key = (os.getpid(), address)
     with _making:
         link = _links.get(key)
@@ -94,11 +94,11 @@ def shared_connection(address: Address) -> SyncConnection:
 
 
 def _shipped_files() -> Path | None:
-    """Where `--files` lie in this process, if it is one of Spark's."""
+    """The directory of `--files` in this process, if it is one of Spark's."""
     from pyspark import SparkContext, SparkFiles  # noqa: PLC0415 - slow to import, and only known inside Spark
 
     if not SparkFiles._is_running_on_worker and SparkContext._active_spark_context is None:
         return None
     root = Path(SparkFiles.getRootDirectory() or ".")
-    # The process that plans a stream is told of a directory below it, which nobody makes.
+    # The process that plans a stream gets the name of a directory below it that does not exist.
     return root if root.is_dir() else root.parent

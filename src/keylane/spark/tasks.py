@@ -56,13 +56,13 @@ class Split(InputPartition):
         self.upto = upto
         self.subject_filter = subject_filter
         self.last = last
-        """What the stream's leader named as the newest message of this filter when the split was planned.
+        """The newest message of this filter when the split was planned, as the stream's leader reported it.
 
         Up to `upto` the reader must see it; beyond, it must see something beyond. Otherwise the replica that answered
         lags behind, or the message was deleted meanwhile, which only the leader can say.
         """
         self.created = created
-        """When the stream was made that the split was planned for, as the server tells it; None: not compared."""
+        """The creation time of the planned stream, as the server writes it; None: not compared."""
         self.head_may_go = head_may_go
         """The read starts with whatever the stream begins with: nothing is lost if that is trimmed meanwhile."""
 
@@ -83,7 +83,7 @@ class Target:
     max_message_bytes: int | None
     replicas: int
     window_s: float
-    """For how long the server knows a message id again."""
+    """How long the server remembers a message id."""
     way: PublishMethod
 
     def takes(self, subject: str) -> bool:
@@ -101,7 +101,7 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class TaskDone(WriterCommitMessage):
-    """What a task tells the driver."""
+    """What a task reports to the driver."""
 
     rows: int
     dead_letters: int

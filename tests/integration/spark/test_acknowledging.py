@@ -237,7 +237,7 @@ async def test_trouble_is_tried_again_and_does_not_end_the_query(
     monkeypatch.setattr(queue.connection.api, "request", no_answer)
     for sequence in (3, 3, 6):
         await query.mirror(sequence, created)
-    assert caplog.text.count("its progress could not be told to the stream: no answer on STREAM.INFO") == 1
+    assert caplog.text.count("its progress could not be reported to the stream: no answer on STREAM.INFO") == 1
     monkeypatch.setattr(queue.connection.api, "request", request)
     async with asyncio.timeout(10):
         while len(await queue.left()) > 3:

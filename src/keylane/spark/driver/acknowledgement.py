@@ -265,7 +265,7 @@ class Acknowledgement:
     async def mirror(self, sequence: int, created: str) -> None:
         """Tell the stream that everything up to `sequence` is durably done; call it with every durable offset.
 
-        `created` is the offset's: what was read of a stream that was made anew since says nothing about the new one.
+        `created` is the offset's: an offset of a stream that was recreated since says nothing about the new one.
         Returns at once where nothing changed. Trouble with the server is logged, and tried again with the next call.
         Raises `AcknowledgeRefused` if somebody else reads these messages now, and `QueryFenced` if the lease is lost:
         the query must end then. In both cases nothing was deleted.
@@ -290,7 +290,7 @@ class Acknowledgement:
         try:
             await self._tell(_FINISH_S)
         except (AcknowledgeRefused, QueryFenced) as error:
-            _log.warning("query %r ends; its last progress was not told to the stream: %s", self._lease.name, error)
+            _log.warning("query %r ends; its last progress was not reported to the stream: %s", self._lease.name, error)
 
     async def _follow(self) -> None:
         """Lag cursor: whenever there is news, but not all the time, and never in the way of a batch."""
@@ -323,7 +323,7 @@ class Acknowledgement:
             text = str(trouble) or f"no answer within {deadline_s:g} s"
             level = logging.DEBUG if text == self._trouble else logging.WARNING
             self._trouble = text
-            _log.log(level, "query %r: its progress could not be told to the stream: %s", self._lease.name, text)
+            _log.log(level, "query %r: its progress could not be reported to the stream: %s", self._lease.name, text)
         else:
             self._trouble = ""
             self._told = newest

@@ -1,4 +1,4 @@
-"""What exactly is read: the stream, its subject filters, how keys are told and which way messages come. Pure.
+"""What exactly is read: the stream, its subject filters, what the keys are, and how messages are read. Pure.
 
 Where stored subjects begin with a partition number, each partition is one filter. Such a stream may also hold messages
 without a number: older than its transform, or outside of the transform's source. Unless partitions are asked for by

@@ -1,11 +1,11 @@
 """One driver of a query at a time: a record in KV that its holder renews, and that a standby watches.
 
-No clocks of two machines are compared. The holder writes the record anew every third of the lease; a standby takes it
+No clocks of two machines are compared. The holder rewrites the record every third of the lease; a standby takes it
 when its revision has not changed for a whole lease on the standby's own clock, or at once when it was released. The
-holder counts from the moment at which it sent its last successful renewal, so its lease is always over before a
-standby's patience is. Once lost, a lease object stays lost: a process that was frozen finds so when it wakes.
+holder counts from the moment at which it sent its last successful renewal, so its lease always ends before the standby
+may take it. Once lost, a lease object stays lost: a process that was frozen finds it lost when it wakes.
 
-Never looks at checkpoints, and never ends anything by itself: `check()` tells whoever is about to act.
+Never looks at checkpoints, and never ends anything by itself: callers use `check()` before they act.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _log = logging.getLogger("keylane.spark.driver.lease")
 SHORTEST_LEASE_S = 1.0
 LONGEST_LEASE_S = 3600.0
 _LOOK_S = 0.5
-"""How often a waiting or holding process looks whether its JVM is still there. Costs no call to the server."""
+"""How often a waiting or holding process checks that its JVM still runs. Costs no request to the server."""
 _RETRY_S = 0.25
 _EARLY_S = (0.05, 0.1, 0.2, 0.4)
-"""A hint runs ahead of the stream, which may not have stored yet what it tells of: look again after these pauses."""
+"""A hint arrives before the stream has stored the record that it announces: read again after these pauses."""
 _LONGEST_TROUBLE_S = 60.0
 _PASSING = (ApiError, ApiUnavailable, Disconnected, PublishFailed, RequestTimeout, nats.errors.Error)
 
@@ -168,7 +168,7 @@ class Lease:
         """
         assert self._renewing is None, "a lease is taken once"
         changed = asyncio.Event()
-        patience = LeaseExpiry()
+        expiry = LeaseExpiry()
         trouble = _Trouble(self.name, _LONGEST_TROUBLE_S)
         waiting = hinted = False
         early = iter(_EARLY_S)
@@ -178,9 +178,9 @@ class Lease:
                     self._lost = "its JVM went away, or the query was stopped, while it waited for the lease"
                     self.check()
                 changed.clear()
-                before = patience.revision
+                before = expiry.revision
                 try:
-                    if await self._take_if_free(patience):
+                    if await self._take_if_free(expiry):
                         break
                     trouble.over()
                 except RevisionConflict:
@@ -193,12 +193,12 @@ class Lease:
                     continue
                 if not waiting:
                     waiting = True
-                    self._tell_waiting(patience.holder, on_waiting)
-                if hinted and patience.revision == before and (pause_s := next(early, None)) is not None:
+                    self._tell_waiting(expiry.holder, on_waiting)
+                if hinted and expiry.revision == before and (pause_s := next(early, None)) is not None:
                     await asyncio.sleep(pause_s)
                     continue
                 early = iter(_EARLY_S)
-                await self._wait_for_change(changed, patience)
+                await self._wait_for_change(changed, expiry)
                 hinted = changed.is_set()
         self._renewing = asyncio.get_running_loop().create_task(self._renew_until_lost())
         if waiting:
@@ -213,12 +213,12 @@ class Lease:
 
     # ---- getting it ---------------------------------------------------------------------------------
 
-    async def _take_if_free(self, patience: LeaseExpiry) -> bool:
+    async def _take_if_free(self, expiry: LeaseExpiry) -> bool:
         entry = await self._bucket.get(self._key)
         if entry is None:
             await self._bucket.ensure(replicas=self._replicas)
         # Our own token: an earlier try was stored, and only its answer was lost.
-        if not patience.saw(entry) and not self._is_ours(entry):
+        if not expiry.saw(entry) and not self._is_ours(entry):
             return False
         await self._write(entry.revision if entry is not None else 0)
         return True
@@ -230,11 +230,11 @@ class Lease:
         )
         self._renewed_at = started_at
 
-    async def _wait_for_change(self, changed: asyncio.Event, patience: LeaseExpiry) -> None:
+    async def _wait_for_change(self, changed: asyncio.Event, expiry: LeaseExpiry) -> None:
         """Until the record was written, or has not been for its whole lease, or the JVM is gone."""
-        while not changed.is_set() and patience.left_s and not self._caller.is_gone():
+        while not changed.is_set() and expiry.left_s and not self._caller.is_gone():
             with suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), min(patience.left_s, _LOOK_S))
+                await asyncio.wait_for(changed.wait(), min(expiry.left_s, _LOOK_S))
 
     def _tell_waiting(self, holder: str, on_waiting: Callable[[str], None] | None) -> None:
         _log.warning("query %r is run by %s: this driver waits and takes over if that one ends", self.name, holder)

@@ -107,7 +107,7 @@ def planned(start: Offset, end: Offset, state: StreamSnapshot) -> ReadableRange:
 
 def _recreated(old: Offset, state: StreamSnapshot) -> Loss:
     why = (
-        f"stream {state.stream!r} was deleted and made anew: the one that was read is of {old.created}, this one of "
+        f"stream {state.stream!r} was deleted and recreated: the one that was read is of {old.created}, this one of "
         f"{state.created}"
     )
     return Loss("recreated", why, old.sequence + 1)

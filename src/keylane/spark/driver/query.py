@@ -28,7 +28,7 @@ from keylane.spark.tasks import Split
 _log = logging.getLogger("keylane.spark")
 
 IDLE_S = 0.75
-"""Between two looks at a stream that had nothing new. Spark itself would ask some sixty times a second."""
+"""Between two requests for the state of an idle stream. Spark itself asks about sixty times a second."""
 END_TIMEOUT_S = 5.0
 QUIET_S = 10.0
 """How long a query with filters stays where it is while only other messages arrive.
@@ -38,7 +38,7 @@ Each step costs a micro-batch, and an empty one is not worth much; but a place t
 
 
 class Query:
-    """One streaming query. Made by Spark's reader; asks nothing until `begin`."""
+    """One streaming query. Made by Spark's reader; sends no request before `begin`."""
 
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
@@ -132,7 +132,7 @@ class Query:
             _log.warning("query %r ends, and its lease runs out by itself: %s", self.options.query_name, trouble)
         self._lease = self._acknowledging = None
 
-    # ---- how they are done ----------------------------------------------------------------------------
+    # ---- implementation ----------------------------------------------------------------------------
 
     def _take_lease(self, query: str) -> None:
         end_properly()
@@ -196,7 +196,7 @@ class Query:
         return start == self._first and may_begin_later(self.options.start)
 
     def _holds_still(self, start: Offset, going: ReadableRange, state: StreamSnapshot) -> bool:
-        """Whether no batch is worth it. Keeps what was found out for the planning of the batch."""
+        """Whether no batch is needed. Keeps what was looked up for the planning of the batch."""
         self._known = (state, None)
         if going.loss is not None and Offset.at(state, going.after) != start:
             return False  # the checkpoint must learn the new place

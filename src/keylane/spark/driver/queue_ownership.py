@@ -94,23 +94,23 @@ async def living_holder(connection: Connection, query: str, lease: Lease) -> str
     """
     bucket = bucket_of(connection)
     changed = asyncio.Event()
-    patience = LeaseExpiry()
+    expiry = LeaseExpiry()
     believed_at = time.monotonic() + _LONGEST_LOOK_S
     async with bucket.hints(lease_key(query), changed.set):
         first: int | None = None
         while True:
             changed.clear()
             entry = await bucket.get(lease_key(query))
-            if patience.saw(entry):
+            if expiry.saw(entry):
                 return None
             revision = entry.revision if entry is not None else 0
             if (first is not None and revision != first) or time.monotonic() > believed_at:
-                return patience.holder
+                return expiry.holder
             first = revision
-            while patience.left_s and not changed.is_set() and time.monotonic() <= believed_at:
+            while expiry.left_s and not changed.is_set() and time.monotonic() <= believed_at:
                 lease.check()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(changed.wait(), min(patience.left_s, _LOOK_S))
+                    await asyncio.wait_for(changed.wait(), min(expiry.left_s, _LOOK_S))
 
 
 def _shown(filters: Sequence[str]) -> str:

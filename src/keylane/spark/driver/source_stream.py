@@ -30,19 +30,21 @@ LEADER_PATIENCE_S = 10.0
 _LEADER_PAUSE_S = 0.25
 _LEADERS = 20
 
+_warned: set[str] = set()
+"""Streams whose unknown keys this process has logged."""
+
 
 class SourceStream:
-    """The stream that a query reads, seen from the driver. Asks nothing until it is asked."""
+    """The stream that a query reads, seen from the driver. Sends no request before the first call."""
 
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
         self._layout: Layout | None = None
-        self._name: str | None = None
         self.replicas = 1
 
     @property
     def layout(self) -> Layout:
-        """What is read; found out once."""
+        """What is read; looked up once."""
         if self._layout is None:
             self._layout = ask(self.options.address, self._find_layout, f"look at stream {self.options.stream!r}")
         return self._layout
@@ -55,8 +57,8 @@ class SourceStream:
     def state(self, least: Offset | None = None) -> StreamSnapshot:
         """The stream as it is now.
 
-        `least` is known to be in it: a leader that has just been chosen may not have stored everything yet that the
-        one before it had, so it gets some time to. A stream that still ends before has lost something.
+        `least` is known to be in it. A newly elected leader may not have stored everything yet that the one before it
+        had, so it gets some time. A stream that still ends before `least` has lost something.
         """
         deadline = time.monotonic() + LEADER_PATIENCE_S
         while True:
@@ -84,7 +86,7 @@ class SourceStream:
                 return found
             state = now
         raise ApiUnavailable(
-            f"stream {layout.stream!r} got another leader {_LEADERS} times in a row: see to its servers"
+            f"stream {layout.stream!r} changed its leader {_LEADERS} times in a row: check its servers"
         )
 
     def before(self, time: datetime) -> int | None:
@@ -118,9 +120,6 @@ class SourceStream:
         numbers = numbering(config, await _origin(connection, config))
         stored = await _subjects(connection, wire) if _may_hold_strays(options, numbers) else ()
         return lay_out(options, config, group, numbers, stored)
-
-
-_warned: set[str] = set()
 
 
 def warn_without_keys(layout: Layout) -> None:

@@ -64,7 +64,7 @@ class LossWatch:
         split = self._split
         state = state_of(split.reading.address, split.reading.stream)
         if split.created is not None and state.created != split.created:
-            why = f"stream {state.stream!r} was deleted and made anew while it was read"
+            why = f"stream {state.stream!r} was deleted and recreated while it was read"
             self._losses.report(Loss("recreated", why, self._checked + 1, split.upto))
         elif state.first > self._checked + 1 and not self._may_be_trimmed():
             why = f"stream {state.stream!r} was trimmed or purged while it was read and begins at {state.first} now"

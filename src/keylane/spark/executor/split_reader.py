@@ -16,15 +16,11 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
 
 from keylane.errors import (
-    ApiError,
     ApiUnavailable,
     ConsumerGone,
-    Disconnected,
     KeylaneError,
     NotFound,
     ReadIncomplete,
-    RequestTimeout,
-    ServerUnreachable,
 )
 from keylane.spark.columns import arrow_schema
 from keylane.spark.data_loss import Losses
@@ -35,6 +31,7 @@ from keylane.spark.executor.direct_reader import DirectReader, check_direct, sto
 from keylane.spark.executor.framing import MessageRun
 from keylane.spark.executor.message_columns import Messages, SubjectColumns, header_maps, source_columns, together
 from keylane.spark.executor.receive_buffer import EndOfRead, ReceiveBuffer
+from keylane.spark.retry import may_pass
 from keylane.spark.sync_connection import SyncConnection, shared_connection
 from keylane.spark.tasks import Split
 
@@ -51,7 +48,6 @@ _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
 _GONE_AFTER_S = 2.0
 """A server that has just started may not know its streams yet."""
-_PASSING = (ServerUnreachable, RequestTimeout, Disconnected, ApiUnavailable, ReadIncomplete, ConsumerGone, NotFound)
 
 
 def read_split(split: Split, *, patience_s: float = PATIENCE_S) -> Iterator[pa.RecordBatch]:
@@ -89,7 +85,7 @@ class _Reader:
         try:
             yield from self._attempt()
         except KeylaneError as error:
-            if not _may_pass(error):
+            if not may_pass(error) and not isinstance(error, ConsumerGone | NotFound):
                 raise
             self._pause(str(error), error)
 
@@ -169,10 +165,6 @@ def _release(link: SyncConnection, source: ConsumerReader | DirectReader) -> Non
         link.call(source.close())
     except KeylaneError as error:
         _log.info("the reader of a split was not closed, the server will drop what it held: %s", error)
-
-
-def _may_pass(error: KeylaneError) -> bool:
-    return isinstance(error, _PASSING) or (isinstance(error, ApiError) and error.code >= 500)
 
 
 def _batch(messages: Messages, place: SubjectColumns, schema: pa.Schema, *, with_data: bool) -> pa.RecordBatch:

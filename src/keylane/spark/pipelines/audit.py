@@ -108,7 +108,7 @@ class Report(PipelineReport):
 
     @property
     def verdict(self) -> bool:
-        """No violation was found. What is unproven is none, and is told."""
+        """No violation was found. Unproven findings are reported but do not count as violations."""
         return not any(self.violations.values())
 
     def as_json(self) -> dict[str, Any]:

@@ -92,7 +92,7 @@ class Report(PipelineReport):
 
     @property
     def verdict(self) -> bool:
-        """No difference was found. What is unproven is none, and is told."""
+        """No difference was found. Unproven findings are reported but do not count as violations."""
         return not any(self.differences.values())
 
     def as_json(self) -> dict[str, Any]:

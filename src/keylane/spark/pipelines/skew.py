@@ -276,7 +276,7 @@ def run(spark: SparkSession, settings: Settings, say: Say = say_nothing) -> Repo
     base = address_options(settings.address) | {"stream": settings.stream}
     part = find_messages(base, settings.start, settings.end)
     with plainly(), progress(spark, say, "skew"):
-        per_key = _per_key(spark, base, config, part)
+        per_key = _per_key(spark, {**base, "group": settings.group}, config, part)
         times = _handler_times(spark, settings, part)
         if times is not None:
             per_key = per_key.join(times, ["partition", "key"], "left")

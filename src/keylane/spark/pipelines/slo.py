@@ -244,7 +244,9 @@ def run(spark: SparkSession, settings: Settings, say: Say = say_nothing) -> Repo
         records = _records(spark, settings, part).persist()
         try:
             facts = _facts(records, settings)
-            messages = _messages(spark, base, config, part, records, sample=facts.sample).persist()
+            messages = _messages(
+                spark, {**base, "group": settings.group}, config, part, records, sample=facts.sample
+            ).persist()
             cells = _cells(records, messages, settings.window_s).persist()
             report = Report(
                 stream=settings.stream,

@@ -10,10 +10,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from keylane.core.partitions import Partitioning
 from keylane.core.subjects import shown
 from keylane.errors import InvalidInput, NotFound
 from keylane.groups import StaticConfig, get_config
@@ -153,14 +151,19 @@ def load(spark: SparkSession, options: Mapping[str, str], part: StreamRange | No
 
 
 def load_group(spark: SparkSession, options: Mapping[str, str], config: GroupRecord, part: StreamRange) -> DataFrame:
-    """The messages of a group in the stream that it was made on, with their partitions in the group, and keys.
+    """The messages of the group in `options`, read from its stream, with their partitions in the group, and keys.
 
-    An elastic group's own queue forgets what was handled, so it is not what is read.
+    Never reads an elastic group's queue, which forgets what was handled.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as everybody writes it
 
-    frames = [load(spark, dict(options) | own, part) for own in _key_options(config)]
-    rows = reduce(lambda one, other: one.unionAll(other), frames).where("partition IS NOT NULL")
+    chosen = dict(options)
+    filters = config.filters if isinstance(config, StaticConfig) else tuple(one.filter for one in config.partitioning)
+    if filters:
+        chosen["filter"] = ",".join(filters)
+    if isinstance(config, StaticConfig):
+        del chosen["group"]  # also messages beyond its partitions count
+    rows = load(spark, chosen, part).where("partition IS NOT NULL")
     return rows.withColumn("key", F.coalesce("key", "subject"))
 
 
@@ -181,26 +184,6 @@ def journal_bounds(address: Address, part: StreamRange) -> dict[str, str]:
     except NotFound:
         return {}
     return {"startingTimestamp": (parse_time(stored) - _CLOCKS_DIFFER).isoformat()}
-
-
-def _key_options(config: GroupRecord) -> list[dict[str, str]]:
-    """How the reader tells keys and partitions, one read for each filter of the group.
-
-    An elastic group's own queue forgets what was handled, so the load is counted in the stream before it.
-    """
-    if isinstance(config, StaticConfig):
-        return [{"filter": ",".join(config.filters)} if config.filters else {}]
-    partitioning = config.partitioning or (Partitioning(">", (), config.max_members),)
-    return [
-        {
-            "filter": one.filter,
-            # Without wildcards the whole subject is hashed, whatever the filter is.
-            "keyFilter": one.filter if one.wildcards else ">",
-            "keyPartitions": str(config.max_members),
-        }
-        | ({"keyWildcards": ",".join(map(str, one.wildcards))} if one.wildcards else {})
-        for one in partitioning
-    ]
 
 
 def _text(value: Any) -> str:

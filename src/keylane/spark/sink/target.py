@@ -44,7 +44,7 @@ def look_at_target(options: WriteOptions) -> Target:
     if target.window_s < SHORT_WINDOW_S and target.stream not in _warned:
         _warned.add(target.stream)
         _log.warning(
-            "stream %r knows a message id again for %g s only: what a task writes again after that is there twice; "
+            "stream %r remembers a message id for %g s only: what a task writes again after that is stored twice; "
             "raise its duplicate_window",
             target.stream,
             target.window_s,
