@@ -156,7 +156,12 @@ def test_members_of_a_balanced_group_share_its_partitions() -> None:
         (config(), None, {"partitions": "1"}, "carry no partition numbers"),
         (config(), None, {"splitBy": "partition"}, "carry no partition numbers"),
         (numbered(), None, {"partitions": "3"}, "'partitions' names 3: there are partitions 0 to 2"),
-        (numbered(), None, {"keyFilter": "orders.*", "keyPartitions": "3"}, "carry partition numbers, which also tell"),
+        (
+            numbered(),
+            None,
+            {"keyFilter": "orders.*", "keyPartitions": "3"},
+            "carry partition numbers, which also define",
+        ),
         (numbered(), STATIC, {"group": "g", "filter": "x.>"}, "not within the filters of group 'g'"),
         (config(), ELASTIC, {"group": "g", "member": "a"}, "select rows by the column 'partition', or give queue=true"),
         (config(), ELASTIC, {"group": "g", "partitions": "1"}, "option 'partitions' is given.* or give queue=true"),

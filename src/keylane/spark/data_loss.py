@@ -54,6 +54,6 @@ class Losses:
 
 def told(loss: Loss) -> str:
     return (
-        f"{loss}. The query has not read them. Set failOnDataLoss=false to go on with what there is, or start anew "
-        "with another checkpoint directory"
+        f"{loss}. The query has not read them. Set failOnDataLoss=false to go on with what there is, or start "
+        "again with another checkpoint directory"
     )

@@ -39,8 +39,8 @@ class ParentProcess:
 def end_properly() -> None:
     """Let SIGTERM, with which Spark ends the child of a query that is over, run `finally` blocks first.
 
-    Spark's reader is told to `stop()` in such a block; without this, only when the JVM went away. For the main thread
-    of Spark's own child process; elsewhere, and where the program has a handler of its own, nothing is changed.
+    Spark calls the reader's `stop()` in such a block; without this, only when the JVM is gone. Works in the main thread
+    of Spark's own child process; elsewhere, and where the program has its own handler, nothing changes.
     """
     if (
         _spark_peer() is not None

@@ -108,7 +108,7 @@ def _read_start(entry: KvEntry | None, key: str) -> dict[str, Any] | None:
     if not isinstance(known, dict) or not isinstance(known.get("sequence"), int):
         raise InvalidInput(
             f"record {key!r} in bucket {BUCKET!r} is no offset ({entry.value[:80]!r}): delete this key if the query "
-            "has a checkpoint or may start anew"
+            "has a checkpoint or may start again from the beginning"
         )
     return known
 

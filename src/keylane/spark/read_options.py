@@ -177,7 +177,7 @@ def _check_together(read: ReadOptions, given: Mapping[str, str], mode: Mode | No
         )
     if mode == "streaming" and read.start.kind == "latest" and read.query_name is None:
         raise InvalidInput(
-            "option 'startingOffsets' is 'latest' and needs 'queryName': the start is written down under that name "
+            "option 'startingOffsets' is 'latest' and needs 'queryName': the start is recorded under that name "
             "until the first batch is committed, else a restart before it would lose messages"
         )
     if mode == "batch" and read.start.kind == "latest":

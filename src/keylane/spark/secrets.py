@@ -38,7 +38,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def has_login(url: str) -> bool:
-    """Whether something stands before an `@` in what is known to be the URL of a server, with or without a scheme."""
+    """Whether the URL of a server, with or without a scheme, has anything before an `@`."""
     return "@" in url or "%40" in url
 
 

@@ -470,7 +470,7 @@ async def test_a_process_whose_parent_was_killed_neither_keeps_nor_takes_the_lea
         await orphan.says("waits for ours" if waiting else "holds")
         orphan.process.kill()  # the parent; its child lives on
         _, fenced = await orphan.says("fenced")
-        assert "its JVM went away" in fenced
+        assert "its JVM ended" in fenced
         if waiting:
             ours.check()
         else:

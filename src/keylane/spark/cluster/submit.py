@@ -1,4 +1,4 @@
-"""The `spark-submit` command for a program that uses keylane: what is said to Spark, and what is refused.
+"""The `spark-submit` command for a program that uses keylane: its arguments, and what is refused.
 
 Owns the rules for master, deploy mode, Python and settings. Pure: looks at no file, starts nothing.
 """

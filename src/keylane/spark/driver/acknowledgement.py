@@ -164,7 +164,7 @@ class ProgressConsumer:
         self._there = True
 
     async def _replace(self, first: int) -> None:
-        """Without resets (server 2.13 and older) a consumer is moved by making it anew."""
+        """Without resets (server 2.13 and older) a consumer is moved by recreating it."""
         assert not self._keeps, "without its consumer the stream would drop what the query has not read"
         with suppress(NotFound):
             await consumers.delete(self._connection, self._stream, self.name)

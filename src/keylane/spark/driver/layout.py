@@ -44,9 +44,9 @@ class Numbering:
 
     partitioning: tuple[Partitioning, ...]
     unnumbered: tuple[str, ...]
-    """First tokens of subjects that get no number and can be told apart from those that do."""
+    """First tokens of subjects that get no number, where a filter can distinguish them from those that do."""
     mixed: bool
-    """Other subjects get no number either, and no filter tells them apart."""
+    """Other subjects get no number either, and no filter can distinguish them."""
 
     @property
     def partitions(self) -> int:
@@ -54,7 +54,7 @@ class Numbering:
 
 
 def numbering(config: Mapping[str, Any], origin: Mapping[str, Any] | None = None) -> Numbering:
-    """Read a stream's configuration, as the server tells it; `origin` is that of the stream it mirrors unchanged."""
+    """Read a stream's configuration, as the server reports it; `origin` is that of the stream it mirrors unchanged."""
     found: list[Partitioning] = []
     uncovered: list[str] = []
     own = config.get("subject_transform") or {}
@@ -95,7 +95,7 @@ def lay_out(
     if options.keys is not None:
         raise InvalidInput(
             f"option 'keyFilter' is {options.keys.filter!r}: the subjects of stream {config['name']!r} carry partition "
-            "numbers, which also tell the key; leave keyFilter, keyWildcards and keyPartitions out"
+            "numbers, which also define the key; leave keyFilter, keyWildcards and keyPartitions out"
         )
     known = group.max_members if group is not None else numbers.partitions
     filters = _filters(options, group)
@@ -136,7 +136,7 @@ def _left_behind(numbers: Numbering, stored: Iterable[str]) -> tuple[list[int], 
         elif dot:
             partitions.add(int(token))
         else:
-            alone.add(token)  # a number with nothing behind it is a subject, and no partition
+            alone.add(token)  # a number alone is a subject, not a partition
     below = [one for token in sorted(unnumbered) for one in (token, f"{token}.>")]
     return sorted(partitions), [*below, *sorted(alone)]
 
@@ -186,7 +186,7 @@ def _split_by(options: ReadOptions, *, mixed: bool) -> SplitBy:
     if options.split_by == "partition":
         raise InvalidInput(
             f"option 'splitBy' is 'partition', but some subjects of stream {options.stream!r} get no partition number, "
-            "and no filter tells them from those that do: use splitBy=sequence, or name the 'partitions' to read"
+            "and no filter can distinguish them: use splitBy=sequence, or name the 'partitions' to read"
         )
     return "sequence"
 
@@ -232,7 +232,7 @@ def _partitioning(group: GroupRecord | None, numbers: Numbering) -> tuple[Partit
 
 
 def _way(config: Mapping[str, Any]) -> Literal["consumer", "direct"]:
-    """A consumer of a work queue or an interest stream would take part in it, so these are only looked at."""
+    """A consumer of a work queue or an interest stream would take messages away, so these are read by direct get."""
     if config.get("retention", "limits") == "limits":
         return "consumer"
     if not config.get("allow_direct"):
@@ -266,7 +266,7 @@ def _read(transform: Mapping[str, Any], found: list[Partitioning]) -> str | None
     try:
         partitioning = parse_transform(source, transform.get("dest") or source)
     except InvalidInput:
-        return None  # a number that nobody could read back: to us the subject is as it is
+        return None  # the number cannot be read back, so the subject counts as it is
     if partitioning is None:
         return None
     found.append(partitioning)

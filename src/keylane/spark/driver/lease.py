@@ -95,7 +95,7 @@ class LeaseExpiry:
         return max(0.0, self._since + self._lease_s - time.monotonic())
 
     def saw(self, entry: KvEntry | None) -> bool:
-        """Take note of the newest entry; returns whether nobody holds it: free, released, or dead."""
+        """Record the newest entry; returns whether nobody holds the lease: free, released, or expired."""
         record = LeaseRecord.of(entry)
         if record is None and (entry is not None or self.revision is None):
             return True
@@ -161,10 +161,10 @@ class Lease:
             )
 
     async def take(self, on_waiting: Callable[[str], None] | None = None) -> None:
-        """Get the lease; waits, without an end, while another driver holds it. Renews it from then on.
+        """Get the lease; waits without limit while another driver holds it. Renews it from then on.
 
         `on_waiting` is called once with the holder's name, if there is one. Raises `QueryFenced` when the JVM of this
-        process goes away meanwhile. Trouble with the server is waited out for a minute.
+        process ends meanwhile. Errors of the server are retried for a minute.
         """
         assert self._renewing is None, "a lease is taken once"
         changed = asyncio.Event()
@@ -175,7 +175,7 @@ class Lease:
         async with self._bucket.hints(self._key, changed.set):
             while self._revision is None:
                 if self._caller.is_gone():
-                    self._lost = "its JVM went away, or the query was stopped, while it waited for the lease"
+                    self._lost = "its JVM ended, or the query was stopped, while it waited for the lease"
                     self.check()
                 changed.clear()
                 before = expiry.revision
@@ -265,7 +265,7 @@ class Lease:
         end = time.monotonic() + pause_s
         while self._reason_lost() is None and not self._ending.is_set() and not self._connection.is_closed:
             if self._caller.is_gone():
-                await self._let_go("its JVM went away, or the query was stopped")
+                await self._let_go("its JVM ended, or the query was stopped")
                 return False
             left_s = end - time.monotonic()
             if left_s <= 0:
@@ -317,13 +317,13 @@ class Lease:
         if self._lost is None and _clock() - self._renewed_at >= self.lease_s:
             self._lost = (
                 f"it could not be renewed for {self.lease_s:g} s, because the server did not answer or this process "
-                "stood still"
+                "was suspended"
             )
         return self._lost
 
 
 class _Trouble:
-    """Trouble with the server: said once, and raised when it lasts too long."""
+    """Errors of the server: logged once, and raised when they last too long."""
 
     def __init__(self, query: str, longest_s: float = math.inf) -> None:
         self._query = query
@@ -343,7 +343,7 @@ class _Trouble:
 
 
 def holder_name(application: str | None = None) -> str:
-    """How a driver is called in records, logs and errors: where its JVM runs, and Spark's id of it where known."""
+    """The name of a driver in records, logs and errors: where its JVM runs, and its id in Spark where known."""
     called = f", application {application}" if application else ""
     return f"the driver on {socket.gethostname()}, process {os.getppid()}{called}"
 

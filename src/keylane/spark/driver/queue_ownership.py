@@ -29,7 +29,7 @@ _LONGEST_LOOK_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class QueueClaim:
-    """What one query acknowledges. No filters: the whole stream. `created` tells the stream from its successors."""
+    """What one query acknowledges. No filters: the whole stream. `created` is the stream's: a recreated one differs."""
 
     query: str
     filters: tuple[str, ...]

@@ -44,7 +44,7 @@ class MessageRun:
 class MessageFramer:
     """Cuts runs of one subscription's messages.
 
-    `mark` stands in the line of each of them, and in no other's: the subscription's number and what is next to it.
+    `mark` is in the line of each of them, and in no other's: the subscription's number and what is next to it.
     With an `opening` it begins the line: then `opening` is how headers of messages begin, and not those of statuses.
     """
 

@@ -1,6 +1,6 @@
 """What has arrived and was not read yet: between the connection's thread and the reader's.
 
-Bounded by whoever puts in: `held` says how much waits, and no more is asked of the server while it is too much.
+The producer bounds it: `held` says how much waits, and no more is requested of the server while it is too much.
 """
 
 from __future__ import annotations

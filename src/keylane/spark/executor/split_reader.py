@@ -65,7 +65,7 @@ def read_split(split: Split, *, patience_s: float = PATIENCE_S) -> Iterator[pa.R
 
 
 class _Reader:
-    """Where a read stands, and what troubles it."""
+    """The position of a read, and its retries."""
 
     def __init__(self, split: Split, patience_s: float) -> None:
         self._split = split

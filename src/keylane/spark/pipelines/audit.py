@@ -98,7 +98,7 @@ class Report(PipelineReport):
     unproven: dict[str, int]
     """What may be a violation and cannot be proven."""
     causes: dict[str, dict[str, int]]
-    """The reasons told with the findings of each kind, and how often."""
+    """The reasons of the findings of each kind, and how often."""
     facts: dict[str, int | float]
     evidence: dict[str, list[dict[str, Any]]]
     seconds: float

@@ -22,7 +22,7 @@ All of it is windows and joins over keys or sequences: Spark sorts and spills, a
 is reported of a key comes from its own records only, so the rules need to look at `suspects` and at no other key.
 
 The record of a message can be missing by accident: dropped, expired, or lost with a process that was killed before it
-flushed. It cannot if one tenure had the message in its hands all the time, and its line has no hole meanwhile: a key's
+flushed. It cannot if one tenure held the message all the time, and its line has no hole meanwhile: a key's
 messages are handled one after the other, so the record would lie there. A tenure had it all the time if it handled the
 next message of the key, and either the previous one too, or anything of the partition before the message was stored.
 (A lower sequence is no proof of an earlier time: whoever takes over gets old messages that were not acked.) Nor can the
@@ -148,7 +148,7 @@ def finals(of: DataFrame) -> DataFrame:
 
 
 def suspects(final: DataFrame, counted: Observation) -> DataFrame:
-    """The keys of which the rules below may tell something, as `key_hash`: too many at times, never too few.
+    """The keys that may have findings, as `key_hash`: sometimes too many, never too few.
 
     A key is beyond suspicion if every line wrote down its messages in the order of their sequences, each once, and no
     tenure has a message or a moment in common with the one before it: everything ended before the next one started
@@ -253,7 +253,7 @@ def order_findings(ordered: DataFrame) -> DataFrame:
 
 
 def findings(effects: DataFrame, kind: Column, why: Column, shown: Column, other: Column) -> DataFrame:
-    """The effects of which something is to be told, as rows of evidence."""
+    """The effects that are findings, as rows of evidence."""
     return (
         effects.withColumn("kind", kind)
         .where("kind IS NOT NULL")
@@ -378,7 +378,7 @@ class Proof:
     """What is known about a journal."""
 
     complete: bool
-    """Every instance closed its journal, as whoever asked says, and the journal has no hole."""
+    """Every instance closed its journal, according to the settings, and the journal has no hole."""
     holes: DataFrame
     """Before which batches records are missing (`audit_rules.holes`)."""
     tolerance_ns: int

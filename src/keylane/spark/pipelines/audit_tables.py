@@ -148,7 +148,7 @@ def append_messages(spark: SparkSession, where: AuditSource, start: dict[str, st
 
 
 def pending_of(spark: SparkSession, where: AuditSource) -> PendingWork:
-    """What the group had still to do; what lies in an elastic group's queue is a table then, by sequence in the stream.
+    """What the group had still to do. Messages in an elastic group's queue become a table, by sequence in the stream.
 
     An empty queue that nothing is on the way to stays empty as far as this range goes, and needs no reading.
     """

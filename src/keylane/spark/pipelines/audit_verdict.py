@@ -56,7 +56,7 @@ class JournalLines:
 
     @property
     def whole(self) -> bool:
-        """Nothing is missing, as far as the batches that are there can tell."""
+        """Nothing is missing, as far as the batches in the journal show."""
         return not (self.total("missing") or self.total("dropped") or self.broken)
 
     def names(self, spark: SparkSession) -> DataFrame:

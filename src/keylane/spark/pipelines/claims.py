@@ -33,7 +33,7 @@ TABLES = "claims"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(PipelineSettings):
-    """Which log, and what to tell of it."""
+    """Which log, and what to report."""
 
     log: str | None = None
     """Its name; None is `marshal`, on Kafka `__marshal`."""
@@ -46,16 +46,16 @@ class Settings(PipelineSettings):
     placing: Placing = "topic_partition"
     """As for everybody on the log."""
     group: str | None = None
-    """Tell of this group only."""
+    """Report this group only."""
     topic: str | None = None
-    """Tell of this topic only."""
+    """Report this topic only."""
     start: str = "earliest"
-    """Tell of what was owned from there on: an offset, a time, or how long ago. The log is replayed from its beginning
-    all the same: who owned what then is told by what came before."""
+    """Report what was owned from there on: an offset, a time, or how long ago. The log is replayed from its beginning
+    all the same: earlier records say who owned what then."""
     at: str | None = None
     """The world and its history as they were there, in the same words; None is all that the log has."""
     gap_s: float | None = None
-    """Tell when a partition was nobody's for longer than this. None is one interval."""
+    """Report when a partition had no owner for longer than this. None is one interval."""
     out: str | None = None
     """A directory that driver and executors see under one path. All tables stay in `<out>/claims`."""
     evidence: int = 20

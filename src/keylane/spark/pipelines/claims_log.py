@@ -1,7 +1,7 @@
 """Where a coordination log is for the pipeline `claims`, which part of it is meant, and its records as rows.
 
 The part is named in words: an offset, a time, or how long ago. A time is compared with what the broker stamped on each
-record, as everywhere in Marshal, so where it lies in the log is found in the records and not asked of the server.
+record, as everywhere in Marshal, so its place in the log is found in the records, not asked of the server.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def no_such_log(name: str) -> CoordinationLogError:
 
 
 def open_log(settings: Settings) -> Log:
-    """The log that the settings name, as it stands now."""
+    """The log that the settings name, as it is now."""
     if not settings.is_on_kafka:
         return JetStreamRows(settings.address, settings.log, settings.interval_s)
     try:

@@ -26,7 +26,7 @@ from keylane.core.claims import World
 from keylane.spark.pipelines.claims_records import LogExtent
 
 FOREVER_MS: Final = 253_402_300_799_000
-"""The last second of the year 9999: what no calendar has is told as this."""
+"""The last second of the year 9999: later times are reported as this."""
 _TELLS = 0
 
 IN_FORCE, PAUSE_EXPIRED, RESUMED, REPLACED = "in_force", "expired", "resumed", "replaced"

@@ -38,7 +38,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         "released_client", "released_instance", "released_offset", "released_ms", "released_next", "now_ms",
     ),
 }  # fmt: skip
-"""What the table of each kind of row tells."""
+"""The columns of the table of each kind of row."""
 
 TABLES = {"spans": "span", "gaps": "gap", "pauses": "pause", "rivals": "rival", "world": "claim"}
 """The tables that are kept, and the kind of their rows. `overlaps` is the sixth."""

@@ -29,7 +29,7 @@ _CLAIMS = (Verdict.WON, Verdict.LOST, Verdict.PAUSED, Verdict.UNSURE)
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A log, replayed. `since_ms`: from when on is told."""
+    """A log, replayed. `since_ms`: the start of what is reported."""
 
     records: DataFrame
     rows: DataFrame
@@ -107,7 +107,7 @@ def _survey(records: DataFrame, log: Log, stops: dict[int, int], at: LogPosition
 
 
 def _since_ms(records: DataFrame, survey: Survey, settings: Settings, log: Log) -> int:
-    """From when on is told. Refuses a range without a record."""
+    """The start of what is reported. Refuses a range without a record."""
     start = place_of(settings.start, "from")
     since_ms = start.time_ms if start.time_ms is not None else survey.first_ms
     if start.offset is not None:

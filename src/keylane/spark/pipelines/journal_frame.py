@@ -172,7 +172,7 @@ def records_of(batch: JournalBatch) -> list[pa.Array]:
 
 
 class _HeadReader:
-    """Puts what tells a batch from its copy beside it."""
+    """Adds the columns that distinguish a batch from its copy."""
 
     def __init__(self, broken: Accumulator[int] | None) -> None:
         self._broken = broken

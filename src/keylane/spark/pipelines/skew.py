@@ -1,4 +1,4 @@
-"""Skew: where a stream's load lies, and a plan that spreads it over the members with few moves.
+"""Skew: how the load of a stream is spread, and a plan that spreads it over the members with few moves.
 
 Load is counted per key and partition: messages and bytes from the stream, handler time from the journal where there is
 one. The plan is `core.plans.weighted`; it is written as the file that `keylane elastic apply-plan` applies. Changes
@@ -71,7 +71,7 @@ class Report(PipelineReport):
     keys: int
     proposal: WeightedPlan
     journal: str
-    """What the journal told, or why it told nothing."""
+    """What the journal holds, or why it holds nothing."""
     seconds: float
     plan_file: str | None = None
     chart_file: str | None = None

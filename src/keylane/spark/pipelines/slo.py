@@ -45,7 +45,7 @@ LIMITS = {
     "redelivered_ratio": "redelivered {:.2%}",
     "lag_messages": "lag {:,.0f} messages",
 }
-"""What is measured in each window, what a threshold may be set for, and how it is said."""
+"""What is measured in each window, what a threshold may be set for, and its text."""
 
 
 @dataclass(frozen=True, slots=True)

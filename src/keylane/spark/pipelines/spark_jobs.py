@@ -102,7 +102,7 @@ def plainly() -> Iterator[None]:
 
 @contextmanager
 def no_guessed_broadcasts(spark: SparkSession) -> Iterator[None]:
-    """Let Spark broadcast only what it is told to.
+    """Let Spark broadcast only what is marked for it.
 
     It guesses the size of a table from its files, and sequences pack so well that millions of rows look small: the
     guess would put them all into the memory of one process.

@@ -135,7 +135,7 @@ class AtomicPublisher:
         self._outlet.send(b"".join(self._commands()))
 
     def _commands(self) -> list[bytes]:
-        """Only the first and the last ask for an answer: a refusal is told by either."""
+        """Only the first and the last ask for an answer: either reports a refusal."""
         last = len(self._sent)
         commands = []
         for number, (subject, head, data) in enumerate(self._sent, start=1):

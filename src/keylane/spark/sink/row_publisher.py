@@ -229,7 +229,7 @@ class RowPublisher:
         self._check()
 
     async def finish(self) -> None:
-        """Wait until every row has its end."""
+        """Wait until every row is stored or refused."""
         self._check()
         while self._rows:
             await self._change()
@@ -422,7 +422,7 @@ class RowPublisher:
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
     async def _judge_homeless(self) -> None:
-        """No stream answered: because none has the subject, or because a leader is away. Ours must be there to tell."""
+        """No stream answered: none has the subject, or a leader is away. Only our own stream can say which."""
         asked, self._homeless = self._homeless, set()
         try:
             config = (await self._connection.api.request(f"STREAM.INFO.{self._target.stream}"))["config"]

@@ -1,4 +1,4 @@
-"""The work of a writing task: takes Arrow batches, publishes their rows, and returns when every row has its end.
+"""The work of a writing task: takes Arrow batches, publishes their rows, returns when each is stored or given up.
 
 Owns the order of things within a task. `row_ids` gives rows their ids, `row_encoding` their form, `row_publisher` and
 `batch_publisher` publish them. Rows that can never be published become dead letters of the stream
@@ -176,7 +176,7 @@ class RowWriter:
         await self._give_up_refused()
 
     async def finish(self) -> None:
-        """Wait until every row has its end."""
+        """Wait until every row is stored or given up."""
         if self._batches is not None:
             try:
                 await self._batches.finish()
