@@ -1,4 +1,4 @@
-"""The calls that a seat makes on its consumer, and what it must know of the stream below it. No state of a member."""
+"""The calls that a member makes on its consumer, and what it must know of the stream below it. No state of a member."""
 
 from __future__ import annotations
 
