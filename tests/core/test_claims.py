@@ -236,6 +236,15 @@ def test_a_new_instance_of_the_client_goes_on_by_a_heartbeat() -> None:
     assert list(gaps(world.tenures())) == []
 
 
+def test_a_new_instance_goes_on_as_long_as_the_claim_holds() -> None:
+    """The document says fresh only; docs/marshal.md says why this is better."""
+    play("""
+        0   anna.1 claims    -> won     anna@0 fresh, next None
+        15  bert claims      -> lost    anna@0 unknown, next None
+        20  anna.2 beats 50  -> counted anna.2@2 fresh, next 50
+    """)
+
+
 def test_a_new_instance_is_too_late_once_the_claim_ran_out() -> None:
     play("""
         0   anna.1 claims    -> won     anna@0 fresh, next None

@@ -245,6 +245,7 @@ class Member:
         self._failure_was_raised = False
         self._trouble: str | None = None
         self._shown: tuple[MemberState, str | None] | None = None
+        self._has_had_place = False
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def __repr__(self) -> str:
@@ -552,10 +553,10 @@ class Member:
         if before == self._shown:
             return
         state, waiting_for = self._shown
-        is_first = before is None or before[0] is MemberState.JOINING
+        self._has_had_place |= state in (MemberState.READY, MemberState.STANDBY, MemberState.ACTIVE)
         needs_a_look = (
-            state is MemberState.UNREACHABLE
-            or (is_first and state in (MemberState.NOT_LISTED, MemberState.NO_PARTITIONS))
+            (state is MemberState.UNREACHABLE and (before is None or before[0] is not state))
+            or (state in (MemberState.NOT_LISTED, MemberState.NO_PARTITIONS) and not self._has_had_place)
             or (state is MemberState.WAITING and waiting_for in (facts.handler_wait, facts.message_wait))
         )
         _state_log.log(

@@ -1,8 +1,8 @@
 """A member's consumer as one instance reads it: performs what `core/handoff.py` decides.
 
 Owns the feed, what the instance knows of the consumer, and which deliveries may start. `approach` is told which
-consumer there should be and goes towards it, as far as it can without waiting for others. It knows nothing of groups and
-their records.
+consumer there should be and goes towards it, as far as it can without waiting for others. It knows nothing of groups
+and their records.
 """
 
 from __future__ import annotations
@@ -283,7 +283,7 @@ class MemberConsumer:
                 return f"handlers at work on partitions {ranges(sorted(partitions))}, which go to another member"
             case Finish():
                 return "handlers at work, before its partitions change"
-        return None
+        return f"the stream to come back: {self._seen_dry}" if self._seen_dry is not None else None
 
     # ---- actions --------------------------------------------------------------------------------------
 
@@ -451,9 +451,7 @@ class MemberConsumer:
             return None
         self._look_due = now + _LOOK_BELOW_S
         before, self._seen_dry = self._seen_dry, await self._remote.why_dry()
-        if self._seen_dry is not None:
-            self._wait_for(f"the stream to come back: {self._seen_dry}")
-        elif self._feed is not None and not self.is_active:
+        if self._seen_dry is None and self._feed is not None and not self.is_active:
             await self._see_others()
         return self._seen_dry if self._seen_dry == before else None
 

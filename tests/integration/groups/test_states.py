@@ -132,17 +132,18 @@ async def test_waiting_for_another_member_to_let_go(ground: Ground) -> None:
         await go_on.wait()
         await ground.evidence.note("a", message)
 
+    calm = ConsumerConfig(ack_wait_s=20.0)  # nobody looks around meanwhile: what is over must be told by itself
     await ground.elastic(members=["a"])
-    first = await ground.join("a", slowly)
+    first = await ground.join("a", slowly, settings=calm)
     sent = await ground.publish(f"k{number}" for number in range(30))
     await until(lambda: active(first))
     await groups.add_members(ground.connection, ground.stream, "g", ["b"])
-    second = await ground.join("b")
+    second = await ground.join("b", settings=calm)
     await in_state(second, MemberState.WAITING, "another member to let go of partitions 2,3")
     await in_state(first, MemberState.ACTIVE, "handlers at work on partitions 2,3, which go to another member")
     go_on.set()
     await ground.evidence.all_of(sent)
-    await until(lambda: first.waiting_for is None and second.state in ("active", "ready"))
+    await until(lambda: first.waiting_for is None and second.state in ("active", "ready"), 10)
 
 
 async def test_an_instance_with_other_settings(ground: Ground) -> None:
@@ -167,7 +168,7 @@ async def test_the_server_is_away(
     await asyncio.to_thread(server.kill)
     await in_state(member, MemberState.UNREACHABLE, "the server: ")
     await asyncio.sleep(2)  # it tries again all the time
-    assert len(warned("unreachable")) <= 2, warned("unreachable")
+    assert len(warned("unreachable")) == 1, warned("unreachable")
     await asyncio.to_thread(server.restart)
     await until(lambda: ground.connection.is_connected)
     await ground.evidence.all_of(await ground.publish(["k2"]))
@@ -183,7 +184,7 @@ async def test_the_source_is_deleted(ground: Ground) -> None:
     await in_state(member, MemberState.WAITING, f"the stream to come back: stream '{ground.stream}' does not exist")
     with suppress(KeylaneError):
         await member.wait()
-    assert member.state is MemberState.ENDED
+    assert states.names()[-3:] == ["ready", "waiting", "ended"]
 
 
 async def test_a_hook_that_fails_ends_nothing(ground: Ground) -> None:

@@ -43,7 +43,7 @@ async def test_two_and_then_three_share_a_stream_evenly(ground: Ground, connecti
         while True:
             await publish(connection, ground, 30, first=count)
             count += 30
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.06)
 
     async with AsyncExitStack() as stack:
         members = [await stack.enter_async_context(ground.consumer("anna", work, mode=mode))]
