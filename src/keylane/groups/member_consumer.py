@@ -180,6 +180,11 @@ class MemberConsumer:
             if wanted is None:
                 return await self._go_on(Want(NONE))
             return await self._go_on(Want(partitions_in(wanted.filter_subjects), exact=self._fits(wanted)))
+        except ApiError as error:
+            return await self._after_refusal(error)
+        except BaseException:
+            self._tell(Event.FAILED)
+            raise
         finally:
             self._tell_partitions()
 
@@ -221,7 +226,7 @@ class MemberConsumer:
             self._wait_for(self._reason_to_wait(action))
             if action is None or isinstance(action, Wait):
                 return self._delay_of(action)
-            answer = await self._answer(action)
+            answer = await self._perform(action)
             if isinstance(answer, float):
                 return answer
             event = answer
@@ -243,25 +248,19 @@ class MemberConsumer:
         elif not in_doubt and self._state.role is Role.DOUBTFUL:
             self._tell(Event.CONFIRMED if self.is_active else Event.UNPINNED)
 
-    async def _answer(self, action: Action) -> AnyEvent | float:
-        """What came of an action, or when to begin another round."""
-        try:
-            return await self._perform(action)
-        except ApiError as error:
-            if error.err_code == _STREAM_MISSING:
-                self._tell(Event.FAILED)
-                return await self._dried_up(self._remote.is_gone)
-            if has_lost_its_files(error) and self._state.reading:
-                _log.warning("%s cannot be changed any more (%s); making it again", self._remote, error)
-                return Event.UNUSABLE
-            if error.err_code in _CONSUMER_MISSING:
-                await self._lose_consumer(str(error))
-                return 0.0
-            self._tell(Event.FAILED)
-            raise
-        except BaseException:
-            self._tell(Event.FAILED)
-            raise
+    async def _after_refusal(self, error: ApiError) -> float:
+        """What an error of the server means for the consumer; raises those that mean nothing for it."""
+        if error.err_code in _CONSUMER_MISSING:
+            await self._lose_consumer(str(error))
+            return 0.0
+        if has_lost_its_files(error) and self._state.reading:
+            _log.warning("%s cannot be changed any more (%s); making it again", self._remote, error)
+            self._tell(Event.UNUSABLE)
+            return 0.0
+        self._tell(Event.FAILED)
+        if error.err_code == _STREAM_MISSING:
+            return await self._dried_up(self._remote.is_gone)
+        raise error
 
     def _delay_of(self, wait: Wait | None) -> float | None:
         if wait is Wait.TAKEN:

@@ -215,7 +215,9 @@ async def test_an_instance_that_stood_still_in_the_middle_of_a_move_does_not_end
     await until(lambda: owned(second) == (0, 1))
 
     await groups.set_mapping(ground.connection, ground.stream, "g", mapping)
-    await until(lambda: "handlers at work" in (first.waiting_for or ""))
+    consumer = first._consumer
+    assert consumer is not None
+    await until(lambda: "handlers at work" in (consumer.waiting_for or ""))
     with Standstill(await fallen_silent(first)) as standstill:
         await consumers.unpin(ground.connection, f"{ground.stream}-g", "a", "PCG")
         await groups.set_mapping(ground.connection, ground.stream, "g", before)
@@ -317,7 +319,10 @@ async def test_a_gain_that_the_server_confirmed_too_late_and_then_refuses_keeps_
         monkeypatch.setattr(remote, "update", update)
         await update(config)
         await consumers.create(
-            ground.connection, queue, ConsumerConfig(name="in-the-way", filter_subjects=("2.>",)), action="create"
+            ground.connection,
+            queue,
+            ConsumerConfig(name="in-the-way", filter_subjects=("2.>",), inactive_threshold_s=60),
+            action="create",
         )
         await groups.set_mapping(ground.connection, ground.stream, "g", {"a": [0, 1, 2], "b": [3]})
         sent.extend(await ground.publish([in_1]))
