@@ -300,12 +300,16 @@ class Handoff:
 
     @property
     def gained(self) -> Partitions:
-        """To be widened and rewound: new ones, and those whose move was interrupted."""
-        return (self.wanted - self.covers) | ((self.draining | self.held) & self.wanted)
+        return self.wanted - self.covers
+
+    @property
+    def interrupted_moves(self) -> Partitions:
+        """The consumer covers them, and nothing of them starts, as a move was not finished: a rewinding frees them."""
+        return (self.draining | self.held) & self.covers & self.wanted
 
     @property
     def settled(self) -> bool:
-        is_moving = self.role is Role.ACTIVE and (self.draining | self.held) & self.covers
+        is_moving = self.role is Role.ACTIVE and self.interrupted_moves
         return self.covers == self.wanted and self.exact and not (is_moving or self.reset_due or self.rewind_due)
 
 
@@ -376,7 +380,7 @@ RULES: tuple[_Rule, ...] = (
     (lambda s: s.ours is None,                                   _do(Look())),
     (lambda s: s.settled,                                        _do(None)),
     (lambda s: not s.ours,                                       _do(Wait.STANDBY)),
-    (lambda s: s.rewind_due,                                     _do(Rewind())),
+    (lambda s: s.rewind_due or bool(s.interrupted_moves),        _do(Rewind())),
     (lambda s: s.reset_due,                                      _do(Reset())),
     (lambda s: s.taken,                                          _do(Wait.TAKEN)),
     (lambda s: not s.lost and not s.gained,                      _do(Rename())),
@@ -461,7 +465,9 @@ _CHANGES: dict[Event, Callable[[Handoff], Handoff]] = {
     Event.NARROWED: lambda s: replace(s, covers=s.covers & s.wanted, exact=True, reset_due=True),
     Event.RESET: lambda s: replace(s, reset_due=False, draining=NONE, drained=False),
     Event.WIDENED: lambda s: replace(s, covers=s.wanted, exact=True, draining=s.draining - s.wanted, rewind_due=True),
-    Event.REWOUND: lambda s: replace(s, rewind_due=False, held=NONE, holds_all=False),
+    Event.REWOUND: lambda s: replace(
+        s, rewind_due=False, held=NONE, holds_all=False, draining=s.draining - s.wanted, drained=False
+    ),
     Event.RENAMED: lambda s: replace(s, exact=True),
     Event.FREE: lambda s: replace(s, free=True),
     # Refused: the filters are as they were. Whoever asked looks again before it believes that.

@@ -95,7 +95,7 @@ class RemoteConsumer:
         A static group's stream is to carry partition numbers in its subjects; the filters of an elastic group are to
         match something in its stream.
         """
-        if info.delivered_sequence or info.num_pending or info.config.deliver_policy != "all":
+        if info.delivered_count or info.num_pending or info.config.deliver_policy != "all":
             return None
         try:
             wire = await self._stream_info(self.stream)
