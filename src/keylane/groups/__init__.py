@@ -1,7 +1,7 @@
 """Partitioned consumer groups: static on streams that carry partitions, elastic on any stream.
 
-`creating` makes groups, `admin` looks at them and changes them, `member` takes part in one and `seat` has its consumer,
-`handling` has its messages, `config` and `shape` are the contracts with members in other languages.
+`creating` makes groups, `admin` looks at them and changes them. `member` takes part in one: `member_consumer` reads its
+consumer, `handling` has its messages. `config` and `shape` are the contracts with members in other languages.
 """
 
 from __future__ import annotations

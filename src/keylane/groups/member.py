@@ -1,7 +1,7 @@
 """A member of a group: one running instance, from `join` to its end.
 
 Level-triggered: whatever happened (a change of the configuration, a lost consumer, a new pin, a tick), the member reads
-what should be, and its seat does the next step towards it. What may pass (a link that is down, a server that starts) is
+what should be, and its consumer goes towards it. What may pass (a link that is down, a server that starts) is
 tried again; what cannot pass ends the member with its reason.
 """
 
@@ -38,10 +38,10 @@ from keylane.groups import shape
 from keylane.groups.config import ElasticConfig, StaticConfig
 from keylane.groups.dead_letters import DeadLetters
 from keylane.groups.handling import Handling
+from keylane.groups.member_consumer import ConsumerHooks, MemberConsumer
 from keylane.groups.message import GroupMessage
 from keylane.groups.origin import Origin
 from keylane.groups.placing import KeyOf, placing_by
-from keylane.groups.seat import Seat, SeatHooks
 from keylane.groups.store import (
     Kind,
     StoredGroup,
@@ -234,7 +234,7 @@ class Member:
         self._stop_timeout_s = check_seconds(stop_timeout_s, "stop_timeout_s")
         self._tick_s = shape.ack_wait_s(stored.config, wanted) + 0.5
         self._handling: Handling | None = None
-        self._seat: Seat | None = None
+        self._consumer: MemberConsumer | None = None
         self._origin: Origin | None = None
         self._poke = asyncio.Event()
         self._rereads: list[float] = []
@@ -265,12 +265,12 @@ class Member:
     @property
     def is_active(self) -> bool:
         """Whether this instance is the one that gets messages."""
-        return self._seat is not None and self._seat.is_active
+        return self._consumer is not None and self._consumer.is_active
 
     @property
     def partitions(self) -> tuple[int, ...]:
         """What this member's consumer covers now, as far as this instance knows."""
-        return tuple(sorted(self._seat.partitions)) if self._seat is not None else ()
+        return tuple(sorted(self._consumer.partitions)) if self._consumer is not None else ()
 
     # ---- life ---------------------------------------------------------------------------------------
 
@@ -283,7 +283,7 @@ class Member:
         )
         self._handling = Handling(handler, terms, f"member {self.member!r} of {self.stream}/{self.group}")
         await self._handling.start(self._poke.set)
-        hooks = SeatHooks(
+        hooks = ConsumerHooks(
             stirred=self._stirred,
             activated=self._activated,
             deactivated=self._deactivated,
@@ -304,7 +304,7 @@ class Member:
             behind=self._stirred,
         )
         self._origin.wait_changed = self._show_state
-        self._seat = Seat(
+        self._consumer = MemberConsumer(
             self._connection,
             consumer,
             self._handling,
@@ -417,12 +417,12 @@ class Member:
         return delay_s
 
     async def _leave(self, failure: KeylaneError | None) -> None:
-        assert self._seat is not None
+        assert self._consumer is not None
         assert self._handling is not None
         try:
-            await self._seat.leave()
+            await self._consumer.leave()
         except KeylaneError as error:
-            if not self._stopping and await self._seat.is_gone():
+            if not self._stopping and await self._consumer.is_gone():
                 # The group or its stream was deleted: nobody waits for the acks.
                 _log.debug("member %s: left a deleted consumer: %s", self.member, error)
                 return
@@ -470,12 +470,12 @@ class Member:
 
     async def _reconcile(self) -> float | None:
         """One step towards what the configuration says; returns when to try again, if that is soon."""
-        assert self._seat is not None
-        await self._seat.attend()
+        assert self._consumer is not None
+        await self._consumer.attend()
         config = await self._read_config()
         if not config.plan.partitions_of(self.member) or self._is_overloaded(config):
-            return await self._seat.approach(None)
-        return await self._seat.approach(shape.consumer_config(config, self.group, self.member, self._wanted))
+            return await self._consumer.approach(None)
+        return await self._consumer.approach(shape.consumer_config(config, self.group, self.member, self._wanted))
 
     async def _read_config(self) -> StaticConfig | ElasticConfig:
         before = self._stored.config
@@ -523,7 +523,7 @@ class Member:
     # ---- what it is doing ---------------------------------------------------------------------------
 
     def _facts(self) -> MemberFacts:
-        config, seat = self._stored.config, self._seat
+        config, consumer = self._stored.config, self._consumer
         trouble = self._trouble
         if trouble is None and not self._connection.is_connected:
             trouble = "the connection is down"
@@ -539,11 +539,11 @@ class Member:
             members=len(config.plan.members),
             partitions=config.max_members,
             handler_wait=self._origin.waiting_for if self._origin is not None else None,
-            consumer_wait=seat.waiting_for if seat is not None else None,
-            message_wait=seat.no_message_because if seat is not None else None,
-            has_consumer=seat is not None and seat.has_consumer,
+            consumer_wait=consumer.waiting_for if consumer is not None else None,
+            message_wait=consumer.no_message_because if consumer is not None else None,
+            has_consumer=consumer is not None and consumer.has_consumer,
             is_active=self.is_active,
-            is_other_active=seat is not None and seat.is_other_active,
+            is_other_active=consumer is not None and consumer.is_other_active,
         )
 
     def _show_state(self) -> None:

@@ -1,4 +1,4 @@
-"""The calls that a seat makes on its consumer, and what it must know of the stream below it. No state of a member."""
+"""The calls that a member makes on its consumer, and what it must know of the stream below it. No state of a member."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class RemoteConsumer:
         A static group's stream is to carry partition numbers in its subjects; the filters of an elastic group are to
         match something in its stream.
         """
-        if info.delivered_sequence or info.num_pending or info.config.deliver_policy != "all":
+        if info.delivered_count or info.num_pending or info.config.deliver_policy != "all":
             return None
         try:
             wire = await self._stream_info(self.stream)

@@ -186,6 +186,9 @@ class ConsumerInfo:
     created: datetime
     config: ConsumerConfig
     delivered_sequence: int
+    """In the stream. The server goes on to its end where nothing matches the filters."""
+    delivered_count: int
+    """Since the consumer was made, or reset."""
     ack_floor: int
     num_pending: int
     num_ack_pending: int
@@ -203,6 +206,7 @@ class ConsumerInfo:
             created=parse_time(wire["created"]),
             config=ConsumerConfig.from_wire(wire["config"]),
             delivered_sequence=wire["delivered"]["stream_seq"],
+            delivered_count=wire["delivered"]["consumer_seq"],
             ack_floor=wire["ack_floor"]["stream_seq"],
             num_pending=wire.get("num_pending", 0),
             num_ack_pending=wire.get("num_ack_pending", 0),

@@ -31,9 +31,9 @@ KEYS = [f"k{number}" for number in range(20)]
 
 
 def feed_of(member: Member) -> Feed:
-    assert member._seat is not None
-    assert member._seat._feed is not None
-    return member._seat._feed
+    assert member._consumer is not None
+    assert member._consumer._feed is not None
+    return member._consumer._feed
 
 
 class Standstill:
@@ -136,7 +136,7 @@ async def test_a_late_answer_about_an_old_pin_does_not_touch_new_work(ground: Gr
     old = feed_of(member)
     with Standstill(old) as standstill:
         await consumers.delete(ground.connection, f"{ground.stream}-g", "a")
-        await until(lambda: member._seat._feed not in (None, old))  # type: ignore[union-attr]
+        await until(lambda: member._consumer._feed not in (None, old))  # type: ignore[union-attr]
 
         if unread:
             assert old._last_handed is not None
@@ -214,10 +214,10 @@ async def test_an_instance_that_stood_still_in_the_middle_of_a_move_does_not_end
     await ground.join("b")
     await until(lambda: owned(second) == (0, 1))
 
-    assert first._seat is not None
-    gate = first._seat._gate
     await groups.set_mapping(ground.connection, ground.stream, "g", mapping)
-    await until(lambda: gate.is_shut or gate.shunned)
+    consumer = first._consumer
+    assert consumer is not None
+    await until(lambda: "handlers at work" in (consumer.waiting_for or ""))
     with Standstill(await fallen_silent(first)) as standstill:
         await consumers.unpin(ground.connection, f"{ground.stream}-g", "a", "PCG")
         await groups.set_mapping(ground.connection, ground.stream, "g", before)
@@ -244,14 +244,14 @@ async def test_an_answer_from_before_the_standstill_does_not_count(
     sent = await ground.publish(KEYS)
     await ground.evidence.all_of(sent)
     second = await ground.join("a", ground.evidence.handler("second"))
-    assert first._seat is not None
-    remote = first._seat._remote
+    assert first._consumer is not None
+    remote = first._consumer._remote
     info = remote.info
     answered, go_on = asyncio.Event(), asyncio.Event()
 
     async def stands_still() -> ConsumerInfo:
         answer = await info()
-        if not first._seat._gate.shunned:  # type: ignore[union-attr]
+        if not first._consumer._state.draining:  # type: ignore[union-attr]
             return answer  # it has not yet let go of partition 0
         monkeypatch.setattr(remote, "info", info)
         answered.set()
@@ -311,8 +311,8 @@ async def test_a_gain_that_the_server_confirmed_too_late_and_then_refuses_keeps_
     sent = await ground.publish([in_0])
     await ground.evidence.all_of(sent)
     await ground.drained(1)
-    assert member._seat is not None
-    remote = member._seat._remote
+    assert member._consumer is not None
+    remote = member._consumer._remote
     update = remote.update
 
     async def confirmed_too_late(config: ConsumerConfig) -> None:

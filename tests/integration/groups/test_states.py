@@ -95,7 +95,7 @@ async def test_a_standby_and_the_active_instance(ground: Ground) -> None:
 async def test_a_static_member_on_a_stream_without_partition_numbers(
     partitioned: Ground, warned: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("keylane.groups.seat._LOOK_BELOW_S", 0.0)
+    monkeypatch.setattr("keylane.groups.member_consumer._LOOK_BELOW_S", 0.0)
     ground = partitioned
     await ground.static(members=["a"])
     await ground.transform_subjects()
