@@ -151,11 +151,11 @@ def test_columns_are_what_the_messages_say(stream: tuple[bytes, list[int]]) -> N
     scanner.bulk_routes[b"7"] = route = InBulk()
     if whole:
         scanner.scan(whole)
+    expected = [one for one in route.taken if not one[1].startswith(b"NATS/1.0 ")]
     if not route.runs:
-        assert route.taken == []
+        assert expected == []
         return
     found = delivered_messages(together(route.runs))
-    expected = [one for one in route.taken if not one[1].startswith(b"NATS/1.0 ")]
     assert found.subjects.to_pylist() == [subject for subject, _, _ in expected]
     assert found.data.to_pylist() == [data for _, _, data in expected]
     if found.headers is not None:
