@@ -78,9 +78,18 @@ class SyncConnection:
         self._end_thread()
 
     def _end_thread(self) -> None:
+        asyncio.run_coroutine_threadsafe(_end_tasks(), self._loop).result(CALL_TIMEOUT_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CALL_TIMEOUT_S)
         self._loop.close()
+
+
+async def _end_tasks() -> None:
+    """A task that is left on a loop that is closed fails when it is collected, whoever is at work then."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def shared_connection(address: Address) -> SyncConnection:
