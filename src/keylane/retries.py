@@ -26,15 +26,17 @@ class RetryTimer:
         self._loop = asyncio.get_running_loop()
         self._due = due
         self._wake = wake
-        self._handle: asyncio.TimerHandle | None = None
+        self._handle: asyncio.Handle | None = None
+        self._rings_at = 0.0  # uvloop's handle of a time that is past does not know it
 
     def __repr__(self) -> str:
-        return f"<RetryTimer {'idle' if self._handle is None else f'at {self._handle.when():.3f}'}>"
+        return f"<RetryTimer {'idle' if self._handle is None else f'at {self._rings_at:.3f}'}>"
 
     def set(self, retry_at: float) -> None:
         """There is a retry at this time of the event loop's clock."""
-        if self._handle is None or retry_at < self._handle.when():
+        if self._handle is None or retry_at < self._rings_at:
             self.cancel()
+            self._rings_at = retry_at
             self._handle = self._loop.call_at(retry_at, self._rings)
 
     def cancel(self) -> None:
