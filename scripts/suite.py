@@ -79,15 +79,8 @@ def main(arguments: list[str]) -> int:
 
 
 def run(one: Pass, outcome: Outcome) -> None:
-    parallel = [
-        "-n",
-        str(workers()),
-        "--dist",
-        "loadfile",
-        "--no-loadscope-reorder",
-        "-o",
-        "console_output_style=classic",
-    ]
+    divided = ["-n", str(workers()), "--dist", "loadfile", "--no-loadscope-reorder"]
+    parallel = [*divided, "-o", "console_output_style=classic"]  # tests/suite.py says how far it is
     with tempfile.TemporaryDirectory(prefix="keylane-suite-") as directory:
         counts = Path(directory) / "counts.json"
         options = [f"--counts={counts}", *(parallel if one.parallel else ())]

@@ -22,6 +22,7 @@ LONG_FILES = {
     "integration/chaos/test_chaos_short.py": "causes faults for tens of seconds",
     "integration/kafka/test_kafka_chaos.py": "causes faults for tens of seconds",
     "integration/kafka/test_kafka_failures.py": "kills brokers of a cluster of three",
+    "integration/spark/test_audit_rules.py": "judges random histories on Spark",
     "integration/spark/test_cluster_*.py": "starts clusters of Spark",
     "integration/spark/test_hot_standby.py": "kills drivers, each with a Spark of its own",
     "integration/spark/test_packing.py": "packs and unpacks a whole environment",

@@ -12,6 +12,8 @@ from chaos.rolling import Gap, Restart, Settings, gaps
 from keylane.testing import judge
 
 
+@pytest.mark.long("restarts a program under load")
+@pytest.mark.alone("measures gaps")
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("kind", ["elastic", "static"])
 async def test_a_short_rolling_restart_is_clean(kind: rolling.Kind) -> None:
