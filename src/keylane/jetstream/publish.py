@@ -175,6 +175,7 @@ class Publisher:
 
     def _link_changed(self, up: bool) -> None:
         if not up:
+            self._no_answers = None  # the next link may have other permissions
             self._fail(self._withdrawn(), NotStored, "the connection was lost before it was sent")
             self._fail(list(self._in_flight), OutcomeUnknown, f"the connection was lost{_UNKNOWN}")
 

@@ -93,6 +93,10 @@ class Lines:
             return [(distinct[0], notes)]
         return [(line, [note for note in notes if lines[id(note[0])] is line]) for line in distinct]
 
+    def with_dropped(self) -> list[Line]:
+        """The lines whose next batch has something to tell."""
+        return [line for line in self._lines.values() if line.dropped]
+
     def columns(self, notes: list[Note]) -> Columns:
         """Everything that a batch says about these notes."""
         _, revisions, places, sequences, replies, headers, outcomes, started, ended = zip(*notes, strict=True)

@@ -2,7 +2,7 @@
 
 Owns the way of a note: pending → sealed (a list that is full or old enough) → waiting (packed) → in flight → stored.
 At most `max_waiting` records are on this way, besides those pending. Beyond that the oldest are dropped, and the next
-batch says how many.
+batch says how many. If none follows, a batch without records says it: a journal that lacks records never looks whole.
 
 A batch gets its number and its final bytes when it is sent first, and keeps both: the server knows a repeated batch by
 its id and stores it once. A batch that may be stored already is repeated until the server answers, and not dropped.
@@ -22,8 +22,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 from zlib import crc32
 
-from keylane.core.journal_record import OUTCOME_NUMBERS, BatchHead, Packed, pack, sample_limit, seal
-from keylane.errors import InvalidInput, NotStored, OutcomeUnknown
+from keylane.core.journal_record import OUTCOME_NUMBERS, BatchHead, Columns, Packed, pack, sample_limit, seal
+from keylane.errors import InvalidInput, NotStored, OutcomeUnknown, PublishDenied
 from keylane.jetstream.hooks import Hooks
 from keylane.jetstream.publish import PublishAck, Publisher, open_publisher
 from keylane.jetstream.settings import check_seconds
@@ -42,6 +42,7 @@ _HEAD_ROOM_BYTES = 4096
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
 _EVERY_KEY = 1 << 32
+_NO_RECORDS = pack(Columns(*[()] * len(Columns._fields)))
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +52,8 @@ class _Batch:
     turn: int
     data: bytes = b""
     message_id: str = ""
+    told: int = 0
+    """Dropped records that its head counts."""
     may_be_stored: bool = False
 
     @property
@@ -265,6 +268,7 @@ class Journal:
             _log.warning("journal %s: %s", self.journal_stream, text)
 
     def _drop_batch(self, batch: _Batch) -> None:
+        batch.line.dropped += batch.told
         self._count_dropped(batch.line, batch.records)
 
     def _drop_notes(self, notes: list[Note]) -> None:
@@ -278,7 +282,12 @@ class Journal:
 
     def _let_go(self, records: int) -> None:
         self._held -= records
-        if not self._held:
+        if self._held or self._waiting or self._in_flight or self._failed:
+            return
+        if not self._closed:
+            for line in self._lines.with_dropped():  # no batch follows that could tell it
+                self._add(line, _NO_RECORDS)
+        if not self._waiting:
             self._empty.set()
 
     # ---- sending ------------------------------------------------------------------------------------
@@ -315,8 +324,7 @@ class Journal:
     def _pack(self, line: Line, notes: list[Note]) -> None:
         packed = pack(self._lines.columns(notes))
         if len(packed.body) + _HEAD_ROOM_BYTES + 64 * len(packed.tenures) <= self._connection.nats.max_payload:
-            self._turns += 1
-            self._waiting.append(_Batch(line, packed, self._turns))
+            self._add(line, packed)
         elif len(notes) > 1:
             half = len(notes) // 2
             self._pack(line, notes[:half])
@@ -324,6 +332,10 @@ class Journal:
         else:
             _log.error("journal %s: one record has %d bytes and was dropped", self.journal_stream, len(packed.body))
             self._count_dropped(line, 1)
+
+    def _add(self, line: Line, packed: Packed) -> None:
+        self._turns += 1
+        self._waiting.append(_Batch(line, packed, self._turns))
 
     async def _send_some(self, publisher: Publisher) -> None:
         while self._waiting and len(self._in_flight) < _WINDOW and self._may_send():
@@ -333,6 +345,9 @@ class Journal:
                 answer = await publisher.send(batch.line.subject, batch.data, {"Nats-Msg-Id": batch.message_id})
             except NotStored:
                 self._waiting.appendleft(batch)  # the link is down; its return stirs us
+                return
+            except PublishDenied as error:
+                self._not_stored(batch, error)
                 return
             self._in_flight.add(batch)
             answer.add_done_callback(partial(self._answered, batch))
@@ -355,7 +370,7 @@ class Journal:
             sample=self.sample,
             dropped=line.dropped,
         )
-        line.dropped = 0
+        batch.told, line.dropped = line.dropped, 0
         batch.data = seal(head, batch.packed)
         batch.message_id = f"{self._writer}.{line.group}.{line.member}.{line.instance}.{line.batches}"
 
@@ -368,13 +383,18 @@ class Journal:
             self._pause_s = 0.0
             if not self._held:
                 self._all_well()
+            if self._failed and not self._in_flight:
+                self._try_again()
         else:
-            batch.may_be_stored |= isinstance(error, OutcomeUnknown)
-            self._failed.append(batch)
-            self._tell_trouble(error)
-        if self._failed and not self._in_flight:
-            self._try_again()
+            self._not_stored(batch, error)
         self._stirred.set()
+
+    def _not_stored(self, batch: _Batch, error: BaseException) -> None:
+        batch.may_be_stored |= isinstance(error, OutcomeUnknown)
+        self._failed.append(batch)
+        self._tell_trouble(error)
+        if not self._in_flight:
+            self._try_again()
 
     def _try_again(self) -> None:
         """Send what failed once more, after a pause and in the old order."""
@@ -397,18 +417,24 @@ class Journal:
 
     def _give_up_the_rest(self) -> None:
         dropped_before, unknown = self.dropped, 0
-        while self._sealed:
-            self._drop_notes(self._sealed.popleft())
-        for batch in [*self._waiting, *self._failed, *self._in_flight]:
-            unknown += batch.records if batch.may_be_stored else 0
-            self._drop_batch(batch)
+        batches = [*self._waiting, *self._failed, *self._in_flight]
         self._waiting.clear()
         self._failed.clear()
         self._in_flight.clear()
-        if lost := self.dropped - dropped_before:
+        while self._sealed:
+            self._drop_notes(self._sealed.popleft())
+        for batch in batches:
+            unknown += batch.records if batch.may_be_stored else 0
+            self._drop_batch(batch)
+        lost = self.dropped - dropped_before
+        if lost:
             _log.error(
                 "journal %s is closed: its last %d records were not stored%s",
                 self.journal_stream,
                 lost,
                 f", of which {unknown} may be stored all the same" if unknown else "",
+            )
+        if untold := sum(line.dropped for line in self._lines.with_dropped()) - lost:
+            _log.error(
+                "journal %s is closed: no batch tells that %d records were dropped before", self.journal_stream, untold
             )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -11,9 +13,11 @@ from nats.js.api import StreamConfig
 
 import keylane
 from keylane import Connection
+from keylane.core.journal_record import open_batch
 from keylane.jetstream import streams
 from keylane.journal import Journal, journal_stream, read_batches
 from keylane.server import NatsServer
+from keylane.server.node import CONFIG_NAME
 from tests.integration.jetstream.rig import frozen, link_is, until
 from tests.integration.journal.rig import Instance, Worker, messages_in, read
 
@@ -130,6 +134,47 @@ async def test_what_may_be_stored_is_not_dropped(own_server: NatsServer, own: Co
     assert told == journal.dropped == 1300 - len(sequences) > 0
 
 
+async def test_what_is_dropped_last_is_told_in_a_batch_without_records(own_server: NatsServer, own: Connection) -> None:
+    async with Journal(own, stream=STREAM, batch_records=50, max_waiting=500) as journal:
+        worker = Worker(own, journal, Instance(STREAM))
+        with frozen(own_server):
+            worker.work(500)
+            await until(lambda: len(journal._in_flight) == 10)
+            worker.work(100)
+        assert await journal.flush(30)
+        batches = [batch async for _, batch in read_batches(own, STREAM)]
+    assert [(batch.records, batch.head.dropped) for batch in batches] == [*[(50, 0)] * 10, (0, 100)]
+    assert [record.sequence for record in await read(own, STREAM)] == list(range(1, 501))
+    assert journal.dropped == 100
+
+
+async def test_close_tells_what_was_dropped_last(own_server: NatsServer, own: Connection) -> None:
+    async with Journal(own, stream=STREAM, batch_records=50, max_waiting=100) as journal:
+        first, second = (Worker(own, journal, Instance(STREAM, member=name)) for name in ("alice", "bob"))
+        with frozen(own_server):
+            first.work(50)
+            second.work(50)
+            await until(lambda: len(journal._in_flight) == 2)
+            first.work(50)
+            second.work(100)
+    told = [(batch.head.member, batch.head.dropped) async for _, batch in read_batches(own, STREAM)]
+    assert sorted(told) == [("alice", 0), ("alice", 50), ("bob", 0), ("bob", 100)]
+
+
+async def test_a_refused_batch_that_is_dropped_takes_no_count_with_it(own: Connection) -> None:
+    async with Journal(own, stream=STREAM, batch_records=10, max_waiting=100) as journal:
+        worker = Worker(own, journal, Instance(STREAM))
+        config = (await streams.info(own, journal_stream(STREAM))).config
+        await streams.delete(own, journal_stream(STREAM))
+        worker.work(150)
+        await until(lambda: any(batch.data and open_batch(batch.data).head.dropped for batch in journal._waiting))
+        worker.work(100)
+        await streams.create(own, config)
+        assert await journal.flush(20)
+        told = sum([batch.head.dropped async for _, batch in read_batches(own, STREAM)])
+    assert told == journal.dropped == 150
+
+
 async def test_what_failed_is_sent_again_in_the_old_order(own: Connection, caplog: pytest.LogCaptureFixture) -> None:
     async with Journal(own, stream=STREAM, batch_records=10) as journal:
         config = (await streams.info(own, journal_stream(STREAM))).config
@@ -139,6 +184,24 @@ async def test_what_failed_is_sent_again_in_the_old_order(own: Connection, caplo
         await streams.create(own, config)
         assert await journal.flush(20)
     assert [record.sequence for record in await read(own, STREAM)] == list(range(1, 51))
+
+
+async def test_answers_that_are_not_allowed_any_more_lose_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    user = "{ user: u, password: p, permissions: { subscribe: { deny: other } } }"
+    with NatsServer.start(extra_config=f"authorization {{ users: [{user}] }}") as server:
+        async with keylane.connect(server.url, user="u", password="p") as connection:  # noqa: S106 - made up
+            await streams.create(connection, StreamConfig(name=STREAM, subjects=["orders.>"]))
+            async with Journal(connection, stream=STREAM, batch_records=10) as journal:
+                worker = Worker(connection, journal, Instance(STREAM))
+                config = server.store_dir / CONFIG_NAME
+                config.write_text(config.read_text().replace("deny: other", 'deny: "_INBOX.>"'))
+                os.kill(server.pid, signal.SIGHUP)
+                await until(lambda: worker.work(10) and warnings_of(caplog, "may not subscribe") == 1)
+                await asyncio.to_thread(server.restart)  # with the permissions of the beginning
+                assert await journal.flush(20)
+            noted = next(worker._sequences) - 1
+            assert [record.sequence for record in await read(connection, STREAM)] == list(range(1, noted + 1))
+    assert (journal.stored, journal.dropped) == (noted, 0)
 
 
 async def test_close_has_a_deadline(own_server: NatsServer, own: Connection, caplog: pytest.LogCaptureFixture) -> None:
@@ -153,6 +216,20 @@ async def test_close_has_a_deadline(own_server: NatsServer, own: Connection, cap
     assert warnings_of(caplog, "its last 70 records were not stored") == 1
     assert await journal.flush(0.1)  # nothing is left to wait for
     assert "held=0" in repr(journal)
+
+
+async def test_close_logs_how_many_dropped_records_no_batch_tells(
+    own_server: NatsServer, own: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = await Journal(own, stream=STREAM, batch_records=10, max_waiting=20).start()
+    worker = Worker(own, journal, Instance(STREAM))
+    own_server.kill()
+    await link_is(own, up=False)
+    worker.work(50)
+    await journal.close(timeout_s=0.2)
+    assert journal.dropped == 50
+    assert warnings_of(caplog, "its last 20 records were not stored") == 1
+    assert warnings_of(caplog, "no batch tells that 30 records were dropped before") == 1
 
 
 async def test_a_connection_that_is_closed_ends_the_journal(own: Connection, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from keylane import Connection
-from keylane.core.journal_record import in_sample
+from keylane.core.journal_record import BatchHead, in_sample, pack, seal
 from keylane.errors import InvalidInput, JournalTooNew, KeylaneError, NotFound
 from keylane.server import NatsServer
 from keylane.spark.address import Address
@@ -176,6 +176,25 @@ async def test_what_cannot_be_proven_is_told_apart(connection: Connection, strea
     assert "changed hands" in why[doubtful]
     assert "given back" in why[given_back.sequence]
     assert "missing in the journal" in why[dropped]
+
+
+async def test_what_was_dropped_at_the_end_of_a_journal_is_not_lost(
+    connection: Connection, stream: str, audit: Audit
+) -> None:
+    past = Past.clean(600, 6)
+    last = past.of(keys_of(past, ALICE)[0])[-1].sequence
+    past.lose(last)
+    await rig.stage(connection, stream, past)
+    head = BatchHead(
+        writer=ALICE.writer, batch=2, stream=stream, group=GROUP, member=ALICE.member, instance=ALICE.instance,
+        sample=1.0, dropped=1,
+    )  # fmt: skip
+    only_told = seal(head, pack(rig.columns([])))
+    await rig.write(connection, stream, [(f"keylane.journal.{stream}.{GROUP}.{ALICE.member}", only_told)])
+    report = await audit(complete=True)
+    assert report.violations == CLEAN, report.as_text()
+    assert sequences(report, "unproven") == [last]
+    assert (report.facts["records_dropped"], report.facts["batches_missing"]) == (1, 0)
 
 
 def same_partition(key: str, other: str) -> bool:

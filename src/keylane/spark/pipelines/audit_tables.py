@@ -285,7 +285,7 @@ class JournalReader:
         if least >= self.first and (self.last is None or most <= self.last):
             return told
         last = self.last if self.last is not None else most
-        return told.filter(pa.array([self.first <= one <= last for one in sources]))
+        return told.filter(pa.array([self.first <= one <= last for one in sources], pa.bool_()))
 
 
 def _told(kind: str, sequence: int, batch: JournalBatch | None, rows: int) -> pa.RecordBatch:
