@@ -1,17 +1,25 @@
-"""What has arrived and was not read yet: between the connection's thread and the reader's.
+"""What the two readers of a range share: the buffer between the connection's thread and the task's, and the base class.
 
-The producer bounds it: `held` says how much waits, and no more is requested of the server while it is too much.
+The reader bounds the buffer: `held` says how much waits, and no more is requested of the server while it is too much.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from enum import Enum, auto
+from typing import TYPE_CHECKING
 
-from keylane.errors import KeylaneError
-from keylane.spark.executor.framing import MessageRun
+from nats.aio.subscription import Subscription
+
+from keylane.errors import Disconnected, KeylaneError
+from keylane.spark.executor.framing import MessageFramer, MessageRun
+from keylane.spark.tasks import Split
+
+if TYPE_CHECKING:
+    from keylane.jetstream.connection import Connection
 
 
 class EndOfRead(Enum):
@@ -87,3 +95,61 @@ class ReceiveBuffer:
             if not enough and self._end is None:
                 self._ready.clear()
             return runs, self._end if not self._runs else None
+
+
+class RangeReader(ABC):
+    """Reads the messages behind `after` into `buffer` as they come, on the connection's loop.
+
+    Stops at the first error, which becomes the end of the buffer.
+    """
+
+    def __init__(self, connection: Connection, split: Split, after: int, buffer: ReceiveBuffer) -> None:
+        self.buffer = buffer
+        self._connection = connection
+        self._client = connection.nats
+        self._split = split
+        self._stream = split.reading.stream
+        self._goal = min(split.last, split.upto)
+        self._limit = split.last if split.last <= split.upto else split.upto + 1
+        self._seen = after
+        self._inbox = self._client.new_inbox()
+        self._subscription: Subscription | None = None
+        self._framer: MessageFramer | None = None
+        self._arrived: list[MessageRun] = []
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Subscribe, and request the first messages."""
+
+    @abstractmethod
+    def refill(self) -> None:
+        """Request more if there is room."""
+
+    @abstractmethod
+    def receive(self, subject: bytes, reply: bytes, headers: bytes, data: bytes) -> None:
+        """A status of the server."""
+
+    @abstractmethod
+    def _book(self) -> None:
+        """Count what arrived, and see whether it is all."""
+
+    async def close(self) -> None:
+        self._client.unlisten(self._link_changed)
+        if self._subscription is not None:
+            await self._client.unroute(self._subscription)
+
+    def take(self, data: bytes, position: int) -> int:
+        assert self._framer is not None
+        run = self._framer.cut(data, position)
+        if run is None:
+            return position
+        self._arrived.append(run)
+        return int(run.ends[-1]) + 2
+
+    def received(self) -> None:
+        self.buffer.heard = time.monotonic()
+        self._book()
+        self.refill()
+
+    def _link_changed(self, up: bool) -> None:
+        self.buffer.end(Disconnected("the connection was lost"))
