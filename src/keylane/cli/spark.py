@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from keylane.cli.refusing import refusals
+from keylane.cli.errors import exit_on_invalid_input
 
 if TYPE_CHECKING:
     from keylane.spark.cluster.submit import Command, Machine, Submission
@@ -52,7 +52,7 @@ def pack(
     """
     from keylane.spark.cluster.packing import pack as write
 
-    with refusals():
+    with exit_on_invalid_input():
         note = write(output, extra=with_ or (), interpreter=interpreter)
     size_mb = output.stat().st_size / 1e6
     if json:
@@ -109,7 +109,7 @@ def submit(
         conf=tuple(conf or ()),
         files=tuple(files or ()),
     )
-    with refusals():
+    with exit_on_invalid_input():
         if json and not dry_run:
             _refuse("--json is for --dry-run: what the program prints goes through as it is")
         _look_at_files(asked)

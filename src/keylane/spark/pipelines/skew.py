@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from keylane.cli.group_words import write_plan_file
 from keylane.core.names import check_group_name, check_stream_name
 from keylane.core.plans import weighted
 from keylane.errors import GroupError, InvalidInput, NotFound
 from keylane.groups import ElasticConfig, StaticConfig
+from keylane.groups.plan_file import write_plan_file
 from keylane.spark.address import Address
 from keylane.spark.pipelines.running import (
     Range,
