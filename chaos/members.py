@@ -21,7 +21,7 @@ from tests.peers.store import REPOSITORY
 
 Peer = Literal["keylane", "go"]
 
-_READY_TIMEOUT_S = 30.0
+_READY_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 15.0
 _LOOK_EVERY_S = 0.005
 

@@ -79,7 +79,15 @@ def main(arguments: list[str]) -> int:
 
 
 def run(one: Pass, outcome: Outcome) -> None:
-    parallel = ["-n", str(workers()), "--dist", "loadfile", "--no-loadscope-reorder"]
+    parallel = [
+        "-n",
+        str(workers()),
+        "--dist",
+        "loadfile",
+        "--no-loadscope-reorder",
+        "-o",
+        "console_output_style=classic",
+    ]
     with tempfile.TemporaryDirectory(prefix="keylane-suite-") as directory:
         counts = Path(directory) / "counts.json"
         options = [f"--counts={counts}", *(parallel if one.parallel else ())]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Generator, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ LONG_OUTSIDE_SPARK = "starts a Spark of its own"
 SLOW_S = 20.0
 """A test that takes longer carries the mark `long`."""
 SLOWEST_SHOWN = 15
+PROGRESS_S = 15.0
+"""How often a parallel run says how far it is."""
 SHARED_PEERS = ("integration/kafka", "integration/spark", "integration/exactly_once")
 """Directories whose tests share a peer that is expensive to start: a worker that runs one of them starts its own."""
 
@@ -47,6 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long(reason): not part of `make test`, but of `make test-long`")
     config.addinivalue_line("markers", "alone(reason): measures time; never runs beside other tests")
     config.pluginmanager.register(Durations(), "keylane-durations")
+    if config.getoption("numprocesses", None) and "PYTEST_XDIST_WORKER" not in os.environ:
+        config.pluginmanager.register(Progress(), "keylane-progress")
     # readline sets these for children alone, so parallel workers get them; terminals of tests have sizes of their own.
     for name in ("COLUMNS", "LINES"):
         os.environ.pop(name, None)
@@ -137,6 +142,44 @@ def next_file(waiting: list[str], own: set[str], others: set[str]) -> str:
 
 def peer_of(file: str) -> str:
     return next((one for one in SHARED_PEERS if file.startswith(f"tests/{one}/")), "")
+
+
+class Progress:
+    """A line every few seconds instead of thousands of dots, and a line for each failure when it happens."""
+
+    def __init__(self) -> None:
+        self._began = self._told = time.monotonic()
+        self._done = self._failed = 0
+        self._session: pytest.Session | None = None
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        self._session = session
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_report_teststatus(self) -> Generator[None, Any, Any]:
+        category, _, word = yield
+        return category, "", word
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._done += report.when == "teardown"
+        if report.failed:
+            self._failed += 1
+            self._tell(f"FAILED {report.nodeid} ({report.when})")
+        if time.monotonic() - self._told >= PROGRESS_S:
+            self._tell_progress()
+
+    def _tell_progress(self) -> None:
+        self._told = time.monotonic()
+        assert self._session is not None
+        minutes, seconds = divmod(round(self._told - self._began), 60)
+        self._tell(f"{minutes:3}:{seconds:02}  {self._done} of {self._session.testscollected}, {self._failed} failed")
+
+    def _tell(self, line: str) -> None:
+        assert self._session is not None
+        reporter = self._session.config.pluginmanager.getplugin("terminalreporter")
+        assert reporter is not None
+        reporter.ensure_newline()
+        reporter.write_line(line)
 
 
 # ---- the end ----------------------------------------------------------------------------------------------

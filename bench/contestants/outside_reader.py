@@ -79,12 +79,12 @@ def feed_worker(url: str, parts: Iterator[Part], ready: Callable[[], None]) -> i
 
 def split_worker(url: str, parts: Iterator[Part], ready: Callable[[], None]) -> int:
     from keylane.spark.address import Address  # noqa: PLC0415 - needs pyspark, which the other reader does not
-    from keylane.spark.executor.reading import read_split  # noqa: PLC0415
-    from keylane.spark.executor.split import Reading, Split  # noqa: PLC0415
-    from keylane.spark.link import link_to  # noqa: PLC0415
+    from keylane.spark.executor.split_reader import read_split  # noqa: PLC0415
+    from keylane.spark.sync_connection import shared_connection  # noqa: PLC0415
+    from keylane.spark.tasks import ReadSpec, Split  # noqa: PLC0415
 
-    reading = Reading(Address(url=url), STREAM, "consumer", numbered=True, partitioning=(PARTITIONING,))
-    link_to(reading.address)
+    reading = ReadSpec(Address(url=url), STREAM, "consumer", numbered=True, partitioning=(PARTITIONING,))
+    shared_connection(reading.address)
     ready()
     return sum(
         batch.num_rows

@@ -19,8 +19,8 @@ pa = pytest.importorskip("pyarrow")
 
 from keylane.spark.pipelines.claims_records import (  # noqa: E402 - needs pyarrow
     ROWS,
+    LogPiece,
     LogReader,
-    Piece,
     Survey,
     first_trouble,
     measure,
@@ -62,13 +62,13 @@ def cut(dice: random.Random, things: list[Any], most: int) -> Iterable[list[Any]
     return [things[low:high] for low, high in zip([0, *places], [*places, len(things)], strict=True)]
 
 
-def pieces_of(rows: Rows, until_ms: int | None) -> list[Piece]:
+def pieces_of(rows: Rows, until_ms: int | None) -> list[LogPiece]:
     found = []
     for number, first in {(row["log_partition"], row["piece"]) for row in rows}:
         mine = [row for row in rows if (row["log_partition"], row["piece"]) == (number, first)]
         kept = [row for row in mine if until_ms is None or row["seen_ms"] <= until_ms]
         found.append(
-            Piece(
+            LogPiece(
                 log_partition=number,
                 first=min(row["offset"] for row in mine),
                 last=max(row["offset"] for row in mine),
@@ -257,9 +257,9 @@ def test_how_pauses_end() -> None:
     assert told_pauses((10, 0), (20, 20)) == []
 
 
-def piece(first: int, last: int, records: int | None = None, *, number: int = 0) -> Piece:
+def piece(first: int, last: int, records: int | None = None, *, number: int = 0) -> LogPiece:
     count = last - first + 1 if records is None else records
-    return Piece(number, first, last, count, 0, 0, count, last, 0, 0)
+    return LogPiece(number, first, last, count, 0, 0, count, last, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def piece(first: int, last: int, records: int | None = None, *, number: int = 0)
     ],
 )
 def test_a_log_that_was_trimmed_while_it_was_read_is_noticed(
-    pieces: list[Piece], trouble: tuple[int, int] | None
+    pieces: list[LogPiece], trouble: tuple[int, int] | None
 ) -> None:
     assert first_trouble(pieces, {0: 20}, holes=False) == trouble
 

@@ -8,8 +8,9 @@ import pytest
 
 from keylane.errors import InvalidInput, KeylaneError, LakeBroken, ReadIncomplete
 from keylane.spark.address import Address
-from keylane.spark.driver.options import read_options
-from keylane.spark.pipelines.running import Range, _is_scan, address_options, bounds, plain_error
+from keylane.spark.pipelines.spark_jobs import _is_scan, plain_error
+from keylane.spark.pipelines.stream_range import StreamRange, address_options, bounds
+from keylane.spark.read_options import read_options
 
 NOW = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
 
@@ -45,8 +46,8 @@ def test_an_address_comes_back_out_of_its_options() -> None:
 
 
 def test_a_range_in_words() -> None:
-    assert str(Range("S", "", 0, 1234)) == "S 1 to 1,234"
-    assert str(Range("S", "", 7, 7)) == "S, nothing"
+    assert str(StreamRange("S", "", 0, 1234)) == "S 1 to 1,234"
+    assert str(StreamRange("S", "", 7, 7)) == "S, nothing"
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,8 @@ pa = pytest.importorskip("pyarrow")
 from keylane.core.partitions import Partitioning  # noqa: E402 - Arrow is optional
 from keylane.spark.address import Address  # noqa: E402
 from keylane.spark.driver.layout import Layout  # noqa: E402
-from keylane.spark.driver.options import ReadOptions  # noqa: E402
-from keylane.spark.key_order import grouped, runs  # noqa: E402
-from keylane.spark.whole_keys import why_layout_spreads  # noqa: E402
+from keylane.spark.key_order import grouped, runs, why_layout_spreads  # noqa: E402
+from keylane.spark.read_options import ReadOptions  # noqa: E402
 
 Rows = list[tuple[str | None, int]]
 

@@ -11,8 +11,8 @@ from keylane.core.plans import Plan
 from keylane.core.subjects import matches
 from keylane.errors import InvalidInput, NotAMember
 from keylane.groups import ElasticConfig, StaticConfig
-from keylane.spark.driver.layout import GroupConfig, Layout, lay_out, numbering
-from keylane.spark.driver.options import read_options
+from keylane.spark.driver.layout import GroupRecord, Layout, lay_out, numbering
+from keylane.spark.read_options import read_options
 
 ORDERS = Partitioning("orders.*", (1,), 3)
 
@@ -26,7 +26,7 @@ def numbered(**more: Any) -> dict[str, Any]:
 
 
 def laid(
-    stream: dict[str, Any], record: GroupConfig | None = None, stored: tuple[str, ...] = (), **options: str
+    stream: dict[str, Any], record: GroupRecord | None = None, stored: tuple[str, ...] = (), **options: str
 ) -> Layout:
     return lay_out(read_options({"stream": "S", **options}), stream, record, numbering(stream), stored)
 
@@ -123,7 +123,7 @@ QUEUE = {"name": "S-g", "retention": "workqueue", "allow_direct": True}
 def test_groups() -> None:
     assert laid(numbered(), STATIC, group="g").subject_filters == ("0.orders.*", "1.orders.*", "2.orders.*")
     assert laid(numbered(), STATIC, group="g", filter="orders.x", partitions="1").subject_filters == ("1.orders.x",)
-    layout = laid(QUEUE, ELASTIC, group="g")
+    layout = laid(QUEUE, ELASTIC, group="g", queue="true")
     assert (layout.stream, layout.way, layout.subject_filters, layout.whole) == (
         "S-g",
         "direct",
@@ -131,9 +131,18 @@ def test_groups() -> None:
         True,
     )
     assert layout.partitioning == (ORDERS,)
-    assert laid(QUEUE, ELASTIC, group="g", member="a").subject_filters == ("0.>", "2.>")
+    assert laid(QUEUE, ELASTIC, group="g", queue="true", member="a").subject_filters == ("0.>", "2.>")
     whole = ElasticConfig(max_members=3)
-    assert laid(QUEUE, whole, group="g").partitioning == (Partitioning(">", (), 3),)
+    assert laid(QUEUE, whole, group="g", queue="true").partitioning == (Partitioning(">", (), 3),)
+
+
+@pytest.mark.parametrize("stream", [config(), numbered()], ids=["plain", "numbered"])
+def test_an_elastic_group_names_the_keys_of_its_stream(stream: dict[str, Any]) -> None:
+    layout = laid(stream, ELASTIC, group="g")
+    assert (layout.stream, layout.way, layout.numbered, layout.subject_filters) == ("S", "consumer", False, (None,))
+    assert (layout.partitioning, layout.split_by, layout.whole) == ((ORDERS,), "sequence", True)
+    assert laid(stream, ELASTIC, group="g", filter="orders.a").subject_filters == ("orders.a",)
+    assert laid(stream, ElasticConfig(max_members=3), group="g").partitioning == (Partitioning(">", (), 3),)
 
 
 def test_members_of_a_balanced_group_share_its_partitions() -> None:
@@ -147,14 +156,28 @@ def test_members_of_a_balanced_group_share_its_partitions() -> None:
         (config(), None, {"partitions": "1"}, "carry no partition numbers"),
         (config(), None, {"splitBy": "partition"}, "carry no partition numbers"),
         (numbered(), None, {"partitions": "3"}, "'partitions' names 3: there are partitions 0 to 2"),
-        (numbered(), None, {"keyFilter": "orders.*", "keyPartitions": "3"}, "carry partition numbers, which also tell"),
+        (
+            numbered(),
+            None,
+            {"keyFilter": "orders.*", "keyPartitions": "3"},
+            "carry partition numbers, which also define",
+        ),
         (numbered(), STATIC, {"group": "g", "filter": "x.>"}, "not within the filters of group 'g'"),
+        (config(), ELASTIC, {"group": "g", "member": "a"}, "select rows by the column 'partition', or give queue=true"),
+        (config(), ELASTIC, {"group": "g", "partitions": "1"}, "option 'partitions' is given.* or give queue=true"),
+        (config(), ELASTIC, {"group": "g", "splitBy": "partition"}, "use splitBy=sequence"),
+        (
+            config(),
+            ELASTIC,
+            {"group": "g", "acknowledge": "true", "queryName": "q"},
+            "give queue=true to read and acknowledge the queue",
+        ),
         (config(retention="workqueue"), None, {}, "retention 'workqueue' and no allow_direct"),
         (config(retention="interest"), None, {}, "retention 'interest' and no allow_direct"),
     ],
 )
 def test_what_a_stream_cannot_give(
-    stream: dict[str, Any], group: GroupConfig | None, options: dict[str, str], told: str
+    stream: dict[str, Any], group: GroupRecord | None, options: dict[str, str], told: str
 ) -> None:
     with pytest.raises(InvalidInput, match=told):
         laid(stream, group, (), **options)
@@ -162,4 +185,4 @@ def test_what_a_stream_cannot_give(
 
 def test_not_a_member() -> None:
     with pytest.raises(NotAMember, match="option 'member' is 'z': group 'g' has a, b"):
-        laid(QUEUE, ELASTIC, group="g", member="z")
+        laid(QUEUE, ELASTIC, group="g", queue="true", member="z")

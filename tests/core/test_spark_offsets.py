@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keylane.errors import DataLost, InvalidInput
-from keylane.spark.driver.losses import Losses
-from keylane.spark.driver.offsets import Loss, Offset, Stand, planned, resume
+from keylane.spark.data_loss import Loss, Losses
+from keylane.spark.driver.offsets import Offset, planned, resume
+from keylane.spark.stream_state import StreamSnapshot
 
 
-def stand(first: int, last: int, created: str = "t1") -> Stand:
-    return Stand("S", created, first, last, last - first + 1, 100)
+def state(first: int, last: int, created: str = "t1") -> StreamSnapshot:
+    return StreamSnapshot("S", created, first, last, last - first + 1, 100)
 
 
 def at(sequence: int, created: str = "t1") -> Offset:
@@ -39,37 +40,44 @@ def test_a_checkpoint_of_another_stream() -> None:
         Offset.from_wire({"stream": "OLD", "created": "t1", "sequence": 7}, "S")
 
 
+def test_a_checkpoint_of_the_groups_queue() -> None:
+    wire = {"stream": "S-g", "created": "t1", "sequence": 7}
+    assert Offset.from_wire(wire, "S-g", queue="S-g").sequence == 7
+    with pytest.raises(InvalidInput, match=r"is of 'S-g', the queue of the group.*Give queue=true to go on with the q"):
+        Offset.from_wire(wire, "S", queue="S-g")
+
+
 def test_a_stream_that_never_held_a_message() -> None:
     wire = {
         "config": {"name": "S"},
         "created": "t1",
         "state": {"first_seq": 0, "last_seq": 0, "messages": 0, "bytes": 0},
     }
-    assert resume(at(0), Stand.from_wire(wire)).loss is None
+    assert resume(at(0), StreamSnapshot.from_wire(wire)).loss is None
 
 
 def test_nothing_is_lost_where_the_next_message_is_there() -> None:
-    for start, now in ((at(0), stand(1, 10)), (at(4), stand(5, 10)), (at(10), stand(11, 10)), (at(7), stand(1, 10))):
+    for start, now in ((at(0), state(1, 10)), (at(4), state(5, 10)), (at(10), state(11, 10)), (at(7), state(1, 10))):
         found = resume(start, now)
         assert (found.after, found.upto, found.loss) == (start.sequence, 10, None)
 
 
 def test_trimmed() -> None:
-    found = resume(at(4), stand(8, 10))
+    found = resume(at(4), state(8, 10))
     assert (found.after, found.upto) == (7, 10)
     assert found.loss is not None
     assert (found.loss.kind, found.loss.first, found.loss.last, found.loss.count) == ("trimmed", 5, 7, 3)
 
 
 def test_made_anew() -> None:
-    found = resume(at(4), stand(1, 3, "t2"))
+    found = resume(at(4), state(1, 3, "t2"))
     assert (found.after, found.upto) == (0, 3)
     assert found.loss is not None
     assert (found.loss.kind, found.loss.count) == ("recreated", None)
 
 
 def test_restored_from_an_older_copy() -> None:
-    found = resume(at(10), stand(1, 6))
+    found = resume(at(10), state(1, 6))
     assert (found.after, found.upto) == (6, 6)
     assert found.loss is not None
     assert found.loss.kind == "cut short"
@@ -78,17 +86,20 @@ def test_restored_from_an_older_copy() -> None:
 @pytest.mark.parametrize(
     ("batch", "now", "readable", "lost"),
     [
-        ((at(2), at(8)), stand(1, 10), (2, 8), None),
-        ((at(2), at(8)), stand(5, 10), (4, 8), ("trimmed", 3, 4)),
-        ((at(2), at(8)), stand(20, 30), (8, 8), ("trimmed", 3, 8)),
-        ((at(2), at(8)), stand(1, 3, "t2"), (0, 0), ("recreated", 3, 8)),
-        ((at(2), at(8)), stand(1, 5), (2, 5), ("cut short", 6, 8)),
-        ((at(2, "t0"), at(8)), stand(1, 10), (0, 8), ("recreated", 3, None)),
-        ((at(2, "t0"), at(8, "t1")), stand(1, 10, "t2"), (0, 0), ("recreated", 1, 8)),
+        ((at(2), at(8)), state(1, 10), (2, 8), None),
+        ((at(2), at(8)), state(5, 10), (4, 8), ("trimmed", 3, 4)),
+        ((at(2), at(8)), state(20, 30), (8, 8), ("trimmed", 3, 8)),
+        ((at(2), at(8)), state(1, 3, "t2"), (0, 0), ("recreated", 3, 8)),
+        ((at(2), at(8)), state(1, 5), (2, 5), ("cut short", 6, 8)),
+        ((at(2, "t0"), at(8)), state(1, 10), (0, 8), ("recreated", 3, None)),
+        ((at(2, "t0"), at(8, "t1")), state(1, 10, "t2"), (0, 0), ("recreated", 1, 8)),
     ],
 )
 def test_a_planned_batch(
-    batch: tuple[Offset, Offset], now: Stand, readable: tuple[int, int], lost: tuple[str, int, int | None] | None
+    batch: tuple[Offset, Offset],
+    now: StreamSnapshot,
+    readable: tuple[int, int],
+    lost: tuple[str, int, int | None] | None,
 ) -> None:
     found = planned(*batch, now)
     assert (found.after, found.upto) == readable
@@ -99,7 +110,7 @@ def test_a_planned_batch(
 def test_a_range_is_within_the_stream_and_complete_or_a_loss_is_told(
     begin: int, more: int, first: int, count: int, created: str
 ) -> None:
-    now = stand(first, first + count - 1, created)
+    now = state(first, first + count - 1, created)
     start, end = at(begin, "a"), at(begin + more, "a")
     found = planned(start, end, now)
     assert found.after <= found.upto

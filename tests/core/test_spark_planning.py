@@ -5,21 +5,21 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keylane.spark.driver.admission import admit
-from keylane.spark.driver.offsets import Stand
-from keylane.spark.driver.options import SplitBy
-from keylane.spark.driver.planning import MOST_PIECES, Piece, plan
+from keylane.spark.driver.batch_plan import MOST_PIECES, SplitRange, plan
+from keylane.spark.driver.offsets import admit
+from keylane.spark.read_options import SplitBy
+from keylane.spark.stream_state import StreamSnapshot
 
 
-def stand(last: int, *, first: int = 1, size: int = 100) -> Stand:
+def state(last: int, *, first: int = 1, size: int = 100) -> StreamSnapshot:
     count = last - first + 1
-    return Stand("S", "t", first, last, count, count * size)
+    return StreamSnapshot("S", "t", first, last, count, count * size)
 
 
 def test_a_piece_for_each_partition_with_something_new() -> None:
     assert plan(10, 20, {"0.>": 10, "1.>": 15, "2.>": 25, "3.>": 0}, split_by="partition") == [
-        Piece("1.>", 10, 15, 15),
-        Piece("2.>", 10, 20, 25),
+        SplitRange("1.>", 10, 15, 15),
+        SplitRange("2.>", 10, 20, 25),
     ]
 
 
@@ -58,21 +58,21 @@ def test_every_message_is_in_exactly_one_piece(
 
 
 def test_limits_of_a_batch() -> None:
-    assert admit(0, stand(1000)) == 1000
-    assert admit(0, stand(1000), max_offsets=10) == 10
-    assert admit(995, stand(1000), max_offsets=10) == 1000
-    assert admit(0, stand(1000), max_bytes=1000) == 10
-    assert admit(0, stand(1000), max_bytes=1000, max_offsets=7) == 7
-    assert admit(0, stand(1000), max_bytes=1000, max_offsets=70) == 10
-    assert admit(1000, stand(1000), max_offsets=5) == 1000
+    assert admit(0, state(1000)) == 1000
+    assert admit(0, state(1000), max_offsets=10) == 10
+    assert admit(995, state(1000), max_offsets=10) == 1000
+    assert admit(0, state(1000), max_bytes=1000) == 10
+    assert admit(0, state(1000), max_bytes=1000, max_offsets=7) == 7
+    assert admit(0, state(1000), max_bytes=1000, max_offsets=70) == 10
+    assert admit(1000, state(1000), max_offsets=5) == 1000
 
 
 def test_a_limit_below_one_message_still_makes_progress() -> None:
-    assert admit(3, stand(1000, size=5000), max_bytes=1) == 4
+    assert admit(3, state(1000, size=5000), max_bytes=1) == 4
 
 
 def test_bytes_are_averaged_over_sequences_not_messages() -> None:
-    half_deleted = Stand("S", "t", first=1, last=1000, messages=500, bytes=50_000)
+    half_deleted = StreamSnapshot("S", "t", first=1, last=1000, messages=500, bytes=50_000)
     assert admit(0, half_deleted, max_bytes=5_000) == 100
 
 
@@ -86,7 +86,7 @@ def test_bytes_are_averaged_over_sequences_not_messages() -> None:
 def test_a_batch_is_never_empty_while_there_is_something(
     after: int, more: int, rows: int | None, size: int | None, first_gap: int
 ) -> None:
-    now = stand(after + more, first=min(after + 1, 1 + first_gap))
+    now = state(after + more, first=min(after + 1, 1 + first_gap))
     end = admit(after, now, max_offsets=rows, max_bytes=size)
     assert after <= end <= after + more
     assert (end > after) == (more > 0)

@@ -8,6 +8,7 @@ import pytest
 
 from keylane.errors import InvalidInput
 from keylane.spark.cluster.submit import Command, Machine, Submission, build, is_elsewhere
+from keylane.spark.pipelines.session import check_settings
 
 HERE = Machine("/opt/spark", "/opt/java", "/home/me/.venv/bin/python")
 ON_CLUSTER = Submission(app="app.py", master="spark://host:7077", env="env.tar.gz")
@@ -114,17 +115,48 @@ def test_what_cannot_work_is_refused(asked: Submission, words: str) -> None:
         "spark.executor.extraJavaOptions=-Dnats_password=sesame",
         "spark.executorEnv.NATS_URL=nats://bob:sesame@host:4222",
         "spark.app.server=tls://sesame@host",
+        "spark.executorEnv.NATS_URL=bob:sesame@host",
+        "spark.executorEnv.NATS_URL=sesame@host",
+        "spark.executorEnv.NATS_URL=nats://bob:sesame/x@host",
+        "spark.app.server=nats://a,bob:sesame@host:4222",
+        "spark.executorEnv.NATS_PASSWD=sesame",
+        "spark.executorEnv.NATS_USER_TOKEN=sesame",
+        "spark.executorEnv.NATS_NKEY=SUASESAME" + 50 * "A",
     ],
 )
 def test_secrets_are_refused_and_not_repeated(setting: str) -> None:
     with pytest.raises(InvalidInput, match="--files") as refused:
         build(Submission(app="a.py", conf=(setting,)), HERE)
+    assert "sesame" not in str(refused.value).lower()
+    with pytest.raises(InvalidInput) as refused:
+        check_settings((setting,))
+    assert "sesame" not in str(refused.value).lower()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("in", "nats://bob:sesame@host"),
+        ("in", "bob:sesame@host:4222"),
+        ("--server", "sesame@host"),
+        ("in", "--server=sesame@host"),
+        ("-s", "nats://a,bob:sesame@[::1]:4222"),
+    ],
+)
+def test_a_login_in_an_argument_of_the_program_is_refused(arguments: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidInput, match="argument 2 of the program") as refused:
+        build(Submission(app="a.py", arguments=arguments), HERE)
     assert "sesame" not in str(refused.value)
 
 
-def test_a_login_in_an_argument_of_the_program_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="argument 2 of the program") as refused:
-        build(Submission(app="a.py", arguments=("in", "nats://bob:sesame@host")), HERE)
+def test_other_arguments_with_an_at_sign_are_taken() -> None:
+    arguments = ("bob@example.org", "abfss://data@account/x", "image:1.0@sha256:0a1b", "--to=a@b")
+    assert build(Submission(app="a.py", arguments=arguments), HERE).arguments[-len(arguments) :] == arguments
+
+
+def test_a_pipelines_conf_is_never_repeated() -> None:
+    with pytest.raises(InvalidInput, match="conf is 'NATS_PASSWORD=…'") as refused:
+        check_settings(("NATS_PASSWORD=sesame",))
     assert "sesame" not in str(refused.value)
 
 
@@ -134,6 +166,8 @@ def test_a_login_in_an_argument_of_the_program_is_refused() -> None:
         "spark.kubernetes.executor.secretKeyRef.NATS_PASSWORD=nats-login:password",
         "spark.executorEnv.NATS_CREDS=/etc/nats/app.creds",
         "spark.executorEnv.NATS_URL=nats://host:4222",
+        "spark.executorEnv.NATS_NKEY=/etc/nats/app.nk",
+        "spark.kubernetes.container.image=spark:4.3@sha256:0a1b2c",
         "spark.sql.warehouse.dir=abfss://data@account.dfs.core.windows.net/x",
     ],
 )

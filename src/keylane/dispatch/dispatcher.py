@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
+from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
 
 from keylane.core.lanes import RUNNING, Entry, Lanes
@@ -114,7 +114,7 @@ class Dispatcher(Generic[T]):
         self._retry = RetryTimer(self._due, self.wake)
         self._some_end = asyncio.Event()
         self._ends_awaited = 0
-        self._looked_at = self._turn_began = time.monotonic()
+        self._turn_ends = monotonic() + _LONGEST_TURN_S
         self._ending = False
         self.is_closed = False
         self.crash: asyncio.Future[HandlerCrashed] = self._loop.create_future()
@@ -160,6 +160,7 @@ class Dispatcher(Generic[T]):
     def cancel(self, entries: Iterable[Entry[T]]) -> None:
         """End the handlers of these; `Policy.cancelled` hears of those that did not return."""
         wanted = set(entries)
+        self._cancelled.intersection_update(self._at_work.values())  # a handler may have swallowed an earlier one
         for task, entry in list(self._at_work.items()):
             if entry in wanted:
                 self._cancelled.add(entry)
@@ -202,24 +203,26 @@ class Dispatcher(Generic[T]):
         me = asyncio.current_task()
         assert me is not None
         at_work, run, journal, admit = self._at_work, self._run, self._journal, self._admit
-        returned = self._policy.returned
+        returned, cancelling = self._policy.returned, me.cancelling
+        has_waited = True
         while not self._ending:
-            now = time.monotonic()
-            if now - self._looked_at > _STANDSTILL_S and not self._policy.may_go_on():
-                await asyncio.sleep(_LOOK_AGAIN_S)
-                continue
-            if now - self._turn_began > _LONGEST_TURN_S:
-                self._turn_began = now
-                await asyncio.sleep(0)  # handlers that never wait must leave the loop to others now and then
-                self._turn_began = time.monotonic()
-                continue
-            self._looked_at = now
+            now = monotonic()
+            if now > self._turn_ends:
+                if now > self._turn_ends + _STANDSTILL_S and not self._policy.may_go_on():
+                    await asyncio.sleep(_LOOK_AGAIN_S)
+                    continue
+                self._turn_ends = now + _LONGEST_TURN_S
+                if not has_waited:
+                    await asyncio.sleep(0)  # handlers that never wait must leave the loop to others now and then
+                    has_waited = True
+                    continue
+            has_waited = False
             entry = self.lanes.take()
             if entry is None:
                 waiter = self._loop.create_future()
                 self._idle.append(waiter)
                 await waiter
-                self._turn_began = time.monotonic()
+                has_waited = True
                 continue
             if admit is not None and not admit(entry):
                 continue
@@ -240,10 +243,8 @@ class Dispatcher(Generic[T]):
                 journal.note(given, outcome, started_ns, journal.now_ns())
             if self._ends_awaited:
                 self._some_end.set()
-            if self._cancelled:
-                self._cancelled.discard(entry)
             # Up to Python 3.12 a cancellation that is still to come survives `uncancel`: only the field tells.
-            if me.cancelling() or me._must_cancel:  # type: ignore[attr-defined]
+            if cancelling() or me._must_cancel:  # type: ignore[attr-defined]
                 return
 
     def _due(self, now: float) -> float | None:
@@ -260,6 +261,7 @@ class Dispatcher(Generic[T]):
         if entry in self._cancelled:
             if not isinstance(error, asyncio.CancelledError):
                 self._log.info("%r: its handler was cancelled and raised %s", given, error_line(error), exc_info=error)
+            self._cancelled.discard(entry)
             return self._policy.cancelled(entry, given)
         if _is_failure(error):
             outcome = self._policy.failed(entry, given, error)

@@ -87,8 +87,9 @@ class ProcessPool(Generic[T]):
         for process in self._busy:
             process.kill()
         free, self._free = self._free, []
-        await asyncio.get_running_loop().run_in_executor(self._threads, _end_all, free)
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        # A thread whose process was killed reaps it before it ends.
+        await asyncio.to_thread(_end_all, free)
+        await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
 
 
 def _pickled(function: Callable[[T], Any]) -> bytes:

@@ -1,20 +1,19 @@
-"""Where the server is, as it may travel: through Spark's plans, checkpoints and event logs, to every executor.
+"""The address of the server, in a form that Spark may log: it travels through plans and checkpoints to every executor.
 
-An address has no secret in it. It names files and contexts, and every process reads those where it runs; what stands
-in the environment (`NATS_USER`, `NATS_TOKEN` and so on) is read there too.
+An address holds no secret. It names files and contexts, which every process reads where it runs; what is set in
+the environment (`NATS_USER`, `NATS_TOKEN` and so on) is read there too.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from keylane.errors import InvalidInput
+from keylane.spark.secrets import has_login
 
-_SECRET_IN_URL = re.compile(r"//[^/@,\s]+@")
 _FILES = ("creds_file", "nkey_seed_file", "tls_ca", "tls_cert", "tls_key")
 
 FIELDS = {
@@ -35,13 +34,13 @@ FIELDS = {
 ADDRESS_NAMES = tuple(FIELDS)
 _FIELDS_BY_LOWER = {name.lower(): field for name, field in FIELDS.items()}
 
-SECRETS = ("user", "password", "token", "nkeyseed", "creds", "credentials", "jwt")
-"""Options that people would look for, and that would end up in Spark's logs."""
-
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """How to reach the server; `keylane.connect` takes the same names. Unset ones come from each machine."""
+    """How to reach the server; `keylane.connect` takes the same names. Unset ones come from each machine.
+
+    Refuses a url with a login.
+    """
 
     url: str | None = None
     context: str | None = None
@@ -56,23 +55,19 @@ class Address:
     api_prefix: str | None = None
     inbox_prefix: str | None = None
 
-    @classmethod
-    def from_options(cls, options: Mapping[str, str]) -> Address:
-        """The address in a source's or sink's options (keys in lower case); refuses secrets."""
-        for name in options:
-            if name.lower() in SECRETS:
-                raise InvalidInput(
-                    f"option {name!r} would put a secret into Spark's plans and logs: give credsFile, nkeySeedFile or "
-                    "context, or set NATS_USER, NATS_PASSWORD or NATS_TOKEN in the environment of driver and executors"
-                )
-        found: dict[str, Any] = {
-            _FIELDS_BY_LOWER[name]: value for name, value in options.items() if name in _FIELDS_BY_LOWER
-        }
-        if _SECRET_IN_URL.search(found.get("url", "")):
+    def __post_init__(self) -> None:
+        if has_login(self.url or ""):
             raise InvalidInput(
                 "option 'url' has a user or a password in it, which Spark would log: leave it out of the url and give "
                 "credsFile or context, or set NATS_USER and NATS_PASSWORD in the environment of driver and executors"
             )
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, str]) -> Address:
+        """The address in a source's or sink's options (keys in lower case)."""
+        found: dict[str, Any] = {
+            _FIELDS_BY_LOWER[name]: value for name, value in options.items() if name in _FIELDS_BY_LOWER
+        }
         if "tls_first" in found:
             found["tls_first"] = read_flag("tlsFirst", found["tls_first"])
         return cls(**found)
@@ -91,6 +86,14 @@ class Address:
                 shipped = files / Path(path).name
                 given[name] = str(shipped) if shipped.exists() else path
         return {name: value for name, value in given.items() if value is not None}
+
+
+def secret_refused(name: str) -> InvalidInput:
+    """The refusal of an option that holds a secret; never repeats its value."""
+    return InvalidInput(
+        f"option {name!r} would put a secret into Spark's plans and logs: give credsFile, nkeySeedFile or context, "
+        "which name files, or set NATS_USER, NATS_PASSWORD or NATS_TOKEN in the environment of driver and executors"
+    )
 
 
 def read_flag(name: str, value: str) -> bool:

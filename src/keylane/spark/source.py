@@ -29,7 +29,7 @@ from pyspark.sql.types import StructType
 
 from keylane.errors import InvalidInput
 from keylane.spark.columns import arrow_schema, ddl
-from keylane.spark.driver.options import ReadOptions, read_options
+from keylane.spark.read_options import ReadOptions, read_options
 
 if TYPE_CHECKING:
     from keylane.spark.driver.query import Query
@@ -78,7 +78,7 @@ class BatchReader(DataSourceReader):
         self.options = options
 
     def partitions(self) -> list[InputPartition]:
-        from keylane.spark.driver.batch import plan_batch  # noqa: PLC0415 - see above
+        from keylane.spark.driver.batch_plan import plan_batch  # noqa: PLC0415 - see above
 
         return list(plan_batch(self.options))
 
@@ -153,8 +153,8 @@ def check_schema(schema: StructType, options: ReadOptions) -> None:
 
 
 def _read(options: ReadOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    from keylane.spark.executor.split import Split  # noqa: PLC0415 - see above
-    from keylane.spark.executor.watching import read_watched  # noqa: PLC0415 - see above
+    from keylane.spark.executor.split_reader import read_watched  # noqa: PLC0415 - see above
+    from keylane.spark.tasks import Split  # noqa: PLC0415 - see above
 
     if not isinstance(partition, Split):  # Spark's stand-in where nothing was planned
         return iter(())

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from keylane.spark.cluster import packing
-from keylane.spark.cluster.packing import NOTE, Note
+from keylane.spark.cluster.packing import NOTE, ArchiveNote
 from tests.integration.cli.conftest import Done
 
 RECORDER = """#!/bin/sh
@@ -161,9 +161,9 @@ def test_pack_refuses_what_spark_could_not_unpack(app: str, keylane_here: Callab
 
 
 def test_pack_says_what_is_inside(app: str, monkeypatch: pytest.MonkeyPatch, keylane_here: Callable[..., Done]) -> None:
-    def write(output: Path, **_options: object) -> Note:
+    def write(output: Path, **_options: object) -> ArchiveNote:
         output.write_bytes(b"x" * 2_000_000)
-        return Note("0.1.0", "abc", "3.11", "Linux x86_64", False, {"keylane": "0.1.0", "pyarrow": "26.0"})
+        return ArchiveNote("0.1.0", "abc", "3.11", "Linux x86_64", False, {"keylane": "0.1.0", "pyarrow": "26.0"})
 
     monkeypatch.setattr(packing, "pack", write)
     done = keylane_here("spark", "pack", "-o", "env.tar.gz")

@@ -79,6 +79,9 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
         ("interval = 'x'", "give a number"),
         ("compact = 1", "give true or false"),
         ("conf = 'x'", "give a list"),
+        ("conf = 'spark.executorEnv.NATS_PASSWORD=hunter2'", "give a list"),
+        ("password = ['hunter2']", "has password: give a text"),
+        ("server = ['nats://a:hunter2@h']", "has server: give a text"),
         ("timeout = 'x'", "give a number"),
         ("x", "is no TOML"),
     ],
@@ -86,8 +89,9 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
 def test_a_file_that_makes_no_sense(tmp_path: Path, text: str, said: str) -> None:
     config = tmp_path / "lake.toml"
     config.write_text(text)
-    with pytest.raises(InvalidInput, match=said):
+    with pytest.raises(InvalidInput, match=said) as caught:
         gather("lake", {}, None, config, LINK)
+    assert "hunter2" not in str(caught.value)
 
 
 def test_help_is_quick_and_names_every_option() -> None:
@@ -136,6 +140,14 @@ def test_the_program_for_a_cluster_is_a_file() -> None:
         (["lake", "--stream", "S", "--table", "t", "--max-rows", "0"], "max_rows is 0"),
         (["lake", "--stream", "S", "--table", "t", "--partitions", "x"], "partitions"),
         (["lake", "--stream", "S", "--table", "t", "--conf", "memory"], "write spark.NAME=VALUE"),
+        (
+            ["lake", "--stream", "S", "--table", "t", "--conf", "spark.executorEnv.NATS_PASSWORD=ab@"],
+            "spark.executorEnv.NATS_PASSWORD would show a secret",
+        ),
+        (
+            ["parity", "--stream", "S", "--group", "g", "--other-group", "h", "--other-server", "a:b@h"],
+            "option 'url' has a user or a password",
+        ),
         (["skew", "--stream", "S", "--group", "g", "--by", "x"], "by is 'x'"),
         (["skew", "--stream", "S", "--group", "g", "--chart", "x.gif"], "give a name that ends in .png"),
         (["skew", "--stream", "S", "--group", "g", "--chart", "/none/x.png"], "there is no directory '/none'"),

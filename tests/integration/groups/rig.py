@@ -128,6 +128,12 @@ class Ground:
         given: dict[str, Any] = {"max_members": 4, **options}
         return await groups.create_static(self.connection, self.stream, group, **given)
 
+    async def transform_subjects(self, **transform: str) -> None:
+        """Give the stream this subject transform from now on, or none."""
+        config = (await self.connection.api.request(f"STREAM.INFO.{self.stream}"))["config"]
+        config["subject_transform"] = transform or None
+        await self.connection.api.request(f"STREAM.UPDATE.{self.stream}", config)
+
     async def join(
         self,
         member: str,

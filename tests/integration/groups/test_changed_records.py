@@ -29,7 +29,13 @@ class Rewritten:
         self._key = f"{ground.stream}.g"
 
     async def create(self, **options: Any) -> None:
-        await (self.ground.static if self.kind == "static" else self.ground.elastic)(**options)
+        if self.kind == "elastic":
+            await self.ground.elastic(**options)
+            return
+        stream = self.ground.stream
+        partition = f"{{{{Partition({options.get('max_members', 4)},1)}}}}"
+        await self.ground.transform_subjects(src=f"{stream}.*", dest=f"{partition}.{stream}.{{{{Wildcard(1)}}}}")
+        await self.ground.static(**options)
 
     async def join(self, member: str) -> Member:
         return await self.ground.join(member, settings=PATIENT)

@@ -217,9 +217,7 @@ async def test_a_group_that_is_there_is_the_same_also_when_the_stream_has_lost_i
     partitioned: Ground,
 ) -> None:
     first = await partitioned.static(members=["a"])
-    config = (await partitioned.connection.api.request(f"STREAM.INFO.{partitioned.stream}"))["config"]
-    del config["subject_transform"]
-    await partitioned.connection.api.request(f"STREAM.UPDATE.{partitioned.stream}", config)
+    await partitioned.transform_subjects()
     assert await partitioned.static(members=["a"]) == first
 
 

@@ -319,7 +319,10 @@ async def test_a_gain_that_the_server_confirmed_too_late_and_then_refuses_keeps_
         monkeypatch.setattr(remote, "update", update)
         await update(config)
         await consumers.create(
-            ground.connection, queue, ConsumerConfig(name="in-the-way", filter_subjects=("2.>",)), action="create"
+            ground.connection,
+            queue,
+            ConsumerConfig(name="in-the-way", filter_subjects=("2.>",), inactive_threshold_s=60),
+            action="create",
         )
         await groups.set_mapping(ground.connection, ground.stream, "g", {"a": [0, 1, 2], "b": [3]})
         sent.extend(await ground.publish([in_1]))

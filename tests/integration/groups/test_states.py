@@ -93,11 +93,13 @@ async def test_a_standby_and_the_active_instance(ground: Ground) -> None:
 
 
 async def test_a_static_member_on_a_stream_without_partition_numbers(
-    ground: Ground, warned: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
+    partitioned: Ground, warned: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("keylane.groups.seat._LOOK_BELOW_S", 0.0)
-    await ground.publish(["k1", "k2"])
+    ground = partitioned
     await ground.static(members=["a"])
+    await ground.transform_subjects()
+    await ground.publish(["k1", "k2"])
     states = States()
     member = await ground.join("a", hooks=states.hooks, settings=ConsumerConfig(ack_wait_s=0.1))
     await in_state(member, MemberState.WAITING, f"has 2 messages, such as '{ground.stream}.k1'")

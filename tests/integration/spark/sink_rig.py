@@ -13,11 +13,12 @@ import keylane
 from keylane import Connection
 from keylane.groups.dead_letters import DeadLetter, list_dead_letters
 from keylane.jetstream.direct import StoredMessage, read_all
-from keylane.spark.link import link_to
 from keylane.spark.sink.row_ids import IdScope
-from keylane.spark.sink.target import Target, look_at_target
-from keylane.spark.sink.write_options import WriteOptions, write_options
-from keylane.spark.sink.writing import Written, write_batches
+from keylane.spark.sink.target import look_at_target
+from keylane.spark.sink.task_writer import Written, write_batches
+from keylane.spark.sync_connection import shared_connection
+from keylane.spark.tasks import Target
+from keylane.spark.write_options import WriteOptions, write_options
 
 T = TypeVar("T")
 
@@ -80,7 +81,7 @@ class Sink:
 
     def unlink(self) -> None:
         """Close the connection that the writer uses."""
-        link_to(self.options.address).close()
+        shared_connection(self.options.address).close()
 
 
 def numbered(stream: str, count: int, keys: int, *, first: int = 0, by: int = 1000) -> Iterator[pa.RecordBatch]:

@@ -16,11 +16,11 @@ from keylane.jetstream import consumers
 from keylane.jetstream.consumers import parse_time
 from keylane.jetstream.publish import Outgoing, publish_many
 from keylane.spark.address import Address
-from keylane.spark.executor.reading import read_split
-from keylane.spark.executor.split import Reading, Split, Way
-from keylane.spark.link import Link, link_to
+from keylane.spark.executor.split_reader import read_split
+from keylane.spark.sync_connection import SyncConnection, shared_connection
+from keylane.spark.tasks import ReadMethod, ReadSpec, Split
 
-WAYS: tuple[Way, ...] = ("consumer", "direct")
+WAYS: tuple[ReadMethod, ...] = ("consumer", "direct")
 Row = dict[str, Any]
 
 
@@ -32,8 +32,8 @@ class Ground:
     stream: str
 
     @property
-    def link(self) -> Link:
-        return link_to(self.address)
+    def link(self) -> SyncConnection:
+        return shared_connection(self.address)
 
     def api(self, subject: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
         return self.link.call(self.link.connection.api.request(subject, request))
@@ -83,7 +83,7 @@ class Ground:
 
     def split(
         self,
-        way: Way,
+        way: ReadMethod,
         after: int = 0,
         upto: int | None = None,
         subject_filter: str | None = None,
@@ -94,7 +94,7 @@ class Ground:
         with_data: bool = True,
         last: int | None = None,
     ) -> Split:
-        reading = Reading(self.address, self.stream, way, numbered, partitioning, with_headers, with_data)
+        reading = ReadSpec(self.address, self.stream, way, numbered, partitioning, with_headers, with_data)
         newest = self.last(subject_filter) if last is None else last
         return Split(reading, after, self.last() if upto is None else upto, subject_filter, newest)
 

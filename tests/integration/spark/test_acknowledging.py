@@ -26,10 +26,10 @@ from keylane.jetstream.consumers import ConsumerConfig
 from keylane.jetstream.publish import Outgoing, publish_many
 from keylane.jetstream.streams import RetentionPolicy, StreamConfig
 from keylane.server import NatsCluster
-from keylane.spark.driver import claims
-from keylane.spark.driver.acknowledging import Acknowledging
+from keylane.spark.driver import queue_ownership
+from keylane.spark.driver.acknowledgement import Acknowledgement
 from keylane.spark.driver.lease import Lease
-from keylane.spark.driver.room import bucket_of, claim_key, lease_key
+from keylane.spark.query_records import bucket_of, claim_key, lease_key
 
 Unique = Callable[..., str]
 PARTITIONS = 3
@@ -42,7 +42,7 @@ class Rig:
     connection: Connection
     stream: str
     leases: list[Lease] = field(default_factory=list)
-    begun: list[Acknowledging] = field(default_factory=list)
+    begun: list[Acknowledgement] = field(default_factory=list)
 
     async def publish(self, count: int) -> None:
         """Sequence n goes to partition (n - 1) modulo three, on an empty stream."""
@@ -65,9 +65,9 @@ class Rig:
         whole: bool = False,
         acknowledge: bool = True,
         from_earliest: bool = True,
-    ) -> Acknowledging:
+    ) -> Acknowledgement:
         lease = query if isinstance(query, Lease) else await self.lease(query)
-        begun = await Acknowledging.prepare(
+        begun = await Acknowledgement.prepare(
             self.connection,
             stream=self.stream,
             filters=filters,
@@ -237,7 +237,7 @@ async def test_trouble_is_tried_again_and_does_not_end_the_query(
     monkeypatch.setattr(queue.connection.api, "request", no_answer)
     for sequence in (3, 3, 6):
         await query.mirror(sequence, created)
-    assert caplog.text.count("its progress could not be told to the stream: no answer on STREAM.INFO") == 1
+    assert caplog.text.count("its progress could not be reported to the stream: no answer on STREAM.INFO") == 1
     monkeypatch.setattr(queue.connection.api, "request", request)
     async with asyncio.timeout(10):
         while len(await queue.left()) > 3:
@@ -389,7 +389,7 @@ async def test_the_claim_of_a_query_that_died_is_taken_after_its_lease(
     dead = await keylane.connect(nats_server.url)
     first = Lease(dead, unique("first"), "a driver that dies", 1.0)
     await first.take()
-    await claims.claim(queue.connection, queue.stream, await queue.created(), (), first)
+    await queue_ownership.claim(queue.connection, queue.stream, await queue.created(), (), first)
     await dead.close()
     await queue.publish(3)
     second = await asyncio.wait_for(queue.begin(unique("second")), 20)
@@ -403,7 +403,7 @@ async def test_a_rival_that_claims_at_the_same_time_is_seen(queue: Rig, unique: 
     """Many at once: exactly one may have the queue."""
     leases = [await queue.lease(unique("query"), 6.0) for _ in range(4)]
     results = await asyncio.wait_for(asyncio.gather(*(queue.begin(one) for one in leases), return_exceptions=True), 40)
-    assert sum(isinstance(one, Acknowledging) for one in results) == 1
+    assert sum(isinstance(one, Acknowledgement) for one in results) == 1
     assert sum(isinstance(one, AcknowledgeRefused) for one in results) == 3
 
 
@@ -413,16 +413,16 @@ async def test_a_query_that_comes_back_while_a_rival_takes_its_claim_keeps_it(
     first = await queue.lease(unique("first"), 6.0)
     await queue.begin(first)
     await first.release()
-    look = claims.living_holder
+    look = queue_ownership.living_holder
 
     async def comes_back_after_the_look(connection: Connection, query: str, lease: Lease) -> str | None:
         found = await look(connection, query, lease)
         if found is None:
             again = await queue.lease(query, 6.0)
-            await claims.claim(connection, queue.stream, await queue.created(), (), again)
+            await queue_ownership.claim(connection, queue.stream, await queue.created(), (), again)
         return found
 
-    monkeypatch.setattr(claims, "living_holder", comes_back_after_the_look)
+    monkeypatch.setattr(queue_ownership, "living_holder", comes_back_after_the_look)
     with pytest.raises(AcknowledgeRefused, match=f"query '{first.name}'"):
         await asyncio.wait_for(queue.begin(unique("second")), 20)
 

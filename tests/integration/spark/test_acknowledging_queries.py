@@ -49,6 +49,7 @@ class Run:
             "url": self.url,
             "stream": self.source,
             "group": "g",
+            "queue": "true",
             "queryName": query,
             "acknowledge": "true",
             "maxOffsetsPerTrigger": "40",

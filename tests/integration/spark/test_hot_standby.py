@@ -24,7 +24,7 @@ from keylane.jetstream.streams import StreamConfig
 from keylane.server import NatsServer
 from keylane.spark import register
 from keylane.spark.driver.lease import LeaseRecord
-from keylane.spark.driver.room import bucket_of, lease_key
+from keylane.spark.query_records import bucket_of, lease_key
 from tests.peers.java import LIGHT_JAVA
 from tests.peers.store import REPOSITORY
 

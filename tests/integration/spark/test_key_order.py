@@ -18,7 +18,7 @@ from keylane.jetstream.publish import Outgoing, publish_many
 from keylane.server import NatsServer
 from keylane.spark import in_key_order
 from keylane.spark.address import Address
-from keylane.spark.link import Link, link_to
+from keylane.spark.sync_connection import SyncConnection, shared_connection
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -78,7 +78,7 @@ def scattered(spark: SparkSession) -> DataFrame:
 @pytest.fixture(scope="module")
 def orders(nats_server: NatsServer) -> Iterator[dict[str, list[int]]]:
     """A stream ORDERS_IN_KEYS with partition numbers: the sequences of each key."""
-    link = link_to(Address(url=nats_server.url))
+    link = shared_connection(Address(url=nats_server.url))
     name = "ORDERS_IN_KEYS"
     transform = {"src": f"{name}.*", "dest": f"{{{{Partition({PARTITIONS},1)}}}}.{name}.{{{{Wildcard(1)}}}}"}
     link.call(_create(link, {"name": name, "subjects": [f"{name}.*"], "subject_transform": transform}))
@@ -94,7 +94,7 @@ def orders(nats_server: NatsServer) -> Iterator[dict[str, list[int]]]:
     link.call(link.connection.api.request(f"STREAM.DELETE.{name}"))
 
 
-async def _create(link: Link, config: dict[str, Any]) -> None:
+async def _create(link: SyncConnection, config: dict[str, Any]) -> None:
     await link.connection.api.request(f"STREAM.CREATE.{config['name']}", config)
 
 

@@ -23,9 +23,9 @@ from keylane.errors import InvalidInput, KeylaneError, OutcomeUnknown, QueryFenc
 from keylane.jetstream import streams
 from keylane.jetstream.kv import Bucket, KvEntry
 from keylane.server import NatsCluster, NatsServer
-from keylane.spark.caller import Caller, end_properly
 from keylane.spark.driver.lease import Lease, LeaseRecord, holder_name
-from keylane.spark.driver.room import BUCKET, bucket_of, lease_key
+from keylane.spark.parent_process import ParentProcess, end_properly
+from keylane.spark.query_records import BUCKET, bucket_of, lease_key
 from tests.peers.store import REPOSITORY
 
 Unique = Callable[..., str]
@@ -470,7 +470,7 @@ async def test_a_process_whose_parent_was_killed_neither_keeps_nor_takes_the_lea
         await orphan.says("waits for ours" if waiting else "holds")
         orphan.process.kill()  # the parent; its child lives on
         _, fenced = await orphan.says("fenced")
-        assert "its JVM went away" in fenced
+        assert "its JVM ended" in fenced
         if waiting:
             ours.check()
         else:
@@ -489,7 +489,7 @@ def test_a_caller_that_closes_its_socket_is_gone_and_nothing_is_taken_from_the_s
     with socket.create_server(("127.0.0.1", 0)) as jvm, socket.create_connection(jvm.getsockname()) as ours:
         monkeypatch.setenv("PYTHON_WORKER_FACTORY_PORT", str(jvm.getsockname()[1]))
         theirs, _ = jvm.accept()
-        caller = Caller()
+        caller = ParentProcess()
         assert caller._socket is not None
         with caller._socket:
             assert not caller.is_gone()
@@ -510,7 +510,7 @@ async def test_a_driver_that_waits_gives_up_when_its_query_is_stopped(
         with socket.create_server(("127.0.0.1", 0)) as jvm, socket.create_connection(jvm.getsockname()):
             monkeypatch.setenv("PYTHON_WORKER_FACTORY_PORT", str(jvm.getsockname()[1]))
             theirs, _ = jvm.accept()
-            caller = Caller()
+            caller = ParentProcess()
             assert caller._socket is not None
             with caller._socket:
                 second = Lease(connection, name, "the second", 60, caller=caller)
@@ -527,7 +527,7 @@ def test_spark_may_end_its_child_twice_and_what_must_be_done_is_done(tmp_path: P
     done = tmp_path / "done"
     program = f"""
 import os, signal, time
-from keylane.spark.caller import end_properly
+from keylane.spark.parent_process import end_properly
 end_properly()
 try:
     os.kill(os.getpid(), signal.SIGTERM)

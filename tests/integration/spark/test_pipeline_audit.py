@@ -18,7 +18,7 @@ from keylane.server import NatsServer
 from keylane.spark.address import Address
 from keylane.spark.pipelines import audit as pipeline
 from keylane.spark.pipelines.audit import Report, Settings
-from keylane.spark.pipelines.running import no_guessed_broadcasts
+from keylane.spark.pipelines.spark_jobs import no_guessed_broadcasts
 from tests.integration.spark import journal_rig as rig
 from tests.integration.spark.journal_rig import ALICE, BOB, GROUP, MS, STANDBY, Act, Past
 from tests.integration.spark.planted import eventful, faulty, findings_in, keys_of, sequences, told

@@ -15,7 +15,7 @@ from keylane.journal import read_journal
 from keylane.server import NatsServer
 from keylane.spark.address import Address
 from keylane.spark.pipelines.journal_frame import RECORD, journal_frame
-from keylane.spark.pipelines.running import plainly
+from keylane.spark.pipelines.spark_jobs import plainly
 from tests.integration.spark import journal_rig as rig
 from tests.integration.spark.journal_rig import GROUP, Past
 

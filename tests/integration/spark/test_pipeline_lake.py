@@ -21,11 +21,13 @@ from typing import TYPE_CHECKING
 import pyarrow.dataset as ds  # type: ignore[import-untyped]  # it has no types
 import pytest
 
+from keylane import groups
 from keylane.core.coverage import Coverage
 from keylane.errors import InvalidInput, LakeBroken, LakeConflict, NotFound
 from keylane.server import NatsServer
 from keylane.spark.address import Address
 from keylane.spark.pipelines import lake
+from keylane.spark.pipelines.table import Identity, Table
 from tests.integration.spark.source_rig import Ground, ground
 from tests.peers.java import LIGHT_JAVA
 
@@ -57,6 +59,29 @@ def seen(table: Path) -> list[int]:
 
 def once(*ranges: tuple[int, int]) -> list[int]:
     return sorted(number for first, last in ranges for number in range(first, last + 1))
+
+
+def test_the_keys_of_a_group_and_the_queue_of_a_group_are_two_tables(
+    here: Ground, unique: Unique, tmp_path: Path
+) -> None:
+    name = here.make(unique("L"))
+    here.publish(name, range(20))
+    keys = [(f"{name}.*", [1])]
+    here.call(lambda c: groups.create_elastic(c, name, "g", max_members=4, partitioning=keys, members=["a"]))
+    try:
+        table = tmp_path / "lake"
+        report = lake.run(here.spark, settings(here, name, table, group="g", end="latest"))
+        assert (report.stream, report.rows) == (name, 20)
+        assert {row["key"] for row in lake.read_lake(here.spark, str(table)).collect()} == {f"k{n}" for n in range(7)}
+        with pytest.raises(LakeConflict, match=rf"is of stream '{name}' .*, and this run reads stream '{name}-g'"):
+            lake.run(here.spark, settings(here, name, table, group="g", queue=True, end="latest"))
+        # As a table of the queue was begun when `group` alone read it.
+        queue = Table(tmp_path / "queue")
+        queue.open(Identity(f"{name}-g", here.api(f"STREAM.INFO.{name}-g")["created"], {"group": "g"}))
+        of_queue = settings(here, name, queue.path, group="g", queue=True, end="latest")
+        assert lake.run(here.spark, of_queue).stream == f"{name}-g"
+    finally:
+        here.call(lambda c: groups.delete(c, name, "g"))
 
 
 # ---- streaming and batch ----------------------------------------------------------------------------------

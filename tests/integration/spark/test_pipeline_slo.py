@@ -20,7 +20,7 @@ from keylane.journal import journal_stream
 from keylane.server import NatsServer
 from keylane.spark.address import Address
 from keylane.spark.pipelines import slo
-from keylane.spark.pipelines.slo_report import Cell, Report, read_thresholds
+from keylane.spark.pipelines.slo import Cell, Report, read_thresholds
 from tests.integration.cli.groups_rig import here
 from tests.integration.spark.journal_rig import ALICE, BOB, MS, Act, Past, make_group, make_stream, partition_of, write
 

@@ -11,9 +11,9 @@ from keylane.core.partitions import Partitioning
 from keylane.jetstream.publish import Outgoing
 from keylane.server import NatsServer
 from keylane.spark.columns import arrow_schema
-from keylane.spark.executor.header_columns import source_columns
-from keylane.spark.executor.reading import read_split
-from keylane.spark.executor.split import Way
+from keylane.spark.executor.message_columns import source_columns
+from keylane.spark.executor.split_reader import read_split
+from keylane.spark.tasks import ReadMethod
 from tests.integration.spark.splits import WAYS, Ground, ground_at, rows_of
 
 pytestmark = pytest.mark.spark
@@ -27,7 +27,7 @@ def ground(nats_server: NatsServer, unique: Callable[..., str]) -> Iterator[Grou
 
 
 @both_ways
-def test_subjects_that_no_partitioning_knows_have_no_key(ground: Ground, way: Way) -> None:
+def test_subjects_that_no_partitioning_knows_have_no_key(ground: Ground, way: ReadMethod) -> None:
     root = ground.stream
     ground.create(*(f"{token}.{root}.>" for token in ("3", "03", "odd", "7", "0", "5")))
     stored = ["3.{}.eu.42", "03.{}.eu.42", "odd.{}.eu.42", "7.{}.short", "0.{}.eu.a.b", "5.{}.é.ü"]
@@ -45,7 +45,7 @@ def test_subjects_that_no_partitioning_knows_have_no_key(ground: Ground, way: Wa
 
 
 @both_ways
-def test_plain_streams_get_their_partition_from_the_hash(ground: Ground, way: Way) -> None:
+def test_plain_streams_get_their_partition_from_the_hash(ground: Ground, way: ReadMethod) -> None:
     root = ground.stream
     ground.create(f"{root}.>")
     ground.publish([Outgoing(f"{root}.{subject}") for subject in ("a.customer-42", "b.x.alice", "b.y.alice", "c")])
@@ -60,8 +60,8 @@ def test_plain_streams_get_their_partition_from_the_hash(ground: Ground, way: Wa
 
 
 @both_ways
-def test_more_subjects_than_are_kept(ground: Ground, way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("keylane.spark.executor.subject_columns._MOST_KEPT", 10)
+def test_more_subjects_than_are_kept(ground: Ground, way: ReadMethod, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keylane.spark.executor.message_columns._MOST_KEPT", 10)
     ground.create(f"{ground.stream}.>")
     ground.publish([Outgoing(f"{ground.stream}.{number % 40}", bytes(500)) for number in range(25_000)])
     partitioning = Partitioning(f"{ground.stream}.*", (1,), 5)
@@ -70,7 +70,7 @@ def test_more_subjects_than_are_kept(ground: Ground, way: Way, monkeypatch: pyte
 
 
 @both_ways
-def test_headers_as_they_were_published(ground: Ground, way: Way) -> None:
+def test_headers_as_they_were_published(ground: Ground, way: ReadMethod) -> None:
     ground.create(f"{ground.stream}.>")
     ground.publish(
         [
@@ -98,7 +98,7 @@ def test_headers_as_they_were_published(ground: Ground, way: Way) -> None:
 
 
 @both_ways
-def test_many_messages_with_headers_of_different_lengths(ground: Ground, way: Way) -> None:
+def test_many_messages_with_headers_of_different_lengths(ground: Ground, way: ReadMethod) -> None:
     ground.create(f"{ground.stream}.>")
     headers = [{f"H{one}": "v" * one for one in range(number % 4)} for number in range(3000)]
     ground.publish([Outgoing(f"{ground.stream}.x", b"%d" % number, one) for number, one in enumerate(headers)])
@@ -108,7 +108,7 @@ def test_many_messages_with_headers_of_different_lengths(ground: Ground, way: Wa
 
 
 @both_ways
-def test_without_payloads_everything_else_is_the_same(ground: Ground, way: Way) -> None:
+def test_without_payloads_everything_else_is_the_same(ground: Ground, way: ReadMethod) -> None:
     ground.create(f"{ground.stream}.>")
     ground.publish(
         [
@@ -127,7 +127,7 @@ def test_without_payloads_everything_else_is_the_same(ground: Ground, way: Way) 
 
 
 @both_ways
-def test_bytes_that_are_no_text(ground: Ground, way: Way) -> None:
+def test_bytes_that_are_no_text(ground: Ground, way: ReadMethod) -> None:
     ground.create(f"{ground.stream}.>")
     subject = ground.stream.encode() + b".caf\xe9"
     block = b"NATS/1.0\r\nBad: \xff\xfe\r\nTwice: first\r\nTwice: second\r\nno colon\r\n\r\n"
@@ -168,7 +168,7 @@ def test_an_elastic_queue_names_where_its_messages_come_from(ground: Ground) -> 
 
 
 @both_ways
-def test_sourced_messages_among_others(ground: Ground, way: Way) -> None:
+def test_sourced_messages_among_others(ground: Ground, way: ReadMethod) -> None:
     root = ground.stream
     ground.create(f"{root}.far.>", stream=f"{root}-from")
     ground.create(f"{root}.near.>", sources=[{"name": f"{root}-from"}])

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keylane.jetstream.protocol import BrokenProtocol, Scanner, Unrouted
-from keylane.spark.executor import cutting
-from keylane.spark.executor.cutting import Cutter, Run
-from keylane.spark.executor.delivered import delivered_messages
-from keylane.spark.executor.messages import together
-from keylane.spark.executor.stored import stored_messages
+from keylane.spark.executor import framing
+from keylane.spark.executor.consumer_reader import delivered_messages
+from keylane.spark.executor.direct_reader import stored_messages
+from keylane.spark.executor.framing import MessageFramer, MessageRun
+from keylane.spark.executor.message_columns import together
 
 pytestmark = pytest.mark.spark
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.spark
 def guess_early() -> Iterator[None]:
     """Short runs are walked one by one; here they are to be guessed too."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cutting, "_FEWEST_TO_GUESS", 8)
+        patch.setattr(framing, "_FEWEST_TO_GUESS", 8)
         yield
 
 
@@ -48,8 +48,8 @@ class OneByOne:
 class InBulk(OneByOne):
     """A bulk route: what was cut is unpacked here, so that both can be compared."""
 
-    cutter: Cutter = field(default_factory=lambda: Cutter(b" 7 $JS.ACK."))
-    runs: list[Run] = field(default_factory=list)
+    cutter: MessageFramer = field(default_factory=lambda: MessageFramer(b" 7 $JS.ACK."))
+    runs: list[MessageRun] = field(default_factory=list)
 
     def take(self, data: bytes, position: int) -> int:
         run = self.cutter.cut(data, position)
@@ -182,7 +182,7 @@ def test_both_forms_of_the_ack_subject(domain: str) -> None:
         message(0, b"a.b", b"data", None, reply=f"$JS.ACK.{domain}s.c.1.{number * 10}.{number}.99000.3{tail} ".encode())
         for number in range(1, 50)
     ]
-    run = Cutter(b" 7 $JS.ACK.").cut(b"".join(lines), 0)
+    run = MessageFramer(b" 7 $JS.ACK.").cut(b"".join(lines), 0)
     assert run is not None
     found = delivered_messages(run)
     assert found.sequences.to_pylist() == [number * 10 for number in range(1, 50)]
@@ -195,7 +195,7 @@ def test_times_of_every_length(fraction: str) -> None:
         "NATS/1.0\r\nNats-Stream: S\r\nNats-Subject: a\r\nNats-Sequence: 5\r\n"
         f"Nats-Time-Stamp: 2026-11-16T05:27:29{fraction}Z\r\nNats-Num-Pending: 0\r\nNats-Last-Sequence: 0\r\n\r\n"
     ).encode()
-    run = Cutter(b"HMSG in 7 ", b"NATS/1.0\r\n").cut(message(0, b"in", b"x", block, reply=b""), 0)
+    run = MessageFramer(b"HMSG in 7 ", b"NATS/1.0\r\n").cut(message(0, b"in", b"x", block, reply=b""), 0)
     assert run is not None
     micros = int((fraction[1:] + "000000000")[:6])
     assert stored_messages(run, 0).timestamps.cast("int64").to_pylist() == [1794806849 * 1_000_000 + micros]

@@ -16,11 +16,11 @@ from keylane.jetstream.connection import Connection
 from keylane.jetstream.publish import Outgoing
 from keylane.server import NatsCluster, NatsServer
 from keylane.spark.address import Address
-from keylane.spark.executor import reading
-from keylane.spark.executor.reading import read_split
-from keylane.spark.executor.sentinel import what_is_missing
-from keylane.spark.executor.split import Split, Way
-from keylane.spark.link import link_to
+from keylane.spark.executor import split_reader
+from keylane.spark.executor.completeness import what_is_missing
+from keylane.spark.executor.split_reader import read_split
+from keylane.spark.sync_connection import shared_connection
+from keylane.spark.tasks import ReadMethod, Split
 from tests.integration.spark.splits import WAYS, Ground, ground_at
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
@@ -65,13 +65,13 @@ def lags(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             told.append(missing)
         return missing
 
-    monkeypatch.setattr(reading, "what_is_missing", listening)
+    monkeypatch.setattr(split_reader, "what_is_missing", listening)
     return told
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_lagging_replica_hides_no_row(
-    nats_cluster: NatsCluster, unique: Callable[..., str], lags: list[str], way: Way
+    nats_cluster: NatsCluster, unique: Callable[..., str], lags: list[str], way: ReadMethod
 ) -> None:
     with ground_at(nats_cluster.wait_ready().url, unique("S")) as ground:
         ground.create(f"{ground.stream}.>", num_replicas=3)
@@ -82,7 +82,7 @@ def test_a_lagging_replica_hides_no_row(
             _read_while_one_lags(nats_cluster, ground, way, lags)
 
 
-def _read_while_one_lags(cluster: NatsCluster, ground: Ground, way: Way, lags: list[str]) -> None:
+def _read_while_one_lags(cluster: NatsCluster, ground: Ground, way: ReadMethod, lags: list[str]) -> None:
     """Reads the newest messages again and again until one read met the lag. Each read must be whole."""
     leader = ground.api(f"STREAM.INFO.{ground.stream}")["cluster"]["leader"]
     follower = next(node for node in cluster.nodes if node.name not in (leader, cluster.wait_ready().name))
@@ -90,7 +90,7 @@ def _read_while_one_lags(cluster: NatsCluster, ground: Ground, way: Way, lags: l
     # A direct get is often answered by the server that the reader is connected to, a consumer may live anywhere.
     reader = Ground(Address(url=follower.url), ground.stream) if way == "direct" else near_leader
     for one in (reader, near_leader):
-        link_to(one.address)
+        shared_connection(one.address)
 
     def publish() -> None:
         near_leader.publish([Outgoing(f"{ground.stream}.x", bytes(500))] * BACKLOG)
@@ -122,7 +122,9 @@ def last_of(ground: Ground) -> int:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_restarted_replica_hides_no_row(nats_cluster: NatsCluster, unique: Callable[..., str], way: Way) -> None:
+def test_a_restarted_replica_hides_no_row(
+    nats_cluster: NatsCluster, unique: Callable[..., str], way: ReadMethod
+) -> None:
     with ground_at(nats_cluster.wait_ready().url, unique("S")) as ground:
         ground.create(f"{ground.stream}.>", num_replicas=3)
         leader = ground.api(f"STREAM.INFO.{ground.stream}")["cluster"]["leader"]

@@ -12,8 +12,8 @@ from keylane.core.partitions import Partitioning
 from keylane.jetstream.publish import Outgoing
 from keylane.server import NatsServer
 from keylane.spark.columns import arrow_schema
-from keylane.spark.executor.reading import read_split
-from keylane.spark.executor.split import Way
+from keylane.spark.executor.split_reader import read_split
+from keylane.spark.tasks import ReadMethod
 from tests.integration.spark.splits import WAYS, Ground, ground_at, rows_of, sequences_of
 
 pytestmark = pytest.mark.spark
@@ -34,7 +34,7 @@ def fill(ground: Ground, count: int) -> list[bytes]:
 
 
 @both_ways
-def test_a_whole_stream_is_read_as_it_is_stored(ground: Ground, way: Way) -> None:
+def test_a_whole_stream_is_read_as_it_is_stored(ground: Ground, way: ReadMethod) -> None:
     payloads = fill(ground, 3000)
     batches = list(read_split(ground.split(way)))
     assert all(batch.schema.equals(arrow_schema(with_headers=False)) for batch in batches)
@@ -49,7 +49,7 @@ def test_a_whole_stream_is_read_as_it_is_stored(ground: Ground, way: Way) -> Non
 
 
 @both_ways
-def test_partitions_of_a_numbered_stream_are_read_apart(ground: Ground, way: Way) -> None:
+def test_partitions_of_a_numbered_stream_are_read_apart(ground: Ground, way: ReadMethod) -> None:
     orders = f"{ground.stream}.orders"
     partitioning = Partitioning(f"{orders}.*.*", (2,), 4)
     ground.create(f"{ground.stream}.>", subject_transform={"src": f"{orders}.*.*", "dest": partitioning.destination})
@@ -72,7 +72,7 @@ def test_partitions_of_a_numbered_stream_are_read_apart(ground: Ground, way: Way
 
 
 @both_ways
-def test_ranges_that_touch_give_every_message_once(ground: Ground, way: Way) -> None:
+def test_ranges_that_touch_give_every_message_once(ground: Ground, way: ReadMethod) -> None:
     fill(ground, 1000)
     subject_filter = f"{ground.stream}.3"
     expected = [sequence for sequence in range(1, 1001) if (sequence - 1) % 7 == 3]
@@ -84,7 +84,7 @@ def test_ranges_that_touch_give_every_message_once(ground: Ground, way: Way) -> 
 
 
 @both_ways
-def test_ranges_without_messages(ground: Ground, way: Way) -> None:
+def test_ranges_without_messages(ground: Ground, way: ReadMethod) -> None:
     fill(ground, 100)
     assert sequences_of(ground.split(way, 100, 100)) == []
     assert sequences_of(ground.split(way, 50, 40)) == []
@@ -96,7 +96,7 @@ def test_ranges_without_messages(ground: Ground, way: Way) -> None:
 
 
 @both_ways
-def test_deleted_messages_are_not_missing(ground: Ground, way: Way) -> None:
+def test_deleted_messages_are_not_missing(ground: Ground, way: ReadMethod) -> None:
     fill(ground, 200)
     whole, ending, filtered = ground.split(way), ground.split(way, 100, 150), ground.split(way, 0, 200, ">")
     deleted = {1, 2, 50, 101, 149, 150, 151, 199, 200}
@@ -108,7 +108,7 @@ def test_deleted_messages_are_not_missing(ground: Ground, way: Way) -> None:
 
 
 @both_ways
-def test_what_was_purged_after_the_plan_is_not_missing(ground: Ground, way: Way) -> None:
+def test_what_was_purged_after_the_plan_is_not_missing(ground: Ground, way: ReadMethod) -> None:
     fill(ground, 100)
     split = ground.split(way, 10, 90)
     ground.api(f"STREAM.PURGE.{ground.stream}", {"seq": 60})
@@ -118,7 +118,7 @@ def test_what_was_purged_after_the_plan_is_not_missing(ground: Ground, way: Way)
 
 
 @both_ways
-def test_payloads_of_every_shape(ground: Ground, way: Way) -> None:
+def test_payloads_of_every_shape(ground: Ground, way: ReadMethod) -> None:
     """Line ends and whole protocol lines inside payloads, empty ones, and sizes that change with every message."""
     ground.create(f"{ground.stream}.>")
     dice = random.Random(7)  # noqa: S311 - only variety is wanted
@@ -137,7 +137,7 @@ def test_payloads_of_every_shape(ground: Ground, way: Way) -> None:
 
 
 @both_ways
-def test_batches_are_bounded_by_rows_and_by_bytes(ground: Ground, way: Way) -> None:
+def test_batches_are_bounded_by_rows_and_by_bytes(ground: Ground, way: ReadMethod) -> None:
     ground.create(f"{ground.stream}.>")
     small, large = 30_000, 60
     ground.publish([Outgoing(f"{ground.stream}.a", b"x")] * small)
@@ -150,7 +150,7 @@ def test_batches_are_bounded_by_rows_and_by_bytes(ground: Ground, way: Way) -> N
 
 
 @both_ways
-def test_messages_larger_than_a_pull_allows(unique: Callable[..., str], way: Way) -> None:
+def test_messages_larger_than_a_pull_allows(unique: Callable[..., str], way: ReadMethod) -> None:
     with (
         NatsServer.start(extra_config="max_payload: 33554432\nmax_pending: 134217728") as server,
         ground_at(server.url, unique("S")) as ground,

@@ -14,9 +14,9 @@ from keylane.errors import ApiError, InvalidInput, NotFound, PermissionDenied, R
 from keylane.jetstream import consumers
 from keylane.jetstream.publish import Outgoing
 from keylane.server import NatsServer
-from keylane.spark.executor import reading
-from keylane.spark.executor.reading import read_split
-from keylane.spark.executor.split import Split, Way
+from keylane.spark.executor import split_reader
+from keylane.spark.executor.split_reader import read_split
+from keylane.spark.tasks import ReadMethod, Split
 from tests.integration.spark.splits import WAYS, Ground, ground_at, sequences_of
 
 pytestmark = pytest.mark.spark
@@ -39,7 +39,12 @@ def ground(server: NatsServer, unique: Callable[..., str]) -> Iterator[Ground]:
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that little data makes many batches, and most of it is still to be sent after the first."""
-    for name in ("reading._ROWS", "pulled._MOST_HELD", "pulled._FIRST_PULL", "fetched._BATCH"):
+    for name in (
+        "split_reader._ROWS",
+        "consumer_reader._MOST_HELD",
+        "consumer_reader._FIRST_PULL",
+        "direct_reader._BATCH",
+    ):
         monkeypatch.setattr(f"keylane.spark.executor.{name}", 100)
 
 
@@ -70,7 +75,7 @@ no_auth_user: some
 
 
 @both_ways
-def test_a_reader_that_may_not_ask_fails_at_once(unique: Callable[..., str], way: Way) -> None:
+def test_a_reader_that_may_not_ask_fails_at_once(unique: Callable[..., str], way: ReadMethod) -> None:
     with NatsServer.start(extra_config=DENIED) as server, ground_at(server.url, unique("S")) as ground:
         fill(ground, 10)
         begun = time.monotonic()
@@ -91,7 +96,7 @@ def sent_by(server: NatsServer) -> int:
 @both_ways
 @pytest.mark.usefixtures("small_batches")
 @pytest.mark.parametrize("how", ["restart", "kill"])
-def test_a_server_that_restarts_in_the_middle(server: NatsServer, ground: Ground, way: Way, how: str) -> None:
+def test_a_server_that_restarts_in_the_middle(server: NatsServer, ground: Ground, way: ReadMethod, how: str) -> None:
     fill(ground, 2000)
     begun, rest = first_batch(ground.split(way))
     if how == "kill":
@@ -114,7 +119,7 @@ def test_a_consumer_that_is_deleted_in_the_middle(ground: Ground) -> None:
 
 @both_ways
 @pytest.mark.usefixtures("small_batches")
-def test_a_link_that_is_closed_in_the_middle(ground: Ground, way: Way) -> None:
+def test_a_link_that_is_closed_in_the_middle(ground: Ground, way: ReadMethod) -> None:
     """As another user of the process's link may do."""
     fill(ground, 1000)
     begun, rest = first_batch(ground.split(way))
@@ -124,7 +129,7 @@ def test_a_link_that_is_closed_in_the_middle(ground: Ground, way: Way) -> None:
 
 @both_ways
 @pytest.mark.usefixtures("small_batches")
-def test_a_reader_that_stops_early_leaves_nothing_behind(server: NatsServer, ground: Ground, way: Way) -> None:
+def test_a_reader_that_stops_early_leaves_nothing_behind(server: NatsServer, ground: Ground, way: ReadMethod) -> None:
     fill(ground, 1000)
     split = ground.split(way)
     before = open_subscriptions(server)
@@ -137,14 +142,14 @@ def test_a_reader_that_stops_early_leaves_nothing_behind(server: NatsServer, gro
 
 
 @both_ways
-def test_a_reader_that_is_done_leaves_nothing_behind(ground: Ground, way: Way) -> None:
+def test_a_reader_that_is_done_leaves_nothing_behind(ground: Ground, way: ReadMethod) -> None:
     fill(ground, 100)
     assert len(sequences_of(ground.split(way))) == 100
     wait_until(lambda: ground.consumers() == [], 15)
 
 
 @both_ways
-def test_a_slow_reader_is_sent_no_more_than_it_can_hold(server: NatsServer, ground: Ground, way: Way) -> None:
+def test_a_slow_reader_is_sent_no_more_than_it_can_hold(server: NatsServer, ground: Ground, way: ReadMethod) -> None:
     count = 80_000
     fill(ground, count, 1)
     split = ground.split(way)
@@ -161,7 +166,7 @@ def test_a_slow_reader_is_sent_no_more_than_it_can_hold(server: NatsServer, grou
 
 
 @both_ways
-def test_memory_stays_the_same_however_long_the_split_is(ground: Ground, way: Way) -> None:
+def test_memory_stays_the_same_however_long_the_split_is(ground: Ground, way: ReadMethod) -> None:
     ground.create(f"{ground.stream}.>")
     for _ in range(10):
         ground.publish([Outgoing(f"{ground.stream}.x", bytes(100_000))] * 200)
@@ -178,7 +183,7 @@ def _resident_megabytes() -> float:
 
 
 @both_ways
-def test_a_stream_that_is_gone_is_told_soon(ground: Ground, way: Way) -> None:
+def test_a_stream_that_is_gone_is_told_soon(ground: Ground, way: ReadMethod) -> None:
     fill(ground, 10)
     split = ground.split(way)
     ground.api(f"STREAM.DELETE.{ground.stream}")
@@ -203,7 +208,9 @@ def test_a_work_queue_refuses_a_consumer_without_acks(ground: Ground) -> None:
 
 
 @both_ways
-def test_a_server_that_stays_away_ends_the_read_with_a_reason(server: NatsServer, ground: Ground, way: Way) -> None:
+def test_a_server_that_stays_away_ends_the_read_with_a_reason(
+    server: NatsServer, ground: Ground, way: ReadMethod
+) -> None:
     fill(ground, 100)
     split = ground.split(way, 10, 90)
     server.kill()
@@ -218,14 +225,16 @@ def test_a_server_that_stays_away_ends_the_read_with_a_reason(server: NatsServer
 
 
 @both_ways
-def test_a_message_that_nobody_can_send_is_named(ground: Ground, way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_that_nobody_can_send_is_named(
+    ground: Ground, way: ReadMethod, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The leader says that there is more, and whoever answers has no more: as a replica that never catches up."""
 
     async def lacking(*_: object) -> str:
         return "sequence 77, which the leader has"
 
     fill(ground, 10)
-    monkeypatch.setattr(reading, "what_is_missing", lacking)
+    monkeypatch.setattr(split_reader, "what_is_missing", lacking)
     split = ground.split(way, upto=100, last=100)
     with pytest.raises(ReadIncomplete, match=r"read up to 10.*lacks sequence 77"):
         list(read_split(split, patience_s=3))
@@ -237,10 +246,11 @@ def test_a_worker_needs_no_pandas(ground: Ground) -> None:
     program = f"""
 import sys
 from keylane.spark.address import Address
-from keylane.spark.executor.reading import read_split
-from keylane.spark.executor.split import Reading, Split
+from keylane.spark.executor import split_reader
+from keylane.spark.executor.split_reader import read_split
+from keylane.spark.tasks import ReadSpec, Split
 for way in ("consumer", "direct"):
-    reading = Reading(Address(url={ground.address.url!r}), {ground.stream!r}, way, True, (), True)
+    reading = ReadSpec(Address(url={ground.address.url!r}), {ground.stream!r}, way, True, (), True)
     assert sum(batch.num_rows for batch in read_split(Split(reading, 0, 50, None, 50))) == 50
 assert "pandas" not in sys.modules
 """

@@ -13,10 +13,8 @@ from keylane import Connection
 from keylane.errors import PermissionDenied
 from keylane.jetstream import streams
 from keylane.server import NatsServer
-from keylane.spark.sink.row_atomic import RowAtomic
-from keylane.spark.sink.row_batches import Interrupted, RowBatches
-from keylane.spark.sink.row_ingest import RowIngest
-from keylane.spark.sink.row_outlet import Outlet, Row, publish
+from keylane.spark.sink.batch_publisher import AtomicPublisher, BatchInterrupted, BatchPublisher, IngestPublisher
+from keylane.spark.sink.row_publisher import EncodedRow, Outlet, publish
 
 pytestmark = pytest.mark.spark
 
@@ -30,7 +28,7 @@ async def made(connection: Connection, name: str, **config: Any) -> str:
     return name
 
 
-def row(stream: str, number: int, size: int = 10, tag: str = "row") -> Row:
+def row(stream: str, number: int, size: int = 10, tag: str = "row") -> EncodedRow:
     head = f"NATS/1.0\r\nNats-Msg-Id: {tag}-{number}\r\n\r\n".encode()
     return f"{stream}.a".encode(), head, b"%d" % number + bytes(size)
 
@@ -39,38 +37,38 @@ async def count(connection: Connection, stream: str) -> int:
     return (await streams.state(connection, stream)).messages
 
 
-async def send_all(publisher: RowBatches, rows: Sequence[Row]) -> None:
+async def send_all(publisher: BatchPublisher, rows: Sequence[EncodedRow]) -> None:
     await publisher.send(rows)
     await publisher.finish()
 
 
 @pytest.fixture(params=["ingest", "atomic"])
-def batches(request: pytest.FixtureRequest) -> Callable[[Connection], RowBatches]:
-    kind = RowIngest if request.param == "ingest" else RowAtomic
+def batches(request: pytest.FixtureRequest) -> Callable[[Connection], BatchPublisher]:
+    kind = IngestPublisher if request.param == "ingest" else AtomicPublisher
     return lambda connection: kind(connection, **LIMITS)
 
 
 async def test_nothing_behind_a_refused_row_is_stored(
-    connection: Connection, unique: Name, batches: Callable[[Connection], RowBatches]
+    connection: Connection, unique: Name, batches: Callable[[Connection], BatchPublisher]
 ) -> None:
     stream = await made(connection, unique("sink"), allow_batched=True, allow_atomic=True, max_msg_size=1000)
     publisher = batches(connection)
     await publisher.open()
     rows = [row(stream, 0), row(stream, 1), row(stream, 2, size=2000), row(stream, 3), row(stream, 4)]
-    with pytest.raises(Interrupted) as raised:
+    with pytest.raises(BatchInterrupted) as raised:
         await send_all(publisher, rows)
-    assert await count(connection, stream) == (2 if isinstance(publisher, RowIngest) else 0)
+    assert await count(connection, stream) == (2 if isinstance(publisher, IngestPublisher) else 0)
     assert list(raised.value.rows)[-3:] == rows[2:]
     await publisher.close()
 
 
 async def test_a_batch_after_an_interruption_works(
-    connection: Connection, unique: Name, batches: Callable[[Connection], RowBatches]
+    connection: Connection, unique: Name, batches: Callable[[Connection], BatchPublisher]
 ) -> None:
     stream = await made(connection, unique("sink"), allow_batched=True, allow_atomic=True, max_msg_size=1000)
     publisher = batches(connection)
     await publisher.open()
-    with pytest.raises(Interrupted):
+    with pytest.raises(BatchInterrupted):
         await send_all(publisher, [row(stream, 0, size=2000)])
     await send_all(publisher, [row(stream, number, tag="good") for number in range(2500)])
     assert publisher.stored == await count(connection, stream) == 2500
@@ -78,18 +76,18 @@ async def test_a_batch_after_an_interruption_works(
 
 
 async def test_stored_ids_count_as_confirmed_in_ingest_and_end_an_atomic_batch(
-    connection: Connection, unique: Name, batches: Callable[[Connection], RowBatches]
+    connection: Connection, unique: Name, batches: Callable[[Connection], BatchPublisher]
 ) -> None:
     stream = await made(connection, unique("sink"), allow_batched=True, allow_atomic=True)
     publisher = batches(connection)
     await publisher.open()
     rows = [row(stream, number) for number in range(10)]
     await send_all(publisher, rows[:5])
-    if isinstance(publisher, RowIngest):
+    if isinstance(publisher, IngestPublisher):
         await send_all(publisher, rows)
         assert await count(connection, stream) == 10
     else:
-        with pytest.raises(Interrupted) as raised:
+        with pytest.raises(BatchInterrupted) as raised:
             await send_all(publisher, rows)
         assert raised.value.repeated
         assert list(raised.value.rows) == rows
@@ -97,7 +95,7 @@ async def test_stored_ids_count_as_confirmed_in_ingest_and_end_an_atomic_batch(
     await publisher.close()
 
 
-async def test_finish_without_rows(connection: Connection, batches: Callable[[Connection], RowBatches]) -> None:
+async def test_finish_without_rows(connection: Connection, batches: Callable[[Connection], BatchPublisher]) -> None:
     publisher = batches(connection)
     await publisher.open()
     await publisher.finish()
@@ -109,13 +107,13 @@ async def test_finish_without_rows(connection: Connection, batches: Callable[[Co
 async def test_a_batch_that_the_server_forgot_is_interrupted(connection: Connection, unique: Name) -> None:
     """The server drops a batch that is idle for long; so does an update of the stream, at once."""
     stream = await made(connection, unique("sink"), allow_batched=True)
-    publisher = RowIngest(connection, **LIMITS)
+    publisher = IngestPublisher(connection, **LIMITS)
     await publisher.open()
     await publisher.send([row(stream, 0)])
     config = (await connection.api.request(f"STREAM.INFO.{stream}"))["config"]
     await connection.api.request(f"STREAM.UPDATE.{stream}", config | {"allow_batched": False})
     await connection.api.request(f"STREAM.UPDATE.{stream}", config)
-    with pytest.raises(Interrupted):
+    with pytest.raises(BatchInterrupted):
         await send_all(publisher, [row(stream, 1)])
     await publisher.close()
 

@@ -29,9 +29,9 @@ def plain(nats_server: NatsServer, unique: Callable[..., str]) -> str:
 def _links_closed(nats_server: NatsServer) -> Iterator[None]:
     yield
     from keylane.spark.address import Address  # noqa: PLC0415
-    from keylane.spark.link import link_to  # noqa: PLC0415
+    from keylane.spark.sync_connection import shared_connection  # noqa: PLC0415
 
-    link_to(Address(url=nats_server.url)).close()
+    shared_connection(Address(url=nats_server.url)).close()
 
 
 def test_every_row_is_stored_once_and_in_order(nats_server: NatsServer, stream: str) -> None:

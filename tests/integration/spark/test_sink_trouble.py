@@ -148,7 +148,7 @@ def test_a_server_that_stays_away_fails_the_task(own_server: NatsServer) -> None
 
 
 def test_a_server_that_is_not_there_is_a_clear_error(own_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("keylane.spark.patience.FIRST_DEADLINE_S", 1.0)
+    monkeypatch.setattr("keylane.spark.retry.FIRST_DEADLINE_S", 1.0)
     own_server.stop()
     with pytest.raises(KeylaneError, match=r"look at stream 'GONE'.*127\.0\.0\.1"):
         Sink(own_server.url, "GONE")

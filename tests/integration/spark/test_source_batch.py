@@ -139,7 +139,7 @@ def test_a_static_group_and_its_members(here: Ground, unique: Unique) -> None:
         here.call(lambda c: groups.delete(c, name, "g"))
 
 
-def test_an_elastic_group_is_read_from_its_queue_and_stays_as_it_is(here: Ground, unique: Unique) -> None:
+def test_the_queue_of_an_elastic_group_and_its_stream_have_the_same_keys(here: Ground, unique: Unique) -> None:
     name = here.make(unique("S"))
     here.publish(name, range(100))
     keys = Partitioning(f"{name}.*", (1,), 3)
@@ -153,7 +153,7 @@ def test_an_elastic_group_is_read_from_its_queue_and_stays_as_it_is(here: Ground
         deadline = time.monotonic() + 30
         while here.api(f"STREAM.INFO.{queue}")["state"]["messages"] < 100:
             assert time.monotonic() < deadline, "the server did not fill the queue"
-        rows = here.read(name, group="g").collect()
+        rows = here.read(name, group="g", queue="true").collect()
         assert sorted(numbers(rows)) == list(range(100))
         for row in rows:
             number = int(bytes(row["data"]))
@@ -161,11 +161,17 @@ def test_an_elastic_group_is_read_from_its_queue_and_stays_as_it_is(here: Ground
             assert row["partition"] == keys.partition(row["subject"])
             assert (row["source_stream"], row["source_sequence"]) == (name, number + 1)
         assert all(found == sorted(found) for found in by_partition(rows).values())
-        of_a = by_partition(here.read(name, group="g", member="a").collect())
+        of_a = by_partition(here.read(name, group="g", queue="true", member="a").collect())
         assert of_a == {one: found for one, found in by_partition(rows).items() if one in of_a}
         assert 0 < len(of_a) < 3
         assert here.api(f"STREAM.INFO.{queue}")["state"]["messages"] == 100
         assert here.api(f"STREAM.INFO.{queue}")["state"]["consumer_count"] == 0
+        of_stream = here.read(name, group="g").collect()
+        assert numbers(of_stream) == list(range(100))
+        assert {row["subject"]: (row["key"], row["partition"]) for row in of_stream} == {
+            row["subject"]: (row["key"], row["partition"]) for row in rows
+        }
+        assert {row["source_stream"] for row in of_stream} == {None}
     finally:
         here.call(lambda c: groups.delete(c, name, "g"))
 

@@ -17,6 +17,7 @@ import pytest
 import keylane
 import keylane.errors
 from keylane import Connection, groups
+from keylane.core.partitions import Partitioning
 from keylane.errors import (
     AuthenticationFailed,
     DataLost,
@@ -29,19 +30,19 @@ from keylane.errors import (
 from keylane.jetstream import streams
 from keylane.jetstream.publish import Outgoing, publish_many
 from keylane.server import NatsServer
-from keylane.spark import patience
+from keylane.spark import retry, stream_state
 from keylane.spark.address import Address
-from keylane.spark.driver import query, standing
-from keylane.spark.driver.batch import plan_batch
+from keylane.spark.driver import query, source_stream
+from keylane.spark.driver.batch_plan import plan_batch
 from keylane.spark.driver.lease import LeaseRecord
-from keylane.spark.driver.offsets import Stand
-from keylane.spark.driver.options import read_options
 from keylane.spark.driver.query import Query
-from keylane.spark.driver.room import bucket_of, lease_key
-from keylane.spark.driver.standing import Source
-from keylane.spark.executor.split import Split
-from keylane.spark.executor.watching import read_watched
-from keylane.spark.link import link_to
+from keylane.spark.driver.source_stream import SourceStream
+from keylane.spark.executor.split_reader import read_watched
+from keylane.spark.query_records import bucket_of, lease_key
+from keylane.spark.read_options import read_options
+from keylane.spark.stream_state import StreamSnapshot
+from keylane.spark.sync_connection import shared_connection
+from keylane.spark.tasks import Split
 from tests.peers.store import REPOSITORY
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(120)]
@@ -94,7 +95,7 @@ class Rig:
 @pytest.fixture
 def links(nats_server: NatsServer) -> Iterator[None]:
     yield
-    link_to(Address(url=nats_server.url)).close()
+    shared_connection(Address(url=nats_server.url)).close()
 
 
 @pytest.fixture
@@ -181,7 +182,7 @@ async def test_a_stream_that_was_made_anew(rig: Rig, down: bool) -> None:
     await rig.publish(12)
     if down:
         strict, lenient = rig.query(), rig.query(failOnDataLoss="false")
-    with pytest.raises(DataLost, match=r"was deleted and made anew.*what came after sequence 10 in it is gone"):
+    with pytest.raises(DataLost, match=r"was deleted and recreated.*what came after sequence 10 in it is gone"):
         await asyncio.to_thread(step, strict, end)
     after, found = await asyncio.to_thread(step, lenient, end)
     assert found == list(range(1, 13))
@@ -229,9 +230,96 @@ async def test_a_planned_batch_that_is_gone(rig: Rig) -> None:
     await rig.delete()
     await rig.make()
     await rig.publish(30)
-    with pytest.raises(DataLost, match=r"made anew.*sequences 6 to 20, at most 15"):
+    with pytest.raises(DataLost, match=r"recreated.*sequences 6 to 20, at most 15"):
         await asyncio.to_thread(rig.query().splits, middle, end)
     assert await asyncio.to_thread(rows, rig.query(failOnDataLoss="false"), middle, end) == []
+
+
+@pytest.fixture
+async def elastic(rig: Rig) -> AsyncIterator[Rig]:
+    """README's stream and group: the group knows the key, the stream does not."""
+    await rig.make()
+    await groups.create_elastic(rig.connection, rig.name, "g", max_members=10, partitioning=[(f"{rig.name}.*", [1])])
+    yield rig
+    await groups.delete(rig.connection, rig.name, "g")
+
+
+async def filled(rig: Rig, count: int, *, upto: int) -> None:
+    """Messages in the stream, and copied to the queue of the group, whose last sequence is `upto` then."""
+    await rig.publish(count)
+    queue = groups.queue_stream(rig.name, "g")
+    async with asyncio.timeout(20):
+        while (await streams.state(rig.connection, queue)).last_sequence < upto:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.02)
+
+
+def keys_of(one: Query) -> list[tuple[str, int]]:
+    one.begin()
+    start = one.initial().to_wire()
+    return sorted(
+        (row["key"], row["partition"])
+        for split in one.splits(start, one.latest(start, limited=True).to_wire())
+        for found in read_watched(split, fatal=True)
+        for row in found.to_pylist()
+    )
+
+
+async def test_a_stream_is_read_with_the_keys_of_its_elastic_group(
+    elastic: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    await elastic.publish(9)
+    keys = Partitioning(f"{elastic.name}.*", (1,), 10)
+    expected = [(key, keys.partition(f"{elastic.name}.{key}")) for key in ("k0", "k1", "k2") for _ in range(3)]
+    assert await asyncio.to_thread(keys_of, elastic.query(group="g")) == expected
+    assert "does not say what the key" not in caplog.text
+
+
+async def test_an_unknown_key_is_told_once_with_what_to_do(elastic: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    await elastic.publish(3)
+    for _ in range(2):
+        assert await elastic.sequences() == [1, 2, 3]
+        await asyncio.to_thread(elastic.query().begin)
+    [told] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert told.startswith(f"stream '{elastic.name}' does not say what the key of a message is")
+    assert f"option 'group' for the keys of one of its groups (`keylane elastic ls {elastic.name}`" in told
+    assert await elastic.sequences(keyFilter=">", keyPartitions=1) == [1, 2, 3]
+
+
+async def test_a_checkpoint_of_the_queue_never_becomes_one_of_the_stream(elastic: Rig) -> None:
+    """Option `group` alone read the queue once: its sequences are other messages in the stream."""
+    await filled(elastic, 6, upto=6)
+    end, found = await asyncio.to_thread(step, elastic.query(group="g", queue="true"))
+    assert (end["stream"], found) == (f"{elastic.name}-g", [1, 2, 3, 4, 5, 6])
+    refused = rf"checkpoint is of '{elastic.name}-g', the queue of the group.*Give queue=true to go on with the queue"
+    one = elastic.query(group="g")
+    for call in (lambda: one.latest(end, limited=True), lambda: one.splits(end, end), lambda: one.commit(end)):
+        with pytest.raises(InvalidInput, match=refused):
+            await asyncio.to_thread(call)
+    await filled(elastic, 3, upto=9)
+    assert (await asyncio.to_thread(step, elastic.query(group="g", queue="true"), end))[1] == [7, 8, 9]
+
+
+async def test_a_latest_start_in_the_queue_is_never_replaced_by_one_in_the_stream(elastic: Rig, unique: Unique) -> None:
+    await filled(elastic, 6, upto=6)
+    name = unique("q")
+    latest = {"group": "g", "queryName": name, "startingOffsets": "latest"}
+    one = elastic.query(**latest, queue="true")
+    assert (await asyncio.to_thread(one.initial)).sequence == 6
+    await asyncio.to_thread(one.end)
+    other = elastic.query(**latest)
+    with pytest.raises(InvalidInput, match=r"and now reads stream.*Give queue=true"):
+        await asyncio.to_thread(other.initial)
+    await asyncio.to_thread(other.end)
+
+
+async def test_a_static_group_has_no_queue(rig: Rig) -> None:
+    await rig.make()
+    await groups.create_static(rig.connection, rig.name, "g", max_members=2, members=["a"])
+    try:
+        with pytest.raises(InvalidInput, match=r"group 'g' of stream .* is static and has no queue"):
+            await asyncio.to_thread(rig.query(group="g", queue="true").begin)
+    finally:
+        await groups.delete(rig.connection, rig.name, "g")
 
 
 async def test_a_deleted_stream_and_group(rig: Rig) -> None:
@@ -347,18 +435,18 @@ async def test_a_leader_that_has_not_everything_yet_gets_time(rig: Rig, monkeypa
     one = rig.query()
     end, _ = await asyncio.to_thread(step, one)
     await rig.publish(5)
-    real = standing.stand_of
+    real = stream_state.state_of
     behind = [True, True]
 
-    def at_first_behind(address: Address, stream: str) -> Stand:
+    def at_first_behind(address: Address, stream: str) -> StreamSnapshot:
         found = real(address, stream)
         return replace(found, last=7) if behind and behind.pop() else found
 
-    monkeypatch.setattr(standing, "stand_of", at_first_behind)
+    monkeypatch.setattr(source_stream, "state_of", at_first_behind)
     assert (await asyncio.to_thread(step, one, end))[1] == [11, 12, 13, 14, 15]
     assert not behind
-    monkeypatch.setattr(standing, "stand_of", lambda address, stream: replace(real(address, stream), last=7))
-    monkeypatch.setattr(standing, "LEADER_PATIENCE_S", 0.3)
+    monkeypatch.setattr(source_stream, "state_of", lambda address, stream: replace(real(address, stream), last=7))
+    monkeypatch.setattr(source_stream, "LEADER_PATIENCE_S", 0.3)
     with pytest.raises(DataLost, match=r"ends at 7, and 10 was read before.*what came after sequence 7 in it is gone"):
         await asyncio.to_thread(step, one, end)
 
@@ -368,15 +456,15 @@ async def test_the_newest_messages_are_asked_for_again_if_the_leader_changed(
 ) -> None:
     await rig.make()
     await rig.publish(10)
-    source = Source(read_options(rig.options(), "batch"))
-    before = replace(await asyncio.to_thread(source.stand), leader="a")
-    real, asked = standing.stand_of, []
+    source = SourceStream(read_options(rig.options(), "batch"))
+    before = replace(await asyncio.to_thread(source.state), leader="a")
+    real, asked = stream_state.state_of, []
 
-    def from_b(address: Address, stream: str) -> Stand:
+    def from_b(address: Address, stream: str) -> StreamSnapshot:
         asked.append(stream)
         return replace(real(address, stream), leader="b")
 
-    monkeypatch.setattr(standing, "stand_of", from_b)
+    monkeypatch.setattr(source_stream, "state_of", from_b)
     assert await asyncio.to_thread(source.newest, before) == {None: 10}
     assert len(asked) == 2
 
@@ -414,10 +502,10 @@ async def test_a_lost_lease_ends_the_query(rig: Rig, unique: Unique) -> None:
 
 
 async def test_a_wrong_address_is_told_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "FIRST_DEADLINE_S", 1.0)
+    monkeypatch.setattr(retry, "FIRST_DEADLINE_S", 1.0)
     options = read_options({"url": "nats://127.0.0.1:1", "stream": "S"}, "streaming")
     started = time.monotonic()
-    with pytest.raises(ServerUnreachable, match=r"could not look at stream 'S' for \d+ s: .*127\.0\.0\.1:1"):
+    with pytest.raises(ServerUnreachable, match=r"gave up after \d+ s trying to look at stream 'S': .*127\.0\.0\.1:1"):
         await asyncio.to_thread(Query(options).begin)
     assert time.monotonic() - started < 30
 
@@ -457,7 +545,8 @@ async def test_what_a_user_must_be_allowed_is_in_the_guide(unique: Unique, monke
                 assert len(await plain.sequences()) == 10
                 assert len(await plain.sequences(group="g")) == 10
                 assert len(await queue.sequences()) == 10
-                assert await plain.sequences(group="e") == []
+                assert len(await plain.sequences(group="e")) == 10
+                assert len(await plain.sequences(group="e", queue="true")) <= 10  # as many as are copied by now
                 for one in (
                     plain.query(queryName=unique("q")),
                     plain.query(queryName=unique("q"), startingOffsets="latest"),
@@ -468,7 +557,7 @@ async def test_what_a_user_must_be_allowed_is_in_the_guide(unique: Unique, monke
                     cursor = await connection.api.request(f"CONSUMER.INFO.{plain.name}.spark-{one.options.query_name}")
                     assert cursor["num_pending"] == 1
             finally:
-                link_to(Address(url=server.url)).close()
+                shared_connection(Address(url=server.url)).close()
 
 
 async def test_a_server_that_comes_back_is_waited_for(tmp_path: Path, unique: Unique) -> None:
@@ -487,13 +576,13 @@ async def test_a_server_that_comes_back_is_waited_for(tmp_path: Path, unique: Un
             assert (await asyncio.to_thread(step, one, end))[1] == [6, 7, 8, 9, 10]
         finally:
             back.join()
-            link_to(Address(url=server.url)).close()
+            shared_connection(Address(url=server.url)).close()
 
 
 async def test_a_server_that_stays_away_is_told_after_a_while(
     tmp_path: Path, unique: Unique, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "DEADLINE_S", 2.0)
+    monkeypatch.setattr(retry, "DEADLINE_S", 2.0)
     with NatsServer.start() as server:
         async with await keylane.connect(server.url) as connection:
             rig = Rig(connection, server.url, unique("S"))
@@ -502,6 +591,8 @@ async def test_a_server_that_stays_away_is_told_after_a_while(
             one = rig.query()
             end, _ = await asyncio.to_thread(step, one)
         server.kill()
-        with pytest.raises(keylane.errors.KeylaneError, match=rf"could not look at stream '{rig.name}' for \d+ s"):
+        with pytest.raises(
+            keylane.errors.KeylaneError, match=rf"gave up after \d+ s trying to look at stream '{rig.name}'"
+        ):
             await asyncio.to_thread(step, one, end)
-        link_to(Address(url=server.url)).close()
+        shared_connection(Address(url=server.url)).close()

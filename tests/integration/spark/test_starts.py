@@ -10,8 +10,7 @@ import pytest
 
 from keylane import Connection
 from keylane.errors import InvalidInput
-from keylane.spark.driver.room import bucket_of, start_key
-from keylane.spark.driver.starts import durable_start, forget_start
+from keylane.spark.query_records import bucket_of, durable_start, forget_start, start_key
 
 Unique = Callable[..., str]
 
@@ -54,6 +53,17 @@ async def test_a_start_in_another_stream_is_replaced_and_one_in_a_stream_made_an
     assert await durable_start(connection, query, offset(3)) == offset(3)
     newer = offset(1, created="2025-02-02T00:00:00Z")
     assert await durable_start(connection, query, newer) == offset(3)
+
+
+async def test_a_start_in_the_queue_of_the_group_is_refused(connection: Connection, unique: Unique) -> None:
+    """It would skip what came since: a query that used to read the queue now reads the stream."""
+    query = unique("query")
+    await durable_start(connection, query, offset(7, "ORDERS-billing"))
+    for _ in range(2):
+        with pytest.raises(InvalidInput, match=r"queue of the group, and now reads stream 'ORDERS'.*Give queue=true"):
+            await durable_start(connection, query, offset(90), queue="ORDERS-billing")
+    of_queue = offset(90, "ORDERS-billing")
+    assert await durable_start(connection, query, of_queue, queue="ORDERS-billing") == offset(7, "ORDERS-billing")
 
 
 async def test_a_record_that_is_no_offset_is_named(connection: Connection, unique: Unique) -> None:

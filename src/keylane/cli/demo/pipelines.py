@@ -35,11 +35,11 @@ def run_pipelines(console: Console, url: str) -> bool:
 
 def _run_both(console: Console, spark: SparkSession, url: str) -> bool:
     from keylane.spark.address import Address
-    from keylane.spark.link import link_to
     from keylane.spark.pipelines import audit, skew
+    from keylane.spark.sync_connection import shared_connection
 
     address = Address(url=url)
-    link = link_to(address)
+    link = shared_connection(address)
     try:
         audited = audit.run(spark, audit.Settings(stream=STREAM, group=GROUP, address=address))
         summary = audited.as_text() if not audited.verdict else "\n\n".join(audited.as_text().split("\n\n")[:2])

@@ -25,6 +25,7 @@ from keylane.cli.pipeline.options import OPTIONS, PipelineArguments, gather, sig
 
 if TYPE_CHECKING:
     from keylane.spark.address import Address
+    from keylane.spark.pipelines.interface import PipelineReport
 
 app = typer.Typer(
     help="Pipelines on Spark: what a stream, its journal and a coordination log tell.",
@@ -136,7 +137,7 @@ def _run(name: str, given: PipelineArguments) -> int:
     return int(report.exit_code)
 
 
-def _show(report: Any, *, as_json: bool) -> None:
+def _show(report: PipelineReport, *, as_json: bool) -> None:
     import json
 
     typer.echo(json.dumps(report.as_json(), indent=2) if as_json else report.as_text())

@@ -16,6 +16,7 @@ import typer
 
 from keylane.cli.connection_options import ConnectionOptions
 from keylane.errors import InvalidInput
+from keylane.spark.secrets import is_secret_name
 
 Kind = type[str] | type[int] | type[float] | type[bool]
 
@@ -52,7 +53,8 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
     "lake": (
         _STREAM,
         Option("table", str, "The directory that holds the table.", "DIR"),
-        Option("group", str, "Read the queue of this elastic group, or the partitions of a static one.", "NAME"),
+        Option("group", str, "Take the keys of this group; of a static one also its filters.", "NAME"),
+        Option("queue", bool, "Read the queue of the elastic --group instead of the stream."),
         Option("filter", str, "Only these subjects; several with commas.", "SUBJECTS"),
         Option("partitions", str, "Only these partitions, such as 0-3,7.", "NUMBERS"),
         Option("key_filter", str, "On a stream without partition numbers: the subjects that have keys.", "SUBJECT"),
@@ -241,13 +243,14 @@ def _checked(where: str, name: str, value: Any, kind: Kind) -> Any:
         return value.isoformat()
     if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
         words = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}[kind]
-        raise InvalidInput(f"{where} has {name} = {value!r}: give {words}")
+        held = "" if is_secret_name(name) or name == "server" else f" = {value!r}"
+        raise InvalidInput(f"{where} has {name}{held}: give {words}")
     return value
 
 
 def _texts(where: str, name: str, value: Any) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        raise InvalidInput(f'{where} has {name} = {value!r}: give a list, such as ["spark.driver.memory=4g"]')
+        raise InvalidInput(f'{where} has {name}: give a list of texts, such as ["spark.driver.memory=4g"]')
     return value
 
 

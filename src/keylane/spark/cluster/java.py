@@ -48,7 +48,7 @@ def provide_java(environ: MutableMapping[str, str] = os.environ) -> Java:
 
 
 def java_cache(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where this user's launcher lies."""
+    """The directory of this user's launcher."""
     configured = environ.get("XDG_CACHE_HOME", "")
     home = Path(configured) if os.path.isabs(configured) else Path.home() / ".cache"
     return home / "keylane" / "java"
@@ -96,7 +96,7 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _ask(executable: Path) -> tuple[Path, int] | None:
-    """Home and major version as that Java tells them: a path alone misleads where `java` is a wrapper."""
+    """Home and major version as that Java reports them: a path alone misleads where `java` is a wrapper."""
     command = [str(executable), "-XshowSettings:properties", "-version"]
     try:
         answer = subprocess.run(  # noqa: S603 - the user's own java

@@ -1,4 +1,4 @@
-"""The `spark-submit` command for a program that uses keylane: what is said to Spark, and what is refused.
+"""The `spark-submit` command for a program that uses keylane: its arguments, and what is refused.
 
 Owns the rules for master, deploy mode, Python and settings. Pure: looks at no file, starts nothing.
 """
@@ -9,9 +9,11 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from keylane.errors import InvalidInput
+from keylane.spark.secrets import check_argument, check_setting, without_value
 
 ENVIRONMENT = "environment"
 """Where Spark unpacks the archive, below the directory that an executor runs in."""
@@ -23,10 +25,6 @@ _KUBERNETES = re.compile(r"k8s://\S+")
 _YARN = "yarn"
 _FORMS = "local, local[N], local[*], local-cluster[N,CORES,MB], spark://HOST:PORT, yarn or k8s://URL"
 
-_SECRET_NAME = re.compile(r"NATS_(USER|PASSWORD|TOKEN)\b|NATS_\w*(SECRET|SEED|JWT)", re.IGNORECASE)
-"""A user without a password is a token."""
-_SECRET_IN_URL = re.compile(r"\b(nats|tls|wss?)://[^/@\s,]+@", re.IGNORECASE)
-_REFERENCE = ".secretKeyRef."
 _ELSEWHERE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _PYTHON = "spark.pyspark.python"
 _DRIVER_PYTHON = "spark.pyspark.driver.python"
@@ -150,32 +148,14 @@ def _python_without_env(asked: Submission, machine: Machine) -> str:
 def _checked_setting(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name.startswith("spark."):
-        raise InvalidInput(f"--conf {_without_value(text)!r} must be of the form spark.NAME=VALUE")
-    if _SECRET_NAME.search(text) and _REFERENCE not in name:
-        raise InvalidInput(
-            f"--conf {name} would show a secret to everyone who can see this machine's processes or Spark's pages: "
-            "ship a creds file with --files, or set the variable in the environment of driver and executors"
-        )
-    _refuse_login_in_url(f"--conf {name}", value)
+        raise InvalidInput(f"--conf {without_value(text)!r} must be of the form spark.NAME=VALUE")
+    check_setting("--conf", name, value)
     return name, value
 
 
-def _without_value(text: str) -> str:
-    """A setting that may hold a secret, as far as it may be shown."""
-    return f"{text.partition('=')[0]}=…" if "=" in text else text
-
-
 def _check_arguments(arguments: Sequence[str]) -> None:
-    for number, argument in enumerate(arguments, start=1):
-        _refuse_login_in_url(f"argument {number} of the program", argument)
-
-
-def _refuse_login_in_url(where: str, text: str) -> None:
-    if _SECRET_IN_URL.search(text):
-        raise InvalidInput(
-            f"{where} has a user or a password in a server's url, where everyone can see it: "
-            "leave it out of the url and ship a creds file with --files"
-        )
+    for number, (before, argument) in enumerate(pairwise(("", *arguments)), start=1):
+        check_argument(f"argument {number} of the program", argument, before)
 
 
 def _whole(option: str, file: str) -> str:

@@ -1,1 +1,1 @@
-"""What the driver does for a read: options, plans, offsets, the lease of a query, and what it tells the stream."""
+"""The driver's part of a read: plans, offsets, the lease of a query, and its progress."""

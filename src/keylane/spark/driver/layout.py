@@ -1,4 +1,4 @@
-"""What exactly is read: the stream, its subject filters, how keys are told and which way messages come. Pure.
+"""What exactly is read: the stream, its subject filters, what the keys are, and how messages are read. Pure.
 
 Where stored subjects begin with a partition number, each partition is one filter. Such a stream may also hold messages
 without a number: older than its transform, or outside of the transform's source. Unless partitions are asked for by
@@ -15,9 +15,9 @@ from keylane.core.partitions import Partitioning, parse_transform, partition_fil
 from keylane.core.subjects import is_subset
 from keylane.errors import InvalidInput, NotAMember
 from keylane.groups import ElasticConfig, StaticConfig
-from keylane.spark.driver.options import ReadOptions, SplitBy
+from keylane.spark.read_options import ReadOptions, SplitBy
 
-GroupConfig = StaticConfig | ElasticConfig
+GroupRecord = StaticConfig | ElasticConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class Numbering:
 
     partitioning: tuple[Partitioning, ...]
     unnumbered: tuple[str, ...]
-    """First tokens of subjects that get no number and can be told apart from those that do."""
+    """First tokens of subjects that get no number, where a filter can distinguish them from those that do."""
     mixed: bool
-    """Other subjects get no number either, and no filter tells them apart."""
+    """Other subjects get no number either, and no filter can distinguish them."""
 
     @property
     def partitions(self) -> int:
@@ -54,7 +54,7 @@ class Numbering:
 
 
 def numbering(config: Mapping[str, Any], origin: Mapping[str, Any] | None = None) -> Numbering:
-    """Read a stream's configuration, as the server tells it; `origin` is that of the stream it mirrors unchanged."""
+    """Read a stream's configuration, as the server reports it; `origin` is that of the stream it mirrors unchanged."""
     found: list[Partitioning] = []
     uncovered: list[str] = []
     own = config.get("subject_transform") or {}
@@ -78,21 +78,24 @@ def numbering(config: Mapping[str, Any], origin: Mapping[str, Any] | None = None
 def lay_out(
     options: ReadOptions,
     config: Mapping[str, Any],
-    group: GroupConfig | None,
+    group: GroupRecord | None,
     numbers: Numbering,
     stored: Iterable[str] = (),
 ) -> Layout:
-    """What the options ask for, of the stream with this configuration.
+    """What the options ask for, of the stream with this configuration: the group's queue where that is read.
 
     `stored` are subjects of the stream as they are stored, as far as they are known: they show what an earlier
     configuration left behind. Raises `InvalidInput` for what this stream cannot give.
     """
+    if isinstance(group, ElasticConfig) and not options.queue:
+        _check_reads_the_stream(options)
+        return _plain(options, config, _partitioning(group, numbers))
     if group is None and not numbers.partitioning:
-        return _plain(options, config)
+        return _plain(options, config, (options.keys,) if options.keys is not None else ())
     if options.keys is not None:
         raise InvalidInput(
             f"option 'keyFilter' is {options.keys.filter!r}: the subjects of stream {config['name']!r} carry partition "
-            "numbers, which also tell the key; leave keyFilter, keyWildcards and keyPartitions out"
+            "numbers, which also define the key; leave keyFilter, keyWildcards and keyPartitions out"
         )
     known = group.max_members if group is not None else numbers.partitions
     filters = _filters(options, group)
@@ -133,12 +136,28 @@ def _left_behind(numbers: Numbering, stored: Iterable[str]) -> tuple[list[int], 
         elif dot:
             partitions.add(int(token))
         else:
-            alone.add(token)  # a number with nothing behind it is a subject, and no partition
+            alone.add(token)  # a number alone is a subject, not a partition
     below = [one for token in sorted(unnumbered) for one in (token, f"{token}.>")]
     return sorted(partitions), [*below, *sorted(alone)]
 
 
-def _plain(options: ReadOptions, config: Mapping[str, Any]) -> Layout:
+def _check_reads_the_stream(options: ReadOptions) -> None:
+    """Refuse what only the queue of an elastic group can give."""
+    for name, given in (("member", options.member), ("partitions", options.partitions)):
+        if given is not None:
+            raise InvalidInput(
+                f"option {name!r} is given, but the partitions of elastic group {options.group!r} are not in the "
+                f"subjects of stream {options.stream!r}: select rows by the column 'partition', or give queue=true to "
+                "read the group's queue"
+            )
+    if options.acknowledge:
+        raise InvalidInput(
+            f"option 'acknowledge' is true, and the query reads stream {options.stream!r}, not the queue of group "
+            f"{options.group!r}: give queue=true to read and acknowledge the queue, or leave 'acknowledge' out"
+        )
+
+
+def _plain(options: ReadOptions, config: Mapping[str, Any], partitioning: tuple[Partitioning, ...]) -> Layout:
     name = config["name"]
     if options.partitions is not None:
         raise InvalidInput(
@@ -154,7 +173,7 @@ def _plain(options: ReadOptions, config: Mapping[str, Any]) -> Layout:
         stream=name,
         way=_way(config),
         numbered=False,
-        partitioning=(options.keys,) if options.keys is not None else (),
+        partitioning=partitioning,
         subject_filters=options.filters or (None,),
         split_by="sequence",
         whole=not options.filters,
@@ -167,12 +186,12 @@ def _split_by(options: ReadOptions, *, mixed: bool) -> SplitBy:
     if options.split_by == "partition":
         raise InvalidInput(
             f"option 'splitBy' is 'partition', but some subjects of stream {options.stream!r} get no partition number, "
-            "and no filter tells them from those that do: use splitBy=sequence, or name the 'partitions' to read"
+            "and no filter can distinguish them: use splitBy=sequence, or name the 'partitions' to read"
         )
     return "sequence"
 
 
-def _chosen(options: ReadOptions, group: GroupConfig | None, known: int) -> Sequence[int] | None:
+def _chosen(options: ReadOptions, group: GroupRecord | None, known: int) -> Sequence[int] | None:
     """The partitions that the options name; None for all."""
     if options.member is not None:
         assert group is not None
@@ -193,7 +212,7 @@ def _chosen(options: ReadOptions, group: GroupConfig | None, known: int) -> Sequ
     return options.partitions
 
 
-def _filters(options: ReadOptions, group: GroupConfig | None) -> tuple[str, ...]:
+def _filters(options: ReadOptions, group: GroupRecord | None) -> tuple[str, ...]:
     """The filters behind the partition number: the options', within those of a static group."""
     # Members in the old dialect of the Go library ask for whole partitions.
     given = group.filters if isinstance(group, StaticConfig) and group.dialect == "present" else ()
@@ -206,14 +225,14 @@ def _filters(options: ReadOptions, group: GroupConfig | None) -> tuple[str, ...]
     return options.filters or given
 
 
-def _partitioning(group: GroupConfig | None, numbers: Numbering) -> tuple[Partitioning, ...]:
+def _partitioning(group: GroupRecord | None, numbers: Numbering) -> tuple[Partitioning, ...]:
     if isinstance(group, ElasticConfig):
         return group.partitioning or (Partitioning(">", (), group.max_members),)
     return numbers.partitioning
 
 
 def _way(config: Mapping[str, Any]) -> Literal["consumer", "direct"]:
-    """A consumer of a work queue or an interest stream would take part in it, so these are only looked at."""
+    """A consumer of a work queue or an interest stream would take messages away, so these are read by direct get."""
     if config.get("retention", "limits") == "limits":
         return "consumer"
     if not config.get("allow_direct"):
@@ -247,7 +266,7 @@ def _read(transform: Mapping[str, Any], found: list[Partitioning]) -> str | None
     try:
         partitioning = parse_transform(source, transform.get("dest") or source)
     except InvalidInput:
-        return None  # a number that nobody could read back: to us the subject is as it is
+        return None  # the number cannot be read back, so the subject counts as it is
     if partitioning is None:
         return None
     found.append(partitioning)

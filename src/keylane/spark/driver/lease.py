@@ -1,11 +1,11 @@
 """One driver of a query at a time: a record in KV that its holder renews, and that a standby watches.
 
-No clocks of two machines are compared. The holder writes the record anew every third of the lease; a standby takes it
+No clocks of two machines are compared. The holder rewrites the record every third of the lease; a standby takes it
 when its revision has not changed for a whole lease on the standby's own clock, or at once when it was released. The
-holder counts from the moment at which it sent its last successful renewal, so its lease is always over before a
-standby's patience is. Once lost, a lease object stays lost: a process that was frozen finds so when it wakes.
+holder counts from the moment at which it sent its last successful renewal, so its lease always ends before the standby
+may take it. Once lost, a lease object stays lost: a process that was frozen finds it lost when it wakes.
 
-Never looks at checkpoints, and never ends anything by itself: `check()` tells whoever is about to act.
+Never looks at checkpoints, and never ends anything by itself: callers use `check()` before they act.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from keylane.errors import (
 )
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.kv import KvEntry
-from keylane.spark.caller import Caller
-from keylane.spark.driver.room import BUCKET, bucket_of, lease_key
+from keylane.spark.parent_process import ParentProcess
+from keylane.spark.query_records import BUCKET, bucket_of, lease_key
 
 _log = logging.getLogger("keylane.spark.driver.lease")
 
 SHORTEST_LEASE_S = 1.0
 LONGEST_LEASE_S = 3600.0
 _LOOK_S = 0.5
-"""How often a waiting or holding process looks whether its JVM is still there. Costs no call to the server."""
+"""How often a waiting or holding process checks that its JVM still runs. Costs no request to the server."""
 _RETRY_S = 0.25
 _EARLY_S = (0.05, 0.1, 0.2, 0.4)
-"""A hint runs ahead of the stream, which may not have stored yet what it tells of: look again after these pauses."""
+"""A hint arrives before the stream has stored the record that it announces: read again after these pauses."""
 _LONGEST_TROUBLE_S = 60.0
 _PASSING = (ApiError, ApiUnavailable, Disconnected, PublishFailed, RequestTimeout, nats.errors.Error)
 
@@ -81,7 +81,7 @@ class LeaseRecord:
             ) from error
 
 
-class Patience:
+class LeaseExpiry:
     """How long a record has not changed, on this process's clock, and whether that is long enough to call it dead."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Patience:
         return max(0.0, self._since + self._lease_s - time.monotonic())
 
     def saw(self, entry: KvEntry | None) -> bool:
-        """Take note of the newest entry; returns whether nobody holds it: free, released, or dead."""
+        """Record the newest entry; returns whether nobody holds the lease: free, released, or expired."""
         record = LeaseRecord.of(entry)
         if record is None and (entry is not None or self.revision is None):
             return True
@@ -127,7 +127,7 @@ class Lease:
         lease_s: float,
         *,
         replicas: int = 1,
-        caller: Caller | None = None,
+        caller: ParentProcess | None = None,
     ) -> None:
         if not SHORTEST_LEASE_S <= lease_s <= LONGEST_LEASE_S:
             raise InvalidInput(f"leaseSeconds is {lease_s:g}: give {SHORTEST_LEASE_S:g} to {LONGEST_LEASE_S:g}")
@@ -138,7 +138,7 @@ class Lease:
         self._key = lease_key(name)
         self._record = LeaseRecord(holder, secrets.token_hex(8), lease_s)
         self._replicas = replicas
-        self._caller = caller or Caller()
+        self._caller = caller or ParentProcess()
         self._revision: int | None = None
         self._renewed_at = 0.0
         self._lost: str | None = None
@@ -162,26 +162,26 @@ class Lease:
             )
 
     async def take(self, on_waiting: Callable[[str], None] | None = None) -> None:
-        """Get the lease; waits, without an end, while another driver holds it. Renews it from then on.
+        """Get the lease; waits without limit while another driver holds it. Renews it from then on.
 
         `on_waiting` is called once with the holder's name, if there is one. Raises `QueryFenced` when the JVM of this
-        process goes away meanwhile. Trouble with the server is waited out for a minute.
+        process ends meanwhile. Errors of the server are retried for a minute.
         """
         assert self._renewing is None, "a lease is taken once"
         changed = asyncio.Event()
-        patience = Patience()
+        expiry = LeaseExpiry()
         trouble = _Trouble(self.name, _LONGEST_TROUBLE_S)
         waiting = hinted = False
         early = iter(_EARLY_S)
         async with self._bucket.hints(self._key, changed.set):
             while self._revision is None:
                 if self._caller.is_gone():
-                    self._lost = "its JVM went away, or the query was stopped, while it waited for the lease"
+                    self._lost = "its JVM ended, or the query was stopped, while it waited for the lease"
                     self.check()
                 changed.clear()
-                before = patience.revision
+                before = expiry.revision
                 try:
-                    if await self._take_if_free(patience):
+                    if await self._take_if_free(expiry):
                         break
                     trouble.over()
                 except RevisionConflict:
@@ -194,12 +194,12 @@ class Lease:
                     continue
                 if not waiting:
                     waiting = True
-                    self._tell_waiting(patience.holder, on_waiting)
-                if hinted and patience.revision == before and (pause_s := next(early, None)) is not None:
+                    self._tell_waiting(expiry.holder, on_waiting)
+                if hinted and expiry.revision == before and (pause_s := next(early, None)) is not None:
                     await asyncio.sleep(pause_s)
                     continue
                 early = iter(_EARLY_S)
-                await self._wait_for_change(changed, patience)
+                await self._wait_for_change(changed, expiry)
                 hinted = changed.is_set()
         self._renewing = asyncio.get_running_loop().create_task(self._renew_until_lost())
         if waiting:
@@ -214,12 +214,12 @@ class Lease:
 
     # ---- getting it ---------------------------------------------------------------------------------
 
-    async def _take_if_free(self, patience: Patience) -> bool:
+    async def _take_if_free(self, expiry: LeaseExpiry) -> bool:
         entry = await self._bucket.get(self._key)
         if entry is None:
             await self._bucket.ensure(replicas=self._replicas)
         # Our own token: an earlier try was stored, and only its answer was lost.
-        if not patience.saw(entry) and not self._is_ours(entry):
+        if not expiry.saw(entry) and not self._is_ours(entry):
             return False
         await self._write(entry.revision if entry is not None else 0)
         return True
@@ -231,11 +231,11 @@ class Lease:
         )
         self._renewed_at = started_at
 
-    async def _wait_for_change(self, changed: asyncio.Event, patience: Patience) -> None:
+    async def _wait_for_change(self, changed: asyncio.Event, expiry: LeaseExpiry) -> None:
         """Until the record was written, or has not been for its whole lease, or the JVM is gone."""
-        while not changed.is_set() and patience.left_s and not self._caller.is_gone():
+        while not changed.is_set() and expiry.left_s and not self._caller.is_gone():
             with suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), min(patience.left_s, _LOOK_S))
+                await asyncio.wait_for(changed.wait(), min(expiry.left_s, _LOOK_S))
 
     def _tell_waiting(self, holder: str, on_waiting: Callable[[str], None] | None) -> None:
         _log.warning("query %r is run by %s: this driver waits and takes over if that one ends", self.name, holder)
@@ -266,7 +266,7 @@ class Lease:
         end = time.monotonic() + pause_s
         while self._reason_lost() is None and not self._ending.is_set() and not self._connection.is_closed:
             if self._caller.is_gone():
-                await self._let_go("its JVM went away, or the query was stopped")
+                await self._let_go("its JVM ended, or the query was stopped")
                 return False
             left_s = end - time.monotonic()
             if left_s <= 0:
@@ -318,13 +318,13 @@ class Lease:
         if self._lost is None and _clock() - self._renewed_at >= self.lease_s:
             self._lost = (
                 f"it could not be renewed for {self.lease_s:g} s, because the server did not answer or this process "
-                "stood still"
+                "was suspended"
             )
         return self._lost
 
 
 class _Trouble:
-    """Trouble with the server: said once, and raised when it lasts too long."""
+    """Errors of the server: logged once, and raised when they last too long."""
 
     def __init__(self, query: str, longest_s: float = math.inf) -> None:
         self._query = query
@@ -344,7 +344,7 @@ class _Trouble:
 
 
 def holder_name(application: str | None = None) -> str:
-    """How a driver is called in records, logs and errors: where its JVM runs, and Spark's id of it where known."""
+    """The name of a driver in records, logs and errors: where its JVM runs, and its id in Spark where known."""
     called = f", application {application}" if application else ""
     return f"the driver on {socket.gethostname()}, process {os.getppid()}{called}"
 

@@ -11,24 +11,24 @@ import time
 from typing import Any
 
 from keylane.errors import KeylaneError
-from keylane.spark.caller import end_properly
-from keylane.spark.driver.acknowledging import Acknowledging
-from keylane.spark.driver.admission import admit
-from keylane.spark.driver.batch import make_splits, may_begin_later, starting_at
+from keylane.spark.data_loss import Losses
+from keylane.spark.driver.acknowledgement import Acknowledgement
+from keylane.spark.driver.batch_plan import make_splits, may_begin_later, starting_at
 from keylane.spark.driver.lease import Lease, holder_name
-from keylane.spark.driver.losses import Losses
-from keylane.spark.driver.offsets import Offset, Range, Stand, planned, resume
-from keylane.spark.driver.options import ReadOptions
-from keylane.spark.driver.standing import Source
-from keylane.spark.driver.starts import durable_start, forget_start
-from keylane.spark.executor.split import Split
-from keylane.spark.link import Link, link_to
-from keylane.spark.patience import ask
+from keylane.spark.driver.offsets import Offset, ReadableRange, admit, planned, resume
+from keylane.spark.driver.source_stream import SourceStream, warn_without_keys
+from keylane.spark.parent_process import end_properly
+from keylane.spark.query_records import durable_start, forget_start
+from keylane.spark.read_options import ReadOptions
+from keylane.spark.retry import ask
+from keylane.spark.stream_state import StreamSnapshot
+from keylane.spark.sync_connection import SyncConnection, shared_connection
+from keylane.spark.tasks import Split
 
 _log = logging.getLogger("keylane.spark")
 
 IDLE_S = 0.75
-"""Between two looks at a stream that had nothing new. Spark itself would ask some sixty times a second."""
+"""Between two requests for the state of an idle stream. Spark itself asks about sixty times a second."""
 END_TIMEOUT_S = 5.0
 QUIET_S = 10.0
 """How long a query with filters stays where it is while only other messages arrive.
@@ -38,21 +38,21 @@ Each step costs a micro-batch, and an empty one is not worth much; but a place t
 
 
 class Query:
-    """One streaming query. Made by Spark's reader; asks nothing until `begin`."""
+    """One streaming query. Made by Spark's reader; sends no request before `begin`."""
 
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
         self.newest_seen: Offset | None = None
-        self._source = Source(options)
+        self._source = SourceStream(options)
         self._losses = Losses(fatal=options.fail_on_data_loss)
         self._lease: Lease | None = None
-        self._acknowledging: Acknowledging | None = None
+        self._acknowledging: Acknowledgement | None = None
         self._begun = False
         self._first: Offset | None = None
         self._target: Offset | None = None
         self._look_at = 0.0
         self._quiet: tuple[Offset, float] | None = None
-        self._known: tuple[Stand, dict[str | None, int] | None] | None = None
+        self._known: tuple[StreamSnapshot, dict[str | None, int] | None] | None = None
         self._start_forgotten = options.start.kind != "latest"
 
     # ---- Spark's calls, in their order ----------------------------------------------------------------
@@ -61,22 +61,22 @@ class Query:
         """Take the lease; waits while another driver runs the query. Spark has not read its checkpoint yet."""
         if self._begun:
             return
-        _ = self._source.layout  # wrong options fail here, not after a long wait
+        warn_without_keys(self._source.layout)  # wrong options fail here, not after a long wait
         if self.options.query_name is not None:
             self._take_lease(self.options.query_name)
         self._begun = True
 
     def aim(self) -> None:
         """Fix the end of an availableNow query: what is there now."""
-        stand = self._source.stand()
-        self._target = stand.at(stand.last)
+        state = self._source.state()
+        self._target = Offset.at(state, state.last)
 
     def initial(self) -> Offset:
         """Where the query starts if its checkpoint is empty. Spark asks again until the first batch is committed."""
         self.begin()
         self._check_lease()
-        stand = self._source.stand()
-        offset = stand.at(starting_at(self.options.start, self._source, stand))
+        state = self._source.state()
+        offset = Offset.at(state, starting_at(self.options.start, self._source, state))
         if self.options.start.kind == "latest":
             offset = self._written_down(offset)
         self._first = offset
@@ -86,40 +86,39 @@ class Query:
         """How far the next batch goes; `wire` itself if there is nothing to do."""
         self.begin()
         self._check_lease()
-        start = Offset.from_wire(wire, self._source.layout.stream)
+        start = self._offset(wire)
         self._durable(start)
         target = self._target
         if target is not None and start.created == target.created and start.sequence >= target.sequence:
             return start
         self._wait_for_turn()
-        stand = self._look(start)
-        going = self._going(start, resume(start, stand))
-        if self._holds_still(start, going, stand):
+        state = self._look(start)
+        going = self._going(start, resume(start, state))
+        if self._holds_still(start, going, state):
             self._look_at = time.monotonic() + IDLE_S
             return start
-        end = stand.last
+        end = state.last
         if limited:
-            end = admit(going.after, stand, max_offsets=self.options.max_offsets, max_bytes=self.options.max_bytes)
-        if target is not None and target.created == stand.created:
+            end = admit(going.after, state, max_offsets=self.options.max_offsets, max_bytes=self.options.max_bytes)
+        if target is not None and target.created == state.created:
             end = max(going.after, min(end, target.sequence))
-        return stand.at(end)
+        return Offset.at(state, end)
 
     def splits(self, start_wire: dict[str, Any], end_wire: dict[str, Any]) -> list[Split]:
         """The splits of a batch, which may be one of an earlier run."""
         self._check_lease()
-        stream = self._source.layout.stream
-        start, end = Offset.from_wire(start_wire, stream), Offset.from_wire(end_wire, stream)
-        stand, newest = self._known or (None, None)
+        start, end = self._offset(start_wire), self._offset(end_wire)
+        state, newest = self._known or (None, None)
         self._known = None
-        if stand is None or end.created != stand.created or end.sequence > stand.last:
-            stand, newest = self._look(end), None
-        found = self._going(start, planned(start, end, stand))
-        return make_splits(self._source, found, stand, newest=newest, head_may_go=self._starts_anywhere(start))
+        if state is None or end.created != state.created or end.sequence > state.last:
+            state, newest = self._look(end), None
+        found = self._going(start, planned(start, end, state))
+        return make_splits(self._source, found, state, newest=newest, head_may_go=self._starts_anywhere(start))
 
     def commit(self, wire: dict[str, Any]) -> None:
         """Everything up to here is durably done."""
         self._check_lease()
-        self._durable(Offset.from_wire(wire, self._source.layout.stream))
+        self._durable(self._offset(wire))
 
     def end(self) -> None:
         """The query is over: a standby need not wait."""
@@ -133,7 +132,7 @@ class Query:
             _log.warning("query %r ends, and its lease runs out by itself: %s", self.options.query_name, trouble)
         self._lease = self._acknowledging = None
 
-    # ---- how they are done ----------------------------------------------------------------------------
+    # ---- implementation ----------------------------------------------------------------------------
 
     def _take_lease(self, query: str) -> None:
         end_properly()
@@ -142,18 +141,18 @@ class Query:
         link.start(lease.take()).result()
         self._lease = lease
         _log.info("query %r has its lease", query)
-        self._source = Source(self.options)  # the group may have changed while another driver had the query
+        self._source = SourceStream(self.options)  # the group may have changed while another driver had the query
         try:
             self._acknowledging = self._prepared(lease)
         except KeylaneError:
             self.end()
             raise
 
-    def _prepared(self, lease: Lease) -> Acknowledging:
+    def _prepared(self, lease: Lease) -> Acknowledgement:
         layout = self._source.layout
         return ask(
             self.options.address,
-            lambda connection: Acknowledging.prepare(
+            lambda connection: Acknowledgement.prepare(
                 connection,
                 stream=layout.stream,
                 filters=layout.subject_filters,
@@ -165,10 +164,13 @@ class Query:
             f"prepare stream {layout.stream!r} for the progress of query {lease.name!r}",
         )
 
-    def _look(self, least: Offset) -> Stand:
-        stand = self._source.stand(least)
-        self.newest_seen = stand.at(stand.last)
-        return stand
+    def _offset(self, wire: Any) -> Offset:
+        return Offset.from_wire(wire, self._source.layout.stream, queue=self._source.queue)
+
+    def _look(self, least: Offset) -> StreamSnapshot:
+        state = self._source.state(least)
+        self.newest_seen = Offset.at(state, state.last)
+        return state
 
     def _wait_for_turn(self) -> None:
         wait_s = self._look_at - time.monotonic()
@@ -176,7 +178,7 @@ class Query:
         if wait_s > 0:
             time.sleep(wait_s)
 
-    def _going(self, start: Offset, found: Range) -> Range:
+    def _going(self, start: Offset, found: ReadableRange) -> ReadableRange:
         """The range, after its loss was reported: raises `DataLost` where that is asked for."""
         if found.loss is not None and not (found.loss.kind == "trimmed" and self._may_be_trimmed(start)):
             self._losses.report(found.loss)
@@ -193,17 +195,17 @@ class Query:
     def _starts_anywhere(self, start: Offset) -> bool:
         return start == self._first and may_begin_later(self.options.start)
 
-    def _holds_still(self, start: Offset, going: Range, stand: Stand) -> bool:
-        """Whether no batch is worth it. Keeps what was found out for the planning of the batch."""
-        self._known = (stand, None)
-        if going.loss is not None and stand.at(going.after) != start:
+    def _holds_still(self, start: Offset, going: ReadableRange, state: StreamSnapshot) -> bool:
+        """Whether no batch is needed. Keeps what was looked up for the planning of the batch."""
+        self._known = (state, None)
+        if going.loss is not None and Offset.at(state, going.after) != start:
             return False  # the checkpoint must learn the new place
         if going.upto <= going.after:
             return True
         if self._source.layout.whole:
             return False
-        newest = self._source.newest(stand)
-        self._known = (stand, newest)
+        newest = self._source.newest(state)
+        self._known = (state, newest)
         if self._target is not None or max(newest.values(), default=0) > going.after:
             return False
         now = time.monotonic()
@@ -216,10 +218,12 @@ class Query:
         assert query is not None
         found = ask(
             self.options.address,
-            lambda connection: durable_start(connection, query, offset.to_wire(), replicas=self._source.replicas),
+            lambda connection: durable_start(
+                connection, query, offset.to_wire(), replicas=self._source.replicas, queue=self._source.queue
+            ),
             f"write down where query {query!r} starts",
         )
-        return Offset.from_wire(found, offset.stream)
+        return self._offset(found)
 
     def _durable(self, offset: Offset) -> None:
         """Spark's checkpoint holds this offset, unless it is the one that we named as the first."""
@@ -244,5 +248,5 @@ class Query:
         if self._lease is not None:
             self._lease.check()
 
-    def _link(self) -> Link:
-        return link_to(self.options.address)
+    def _link(self) -> SyncConnection:
+        return shared_connection(self.options.address)

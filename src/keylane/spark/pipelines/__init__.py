@@ -1,7 +1,7 @@
-"""Pipelines on Spark: what a stream, its journal and a coordination log tell.
+"""Pipelines on Spark over a stream, its journal or a coordination log.
 
-Each is a module with `Settings` and `run(spark, settings, say) -> Report`: `lake`, `audit`, `parity`, `slo`, `skew`,
-`claims`. They need `keylane[spark]` and are imported when they are asked for.
+Each is a module with `Settings`, `Report` and `run(spark, settings, say) -> Report` (see `interface`): `lake`, `audit`,
+`parity`, `slo`, `skew`, `claims`. They need `keylane[spark]` and are imported when they are asked for.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The audit: a stream and the journal of a group, from which every violation of its promises is told, with evidence.
+"""The audit: reports every violation of what a group promises, from its stream and its journal, with evidence.
 
 `audit_tables` reads the server into tables, `audit_rules` has the definitions, `audit_verdict` runs them over tables.
 This runs both: once over a range, or again and again as the stream grows. A run that follows the stream judges what it
@@ -10,47 +10,39 @@ from __future__ import annotations
 import json
 import threading
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keylane.core.names import check_group_name, check_stream_name
 from keylane.errors import InvalidInput
-from keylane.spark.address import Address
-from keylane.spark.driver.options import read_options
-from keylane.spark.pipelines.places import building, check_work, put_in_place, working
-from keylane.spark.pipelines.running import (
-    Range,
-    Say,
+from keylane.spark.pipelines.interface import GroupSettings, PipelineReport
+from keylane.spark.pipelines.spark_jobs import Say, no_guessed_broadcasts, plainly, say_nothing
+from keylane.spark.pipelines.stream_range import (
+    StreamRange,
     address_options,
     bounds,
     check_evidence,
     check_span,
     find_range,
     group_of,
-    no_guessed_broadcasts,
-    plainly,
-    say_nothing,
 )
+from keylane.spark.pipelines.work_directory import building, check_work, put_in_place, working
+from keylane.spark.read_options import read_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from keylane.spark.pipelines.audit_tables import Pending, Where
+    from keylane.spark.pipelines.audit_tables import AuditSource, PendingWork
 
 FINDINGS = "findings"
 _ABOUT = "about.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(GroupSettings):
     """What to audit. It is one batch, unless `available_now` or `follow` is set."""
 
-    stream: str
-    group: str
-    address: Address = field(default_factory=Address)
-    start: str = "earliest"
-    """Of the stream: earliest, a sequence, a time, or how long ago (`-1h`)."""
     end: str | None = None
     """In the same words; None is the newest message at the time."""
     work: str | None = None
@@ -72,8 +64,7 @@ class Settings:
     """Rows of each kind of finding in the report; all are in `<work>/findings`."""
 
     def __post_init__(self) -> None:
-        check_stream_name(self.stream)
-        check_group_name(self.group)
+        GroupSettings.__post_init__(self)
         if self.available_now and self.follow:
             raise InvalidInput("available_now and follow are both given: one ends by itself, the other does not")
         if self.streaming and self.work is None:
@@ -95,7 +86,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(PipelineReport):
     """What an audit found."""
 
     stream: str
@@ -107,7 +98,7 @@ class Report:
     unproven: dict[str, int]
     """What may be a violation and cannot be proven."""
     causes: dict[str, dict[str, int]]
-    """The reasons told with the findings of each kind, and how often."""
+    """The reasons of the findings of each kind, and how often."""
     facts: dict[str, int | float]
     evidence: dict[str, list[dict[str, Any]]]
     seconds: float
@@ -117,12 +108,8 @@ class Report:
 
     @property
     def verdict(self) -> bool:
-        """No violation was found. What is unproven is none, and is told."""
+        """No violation was found. Unproven findings are reported but do not count as violations."""
         return not any(self.violations.values())
-
-    @property
-    def exit_code(self) -> int:
-        return 0 if self.verdict else 3
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -143,8 +130,6 @@ class Report:
         }
 
     def as_text(self) -> str:
-        from keylane.spark.pipelines.audit_text import as_text  # noqa: PLC0415 - only where somebody reads it
-
         return as_text(self)
 
 
@@ -176,9 +161,9 @@ class _Run:
         self.config = group_of(settings.address, settings.stream, settings.group)
 
     def go(self, stop: threading.Event) -> Report:
-        from keylane.spark.pipelines.journal_frame import journal_stand  # noqa: PLC0415 - needs pyspark
+        from keylane.spark.pipelines.journal_frame import journal_state  # noqa: PLC0415 - needs pyspark
 
-        journal_stand(self.settings.address, self.settings.stream)
+        journal_state(self.settings.address, self.settings.stream)
         if not self.settings.streaming:
             return self._once()
         part = self._part_to_follow()
@@ -206,7 +191,7 @@ class _Run:
             self.tables.write_journal(self.spark, where, part, last)
             return self._judge(where, pending, must_have=True)
 
-    def _check_not_empty(self, part: Range) -> None:
+    def _check_not_empty(self, part: StreamRange) -> None:
         if part.is_empty:
             raise InvalidInput(
                 f"there is nothing to audit: stream {self.settings.stream!r} holds no message from "
@@ -215,7 +200,7 @@ class _Run:
 
     # ---- again and again --------------------------------------------------------------------------------
 
-    def _part_to_follow(self) -> Range:
+    def _part_to_follow(self) -> StreamRange:
         """The range that the first run in this directory was given; later runs must mean the same."""
         settings = self.settings
         asked = {"stream": settings.stream, "group": settings.group, "start": settings.start, "end": settings.end}
@@ -228,7 +213,7 @@ class _Run:
                         f"{name} is {value!r}, and the audit in {str(self.directory)!r} is about "
                         f"{known['asked'][name]!r}: go on with that, or give another work directory"
                     )
-            return Range(settings.stream, known["created"], known["after"], known["upto"])
+            return StreamRange(settings.stream, known["created"], known["after"], known["upto"])
         found = find_range(settings.options)
         if settings.end is not None:
             self._check_not_empty(found)
@@ -237,9 +222,9 @@ class _Run:
         told = {"asked": asked, "created": found.created, "after": found.after, "upto": upto}
         new.write_text(json.dumps(told), encoding="utf-8")
         new.rename(about)
-        return Range(settings.stream, found.created, found.after, upto)
+        return StreamRange(settings.stream, found.created, found.after, upto)
 
-    def _cycle(self, part: Range) -> Report:
+    def _cycle(self, part: StreamRange) -> Report:
         self.began_s = time.monotonic()
         where = self._where(self.directory)
         first, last = part.after + 1, part.upto or None
@@ -251,22 +236,22 @@ class _Run:
 
     # ---- both -------------------------------------------------------------------------------------------
 
-    def _where(self, directory: Path) -> Where:
+    def _where(self, directory: Path) -> AuditSource:
         settings = self.settings
         for table in ("messages", "journal"):
             (directory / table).mkdir(parents=True, exist_ok=True)
-        return self.tables.Where(settings.address, settings.stream, settings.group, self.config, directory)
+        return self.tables.AuditSource(settings.address, settings.stream, settings.group, self.config, directory)
 
     def _journal_end(self) -> int:
-        from keylane.spark.pipelines.journal_frame import journal_stand  # noqa: PLC0415 - needs pyspark
+        from keylane.spark.pipelines.journal_frame import journal_state  # noqa: PLC0415 - needs pyspark
 
         time.sleep(self.settings.settle_s)
-        last = journal_stand(self.settings.address, self.settings.stream).last
+        last = journal_state(self.settings.address, self.settings.stream).last
         if not last:
             raise InvalidInput(f"the journal of stream {self.settings.stream!r} is empty: there is nothing to audit")
         return last
 
-    def _judge(self, where: Where, pending: Pending, *, must_have: bool) -> Report:
+    def _judge(self, where: AuditSource, pending: PendingWork, *, must_have: bool) -> Report:
         from keylane.spark.pipelines.audit_verdict import judge  # noqa: PLC0415 - needs pyspark
 
         settings = self.settings
@@ -289,3 +274,81 @@ class _Run:
             seconds=time.monotonic() - self.began_s,
             findings=str(kept) if kept is not None else None,
         )
+
+
+# ---- the report in words -------------------------------------------------------------------------------------
+
+
+_NAMES = {
+    "lost": "lost",
+    "duplicated": "handled twice",
+    "out_of_order": "out of order",
+    "two_owners": "two owners at once",
+    "late_effect": "late effects",
+    "unproven": "without a record",
+    "order_unproven": "order not provable",
+}
+
+
+def as_text(report: Report) -> str:
+    """The verdict in the first line; then what was counted, and the first rows of evidence."""
+    facts = report.facts
+    lines = [headline(report), ""]
+    rows: list[tuple[str, str]] = [
+        ("messages", f"{facts['messages']:,} ({report.first:,} to {report.last:,})"),
+        ("handled", f"{facts['handled']:,}"),
+        ("pending", f"{facts['pending']:,}"),
+        *((_NAMES[kind], f"{count:,}") for kind, count in (report.violations | report.unproven).items()),
+        (
+            "journal",
+            f"{facts['records']:,} records in {facts['batches']:,} batches of {facts['instances']:,} instances",
+        ),
+    ]
+    rows += [
+        (words, f"{facts[name]:,}")
+        for name, words in (
+            ("records_dropped", "  dropped records"),
+            ("batches_missing", "  missing batches"),
+            ("batches_broken", "  broken batches"),
+            ("batches_copied", "  copied batches"),
+            ("outside_the_sample", "outside the sample"),
+            ("not_in_the_stream", "not in the stream"),
+        )
+        if facts[name]
+    ]
+    lines += [f"{name:<22} {value}" for name, value in rows]
+    for kind, found in report.evidence.items():
+        lines += ["", f"{_NAMES[kind]}:"]
+        lines += [f"  {times:,} times: {why}" for why, times in report.causes[kind].items()]
+        lines += [f"  {_row(one)}" for one in found]
+    if report.findings is not None:
+        lines += ["", f"all findings: {report.findings}"]
+    return "\n".join(lines)
+
+
+def headline(report: Report) -> str:
+    found = [f"{count:,} {_NAMES[kind]}" for kind, count in report.violations.items() if count]
+    open_ends = [f"{count:,} {_NAMES[kind]}" for kind, count in report.unproven.items() if count]
+    who = f"{report.stream}/{report.group}"
+    told = f"{who}: {', '.join(found)}" if found else f"{who}: no violation"
+    return f"{told}; unproven: {', '.join(open_ends)}" if open_ends else told
+
+
+def _row(one: dict[str, Any]) -> str:
+    told = f"{one['sequence']} of key {one['key']} (partition {one['partition']})"
+    for side, word in (("record", ": "), ("other", "; other: ")):
+        if one[side] is not None:
+            told += word + record_in_words(one[side])
+    return told
+
+
+def record_in_words(one: dict[str, Any]) -> str:
+    return (
+        f"{one['source_sequence']} {one['outcome']} by {one['member']}/{one['instance']} {_time(one['started_ns'])} to "
+        f"{_time(one['ended_ns'])} (pin {one['pin'] or '-'}, revision {one['revision']}, queue {one['sequence']}, "
+        f"delivery {one['delivered']})"
+    )
+
+
+def _time(nanoseconds: int) -> str:
+    return datetime.fromtimestamp(nanoseconds / 1e9, UTC).strftime("%H:%M:%S.%f")

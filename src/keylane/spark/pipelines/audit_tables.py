@@ -21,19 +21,18 @@ from zlib import crc32
 import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
 
 from keylane.core.journal_record import JournalBatch
-from keylane.core.partitions import Partitioning
 from keylane.core.subjects import matches
 from keylane.errors import BrokenJournal, NotFound
-from keylane.groups import ElasticConfig, queue_stream
+from keylane.groups import ElasticConfig, StaticConfig, queue_stream
 from keylane.groups.shape import consumer_name
 from keylane.jetstream import consumers
 from keylane.jetstream.connection import Connection
 from keylane.journal import open_stored
 from keylane.spark.address import Address
-from keylane.spark.driver.layout import GroupConfig
-from keylane.spark.patience import ask
+from keylane.spark.driver.layout import GroupRecord
 from keylane.spark.pipelines.journal_frame import RECORD, raw_batches, records_of, stored_in
-from keylane.spark.pipelines.running import Range, address_options, load
+from keylane.spark.pipelines.stream_range import StreamRange, address_options, load
+from keylane.spark.retry import ask
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -83,7 +82,7 @@ PENDING_DDL = "sequence BIGINT"
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class PendingWork:
     """What had not been handled when it was looked at."""
 
     floors: dict[int, int] | None = None
@@ -94,14 +93,14 @@ class Pending:
     """Elastic groups: how many messages the server had not copied into the queue yet."""
 
 
-def look_at_pending(address: Address, stream: str, group: str, config: GroupConfig) -> Pending:
+def look_at_pending(address: Address, stream: str, group: str, config: GroupRecord) -> PendingWork:
     """What the consumers of a group say, or the queue of an elastic one."""
 
-    async def look(connection: Connection) -> Pending:
+    async def look(connection: Connection) -> PendingWork:
         if isinstance(config, ElasticConfig):
             wire = await connection.api.request(f"STREAM.INFO.{queue_stream(stream, group)}")
             lag = sum(one.get("lag", 0) for one in wire.get("sources") or ())
-            return Pending(queued=wire["state"]["messages"], lag=lag)
+            return PendingWork(queued=wire["state"]["messages"], lag=lag)
         floors = dict.fromkeys(range(config.max_members), 0)
         for member in config.plan.members:
             try:
@@ -109,7 +108,7 @@ def look_at_pending(address: Address, stream: str, group: str, config: GroupConf
             except NotFound:
                 continue
             floors |= dict.fromkeys(config.plan.partitions_of(member), info.ack_floor)
-        return Pending(floors=floors)
+        return PendingWork(floors=floors)
 
     return ask(address, look, f"look at what group {group!r} has to do")
 
@@ -118,26 +117,26 @@ def look_at_pending(address: Address, stream: str, group: str, config: GroupConf
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class AuditSource:
     """What is read and where it goes."""
 
     address: Address
     stream: str
     group: str
-    config: GroupConfig
+    config: GroupRecord
     directory: Path
 
     def path(self, table: str) -> str:
         return str(self.directory / table)
 
 
-def write_messages(spark: SparkSession, where: Where, part: Range) -> None:
+def write_messages(spark: SparkSession, where: AuditSource, part: StreamRange) -> None:
     """The messages of a range that the group is to handle."""
     frame = load(spark, _of_stream(where), part)
     placed(frame, where.config).write.mode("overwrite").parquet(where.path("messages"))
 
 
-def append_messages(spark: SparkSession, where: Where, start: dict[str, str], last: int | None) -> None:
+def append_messages(spark: SparkSession, where: AuditSource, start: dict[str, str], last: int | None) -> None:
     """All that came since the last time, up to now."""
     from keylane.spark import register  # noqa: PLC0415 - needs pyspark, which is optional and slow
 
@@ -148,8 +147,8 @@ def append_messages(spark: SparkSession, where: Where, start: dict[str, str], la
     _append(placed(frame, where.config), where, "messages")
 
 
-def pending_of(spark: SparkSession, where: Where) -> Pending:
-    """What the group had still to do; what lies in an elastic group's queue is a table then, by sequence in the stream.
+def pending_of(spark: SparkSession, where: AuditSource) -> PendingWork:
+    """What the group had still to do. Messages in an elastic group's queue become a table, by sequence in the stream.
 
     An empty queue that nothing is on the way to stays empty as far as this range goes, and needs no reading.
     """
@@ -163,10 +162,11 @@ def pending_of(spark: SparkSession, where: Where) -> Pending:
     return found
 
 
-def _write_queue(spark: SparkSession, where: Where) -> None:
+def _write_queue(spark: SparkSession, where: AuditSource) -> None:
     options = address_options(where.address) | {
         "stream": where.stream,
         "group": where.group,
+        "queue": "true",
         "splitBy": "sequence",
         "includeData": "false",
         "failOnDataLoss": "false",
@@ -175,24 +175,27 @@ def _write_queue(spark: SparkSession, where: Where) -> None:
     queue.write.parquet(where.path("pending"))
 
 
-def write_journal(spark: SparkSession, where: Where, part: Range, last: int) -> None:
+def write_journal(spark: SparkSession, where: AuditSource, part: StreamRange, last: int) -> None:
     """The group's journal up to the sequence `last` of its stream, as far as it is about the range."""
     raw = raw_batches(spark, where.address, where.stream, where.group, bounds={"endingOffsets": str(last)})
     read = raw.mapInArrow(JournalReader(part.after + 1, part.upto), JOURNAL_DDL)
     read.write.mode("overwrite").parquet(where.path("journal"))
 
 
-def append_journal(spark: SparkSession, where: Where, first: int, last: int | None) -> None:
+def append_journal(spark: SparkSession, where: AuditSource, first: int, last: int | None) -> None:
     """What was written into the journal since the last time, up to now."""
     raw = raw_batches(spark, where.address, where.stream, where.group, streaming=True)
     _append(raw.mapInArrow(JournalReader(first, last), JOURNAL_DDL), where, "journal")
 
 
-def _of_stream(where: Where) -> dict[str, str]:
-    return address_options(where.address) | {"stream": where.stream, "splitBy": "sequence", "includeData": "false"}
+def _of_stream(where: AuditSource) -> dict[str, str]:
+    options = {"stream": where.stream, "splitBy": "sequence", "includeData": "false"}
+    if isinstance(where.config, ElasticConfig):
+        options["group"] = where.group
+    return address_options(where.address) | options
 
 
-def _append(frame: DataFrame, where: Where, table: str) -> None:
+def _append(frame: DataFrame, where: AuditSource, table: str) -> None:
     query = (
         frame.writeStream.format("parquet")
         .option("path", where.path(table))
@@ -206,24 +209,24 @@ def _append(frame: DataFrame, where: Where, table: str) -> None:
 # ---- in the executors -----------------------------------------------------------------------------------
 
 
-def placed(frame: DataFrame, config: GroupConfig) -> DataFrame:
+def placed(frame: DataFrame, config: GroupRecord) -> DataFrame:
     """The messages that the group is to handle, with their keys."""
     return frame.select("subject", "partition", "key", "sequence", "timestamp").mapInArrow(
-        Placing(config), MESSAGES_DDL
+        GroupSelection(config), MESSAGES_DDL
     )
 
 
-class Placing:
-    """Tells which messages a group is to handle, and their keys as its members see them."""
+class GroupSelection:
+    """Tells which messages a group is to handle, and their keys as its members see them.
 
-    def __init__(self, config: GroupConfig) -> None:
+    The rows of an elastic group are read with its name, so they have its keys and partitions already.
+    """
+
+    def __init__(self, config: GroupRecord) -> None:
         self.max_members = config.max_members
         self.is_elastic = isinstance(config, ElasticConfig)
-        self.partitioning: tuple[Partitioning, ...] = ()
         self.filters: tuple[str, ...] = ()
-        if isinstance(config, ElasticConfig):
-            self.partitioning = config.partitioning or (Partitioning(">", (), config.max_members),)
-        elif config.dialect == "present":
+        if isinstance(config, StaticConfig) and config.dialect == "present":
             self.filters = config.filters  # members of the old dialect take whole partitions
 
     def __call__(self, tables: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -245,11 +248,8 @@ class Placing:
     def place(self, subject: str, partition: int | None, key: str | None) -> tuple[str, int, int] | None:
         """Key, partition and the key's CRC; None if the group does not want it."""
         if self.is_elastic:
-            stored = subject if partition is None else f"{partition}.{subject}"
-            one = next((one for one in self.partitioning if matches(one.filter, stored)), None)
-            if one is None:
+            if key is None or partition is None:
                 return None
-            key, partition = one.key(stored), one.partition(stored)
         elif partition is None or partition >= self.max_members or not self._selects(subject):
             return None
         elif key is None:

@@ -1,4 +1,4 @@
-"""From an audit's tables to its verdict: which rules are run, and what is counted and shown."""
+"""From the tables of an audit to its verdict: what the journal holds, which rules run, what is counted and shown."""
 
 from __future__ import annotations
 
@@ -16,15 +16,54 @@ from keylane.core.journal_record import sample_limit
 from keylane.errors import InvalidInput
 from keylane.groups import ElasticConfig
 from keylane.spark.pipelines import audit_rules as rules
-from keylane.spark.pipelines.audit_lines import Lines
-from keylane.spark.pipelines.audit_losses import Proof, losses, unhandled
-from keylane.spark.pipelines.audit_tables import JOURNAL_DDL, MESSAGES_DDL, PENDING_DDL, Pending, Where
-from keylane.spark.pipelines.running import Say
+from keylane.spark.pipelines.audit_rules import Proof, losses, unhandled
+from keylane.spark.pipelines.audit_tables import JOURNAL_DDL, MESSAGES_DDL, PENDING_DDL, AuditSource, PendingWork
+from keylane.spark.pipelines.spark_jobs import Say
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, Row, SparkSession
 
     from keylane.spark.pipelines.audit import Settings
+
+_NAMES = pa.schema([("line", pa.int64()), ("writer", pa.string()), ("member", pa.string()), ("instance", pa.string())])
+
+
+@dataclass(frozen=True, slots=True)
+class JournalLines:
+    """The lines of a journal."""
+
+    found: Sequence[Row]
+    broken: int
+    """Messages that are no whole batch."""
+
+    @classmethod
+    def of(cls, journal: DataFrame) -> JournalLines:
+        rows = rules.lines(journal).collect()
+        nameless = [row for row in rows if row["writer"] is None]
+        return cls([row for row in rows if row not in nameless], sum(row["copies"] + 1 for row in nameless))
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def total(self, name: str) -> int:
+        """The sum of `batches`, `missing`, `dropped`, `copies` or `records`."""
+        return sum(row[name] for row in self.found)
+
+    @property
+    def sample(self) -> float:
+        """The least part of the keys that an instance wrote about."""
+        return min((row["sample"] for row in self.found), default=1.0)
+
+    @property
+    def whole(self) -> bool:
+        """Nothing is missing, as far as the batches in the journal show."""
+        return not (self.total("missing") or self.total("dropped") or self.broken)
+
+    def names(self, spark: SparkSession) -> DataFrame:
+        """Which instance a line is."""
+        return spark.createDataFrame(
+            pa.Table.from_pylist([{name: row[name] for name in _NAMES.names} for row in self.found], schema=_NAMES)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +81,8 @@ class Found:
 
 def judge(
     spark: SparkSession,
-    where: Where,
-    pending: Pending,
+    where: AuditSource,
+    pending: PendingWork,
     settings: Settings,
     building: Path,
     *,
@@ -52,7 +91,7 @@ def judge(
 ) -> Found:
     """Run the rules; all findings are in `building/findings` afterwards."""
     journal = spark.read.schema(JOURNAL_DDL).parquet(where.path("journal"))
-    lines = Lines.of(journal)
+    lines = JournalLines.of(journal)
     if must_have and not len(lines):
         raise InvalidInput(
             f"the journal of stream {settings.stream!r} has nothing of group {settings.group!r}: let its members write "
@@ -120,7 +159,9 @@ def _counted(messages: DataFrame, wanted: Column) -> dict[str, Any]:
     return found.asDict()
 
 
-def _with_pending(spark: SparkSession, left: DataFrame, final: DataFrame, where: Where, pending: Pending) -> DataFrame:
+def _with_pending(
+    spark: SparkSession, left: DataFrame, final: DataFrame, where: AuditSource, pending: PendingWork
+) -> DataFrame:
     """Messages without a final record; `pending` if the group still had to handle them."""
     if isinstance(where.config, ElasticConfig):
         queued = spark.read.schema(PENDING_DDL).parquet(where.path("pending")).distinct()
@@ -153,7 +194,7 @@ def _of_keys(spark: SparkSession, final: DataFrame, tolerance_ns: int, building:
     ], counted.get["finals"]
 
 
-def _facts(lines: Lines, counted: dict[str, Any], finals: int, handled: int) -> dict[str, int | float]:
+def _facts(lines: JournalLines, counted: dict[str, Any], finals: int, handled: int) -> dict[str, int | float]:
     messages, in_sample = counted["messages"], counted["in_sample"]
     return {
         "messages": messages,

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keylane.errors import ExtraMissing, InvalidInput
-from keylane.spark.pipelines.skew_report import By, Load, moves_told
-from keylane.spark.pipelines.skew_report import Report as SkewReport
-from keylane.spark.pipelines.slo_report import Cell
-from keylane.spark.pipelines.slo_report import Report as SloReport
+from keylane.spark.pipelines.skew import By, MeasuredLoad, moves_told
+from keylane.spark.pipelines.skew import Report as SkewReport
+from keylane.spark.pipelines.slo import Cell
+from keylane.spark.pipelines.slo import Report as SloReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -109,7 +109,7 @@ def _draw_partitions(axes: Axes, report: SkewReport) -> None:
     """Each partition as a bar: its hottest keys on the ground, the rest on top."""
     unit, scale = _UNITS[report.by]
     ranked = sorted(report.partitions, key=lambda one: -report.partitions[one].by(report.by))[:_MOST_BARS]
-    totals = [report.partitions.get(one, Load()).by(report.by) / scale for one in ranked]
+    totals = [report.partitions.get(one, MeasuredLoad()).by(report.by) / scale for one in ranked]
     hot = [sum(key.load.by(report.by) for key in report.hot_keys if key.partition == one) / scale for one in ranked]
     places = range(len(ranked))
     axes.bar(places, hot, color=_ORANGE, label=f"{len(report.hot_keys)} hottest keys")

@@ -1,6 +1,6 @@
 """Claims: a coordination log replayed on Spark: who owned what when, overlaps and gaps, pauses.
 
-The rules are those of `core/claims.py`; `claims_replay` applies them in tasks, `claims_tables` asks what came out,
+The rules are those of `core/claims.py`; `claims_replay` applies them in tasks, `claims_tables` queries the result,
 `claims_log` knows where the log is. The world is that of one reader who reads the log up to the same place.
 """
 
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +18,12 @@ from keylane.core.claim_records import Placing, check_id, check_placing
 from keylane.core.claims import World
 from keylane.core.names import check_stream_name
 from keylane.errors import InvalidInput
-from keylane.spark.address import Address
 from keylane.spark.pipelines.claims_log import open_log, place_of, stops_of
-from keylane.spark.pipelines.places import building, check_work, put_in_place, working
-from keylane.spark.pipelines.running import Say, check_evidence, plainly, progress, say_nothing
+from keylane.spark.pipelines.claims_replay import FOREVER_MS
+from keylane.spark.pipelines.interface import PipelineReport, PipelineSettings
+from keylane.spark.pipelines.spark_jobs import Say, plainly, progress, say_nothing
+from keylane.spark.pipelines.stream_range import check_evidence
+from keylane.spark.pipelines.work_directory import building, check_work, put_in_place, working
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,12 +32,11 @@ TABLES = "claims"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """Which log, and what to tell of it."""
+class Settings(PipelineSettings):
+    """Which log, and what to report."""
 
     log: str | None = None
     """Its name; None is `marshal`, on Kafka `__marshal`."""
-    address: Address = field(default_factory=Address)
     kafka: str | None = None
     """The log is in Kafka, at these brokers: `host:port,host:port`."""
     kafka_config: str | None = None
@@ -43,16 +46,16 @@ class Settings:
     placing: Placing = "topic_partition"
     """As for everybody on the log."""
     group: str | None = None
-    """Tell of this group only."""
+    """Report this group only."""
     topic: str | None = None
-    """Tell of this topic only."""
+    """Report this topic only."""
     start: str = "earliest"
-    """Tell of what was owned from there on: an offset, a time, or how long ago. The log is replayed from its beginning
-    all the same: who owned what then is told by what came before."""
+    """Report what was owned from there on: an offset, a time, or how long ago. The log is replayed from its beginning
+    all the same: earlier records say who owned what then."""
     at: str | None = None
     """The world and its history as they were there, in the same words; None is all that the log has."""
     gap_s: float | None = None
-    """Tell when a partition was nobody's for longer than this. None is one interval."""
+    """Report when a partition had no owner for longer than this. None is one interval."""
     out: str | None = None
     """A directory that driver and executors see under one path. All tables stay in `<out>/claims`."""
     evidence: int = 20
@@ -85,7 +88,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(PipelineReport):
     """What a coordination log says."""
 
     log: str
@@ -107,13 +110,7 @@ class Report:
         """At no place in the log had a partition two owners, and everybody looks for it in the same place."""
         return not any(self.violations.values())
 
-    @property
-    def exit_code(self) -> int:
-        return 0 if self.verdict else 3
-
     def as_json(self) -> dict[str, Any]:
-        from keylane.spark.pipelines.claims_text import told  # noqa: PLC0415 - only where somebody reads it
-
         return {
             "pipeline": "claims",
             "verdict": "clean" if self.verdict else "violations",
@@ -129,8 +126,6 @@ class Report:
         }
 
     def as_text(self) -> str:
-        from keylane.spark.pipelines.claims_text import as_text  # noqa: PLC0415 - only where somebody reads it
-
         return as_text(self)
 
 
@@ -163,3 +158,168 @@ def run(spark: SparkSession, settings: Settings, say: Say = say_nothing) -> Repo
         tables=str(kept) if kept is not None else None,
         **found,
     )
+
+
+# ---- the report in words and as JSON -------------------------------------------------------------------------
+
+
+_LENGTHS = ("gap_ms", "paused_ms", "held_ms", "longest_gap_ms")
+
+
+def told(row: dict[str, Any]) -> dict[str, Any]:
+    """A row for programs: times as ISO 8601, lengths in seconds."""
+    found: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, dict):
+            found[name] = told(value)
+        elif name in _LENGTHS:
+            found[name.replace("_ms", "_s")] = value / 1000
+        elif name.endswith("_ms"):
+            found[name.replace("_ms", "_time")] = None if value is None else _iso(value)
+        else:
+            found[name] = value
+    return found
+
+
+def as_text(report: Report) -> str:
+    """The verdict in the first line; then what was counted, and the first rows of each table."""
+    facts, evidence = report.facts, report.evidence
+    lines = [_headline(report), ""]
+    lines += [f"{name:<12} {value}" for name, value in _counted(report)]
+    for title, rows in (
+        ("overlaps", map(_overlap, evidence["overlaps"])),
+        (f"nobody's for longer than {report.gap_s:g} s", map(_gap, evidence["gaps"])),
+        ("pauses", map(_pause, evidence["pauses"])),
+        ("heartbeats of others than the owner", map(_rival, evidence["rivals"])),
+        ("unreadable", map(_unreadable, evidence["unreadable"])),
+        ("who owned", _table(_OWNERS, map(_owner, evidence["owners"]))),
+        ("who owns", _table(_WORLD, map(_claim, evidence["world"]))),
+    ):
+        shown = list(rows)
+        lines += ["", f"{title}:", *(f"  {row}" for row in shown)] if shown else []
+    left_out = facts["keys"] - len(evidence["world"])
+    if left_out > 0:
+        lines.append(f"  and {left_out:,} more partitions")
+    if report.tables is not None:
+        lines += ["", f"all tables: {report.tables}"]
+    return "\n".join(lines)
+
+
+def _headline(report: Report) -> str:
+    overlaps, misplaced = report.violations["overlaps"], report.violations["misplaced"]
+    found = [_many(overlaps, "overlap")] if overlaps else ["no overlap"]
+    if misplaced:
+        found.append(f"{_many(misplaced, 'record')} where another hash puts {'it' if misplaced == 1 else 'them'}")
+    return f"{report.log}: {', '.join(found)}; {_many(report.facts['gaps'], 'gap')} longer than {report.gap_s:g} s"
+
+
+def _counted(report: Report) -> Iterable[tuple[str, str]]:
+    facts = report.facts
+    unreadable = f", {facts['unreadable']:,} of them unreadable and skipped" if facts["unreadable"] else ""
+    begin_ms = min(one["first_ms"] for one in report.partitions)
+    end_ms = max(one["now_ms"] for one in report.partitions)
+    if len(report.partitions) == 1:
+        where = f"{report.partitions[0]['first']:,} to {report.partitions[0]['last']:,}"
+    else:
+        where = f"in {len(report.partitions)} partitions"
+    yield "log", f"{_many(facts['records'], 'record')} ({where}){unreadable}"
+    yield "time", f"{_iso(begin_ms)} to {_iso(end_ms)}"
+    held = facts["keys_fresh"] + facts["keys_unknown"]
+    yield (
+        "partitions",
+        f"{facts['keys']:,}: {held:,} owned, {facts['keys_stale']:,} run out, {facts['keys_free']:,} free",
+    )
+    yield "claims", ", ".join(f"{facts[f'claims_{how}']:,} {how}" for how in ("won", "lost", "paused", "unsure"))
+    ends = ", ".join(f"{count:,} {how}" for how, count in report.spans.items() if count)
+    yield "spans", f"{sum(report.spans.values()):,}" + (f": {ends}" if ends else "")
+    longest = (
+        f", the longest {_length(facts['longest_gap_ms'])}; {facts['gaps_open']:,} still are" if facts["gaps"] else ""
+    )
+    yield "gaps", f"{facts['gaps']:,}{longest}"
+    yield "pauses", f"{facts['pauses']:,}" + (f", {facts['pauses_in_force']:,} in force" if facts["pauses"] else "")
+    if facts["rivals"]:
+        yield "rivals", f"{facts['rivals']:,}, with {_many(facts['rival_heartbeats'], 'heartbeat')}"
+
+
+def _key(row: dict[str, Any]) -> str:
+    return f"{row['group']} {row['topic']} {row['partition']}"
+
+
+def _overlap(row: dict[str, Any]) -> str:
+    return f"{_key(row)}: {_span(row['before'])}, and {_span(row['after'])}"
+
+
+def _span(row: dict[str, Any]) -> str:
+    ended = "is not ended" if row["to_offset"] is None else f"to record {row['to_offset']}, {_iso(row['to_ms'])}"
+    place = f"partition {row['log_partition']} of the log{', where it does not belong' if row['misplaced'] else ''}"
+    who = f"{row['client']} ({row['instance']})"
+    return f"{who} from record {row['from_offset']}, {_iso(row['from_ms'])} {ended} (in {place})"
+
+
+def _gap(row: dict[str, Any]) -> str:
+    end = f"until {row['next_client']} had it at {_iso(row['to_ms'])}" if row["to_ms"] is not None else "to the end"
+    paused = f"; the group was paused for {_length(row['paused_ms'])} of it" if row["paused_ms"] else ""
+    begin = f"{row['client']} had it to {_iso(row['from_ms'])} ({row['ended']})"
+    return f"{_key(row)}: {_length(row['gap_ms'])}, {begin}, {end}{paused}"
+
+
+def _pause(row: dict[str, Any]) -> str:
+    asked = "" if row["ended"] == "expired" else f", asked for until {_iso(row['expiry_ms'])}"
+    ended = row["ended"].replace("_", " ")
+    place = f"record {row['from_offset']} of partition {row['log_partition']}"
+    until = "" if row["ended"] == "in_force" else f" to {_iso(row['to_ms'])}"
+    return f"{row['group']}: {_iso(row['from_ms'])}{until} ({ended}{asked}), by {row['client']}, {place}"
+
+
+def _rival(row: dict[str, Any]) -> str:
+    first, last = row["from_offset"], row["to_offset"]
+    where = f"record {first}" if first == last else f"records {first} to {last}"
+    return (
+        f"{_key(row)}: {_many(row['heartbeats'], 'heartbeat')} of {row['client']} ({row['instance']}), {where}, while "
+        f"{row['owner_client']} ({row['owner_instance']}) had it"
+    )
+
+
+def _unreadable(row: dict[str, Any]) -> str:
+    return f"record {row['offset']} of partition {row['log_partition']}: {row['reason']}"
+
+
+_OWNERS = ("group", "client", "owns now", "spans", "partitions", "in sum")
+_WORLD = ("group", "topic", "partition", "owner", "state", "since", "token", "next to read")
+
+
+def _owner(row: dict[str, Any]) -> tuple[str, ...]:
+    numbers = (row["held"], row["spans"], row["partitions"])
+    return row["group"], row["client"], *(f"{one:,}" for one in numbers), _length(row["held_ms"])
+
+
+def _claim(row: dict[str, Any]) -> tuple[str, ...]:
+    numbers = ("-" if row[name] is None else f"{row[name]:,}" for name in ("token", "next_offset"))
+    owner = "-" if row["client"] is None else f"{row['client']} ({row['instance']})"
+    since = "-" if row["from_ms"] is None else _iso(row["from_ms"])
+    return row["group"], row["topic"], str(row["partition"]), owner, row["freshness"] or "free", since, *numbers
+
+
+def _table(names: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
+    cells = [names, *rows]
+    if len(cells) == 1:
+        return []
+    widths = [max(len(row[place]) for row in cells) for place in range(len(names))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def _length(ms: int) -> str:
+    if ms < 60_000:
+        return f"{ms / 1000:g} s"
+    minutes, seconds = divmod(round(ms / 1000), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}"
+
+
+def _iso(ms: int) -> str:
+    time = datetime.fromtimestamp(min(ms, FOREVER_MS) / 1000, UTC)
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")

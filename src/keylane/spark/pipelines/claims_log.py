@@ -1,7 +1,7 @@
 """Where a coordination log is for the pipeline `claims`, which part of it is meant, and its records as rows.
 
 The part is named in words: an offset, a time, or how long ago. A time is compared with what the broker stamped on each
-record, as everywhere in Marshal, so where it lies in the log is found in the records and not asked of the server.
+record, as everywhere in Marshal, so its place in the log is found in the records, not asked of the server.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from keylane.jetstream.connection import Connection
 from keylane.marshal.jetstream_log import DEFAULT_NAME, JetStreamLog, open_jetstream_log, subjects_of
 from keylane.marshal.log import Bounds
 from keylane.spark.address import Address
-from keylane.spark.driver.options import read_options
-from keylane.spark.patience import ask
-from keylane.spark.pipelines.running import address_options, bounds, load
+from keylane.spark.pipelines.stream_range import SUBJECT_IS_KEY, address_options, bounds, load
+from keylane.spark.read_options import read_options
+from keylane.spark.retry import ask
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,7 +32,7 @@ _OFFSETS = re.compile(r"\d+:\d+(,\d+:\d+)*")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LogPosition:
     """A place in a log: after these records, or after the last one that is not younger than a time."""
 
     offset: int | None = None
@@ -42,24 +42,24 @@ class Place:
     time_ms: int | None = None
 
 
-def place_of(word: str, name: str, now: datetime | None = None) -> Place:
+def place_of(word: str, name: str, now: datetime | None = None) -> LogPosition:
     """Where `word` is; `earliest` and `latest` are nowhere in particular.
 
     >>> place_of("17", "at")
-    Place(offset=17, offsets=None, time_ms=None)
+    LogPosition(offset=17, offsets=None, time_ms=None)
     >>> place_of("0:17,1:9", "at").offsets
     {0: 17, 1: 9}
     """
     if word in ("earliest", "latest"):
-        return Place()
+        return LogPosition()
     if word.isdecimal():
-        return Place(offset=int(word))
+        return LogPosition(offset=int(word))
     if _OFFSETS.fullmatch(word):
         pairs = [pair.split(":") for pair in word.split(",")]
         offsets = {int(number): int(offset) for number, offset in pairs}
         if len(offsets) < len(pairs):
             raise InvalidInput(f"{name} is {shown(word)}: it names a partition twice")
-        return Place(offsets=offsets)
+        return LogPosition(offsets=offsets)
     try:
         found = bounds(word, None, now)
     except InvalidInput:
@@ -71,7 +71,7 @@ def place_of(word: str, name: str, now: datetime | None = None) -> Place:
         time = read_options({"stream": "log", **found}).start.time
     except InvalidInput as error:
         raise InvalidInput(str(error).replace("option 'startingTimestamp'", name)) from None
-    return Place(time_ms=int(time.timestamp() * 1000))
+    return LogPosition(time_ms=int(time.timestamp() * 1000))
 
 
 class Log(Protocol):
@@ -109,6 +109,7 @@ class JetStreamRows:
             "splitBy": "sequence",
             "startingOffsets": "earliest",
             "endingOffsets": str(stops[0] - 1),
+            **SUBJECT_IS_KEY,
         }
         from pyspark.sql import functions as F  # noqa: N812, PLC0415 - everybody's name for it; optional and slow
 
@@ -140,7 +141,7 @@ def no_such_log(name: str) -> CoordinationLogError:
 
 
 def open_log(settings: Settings) -> Log:
-    """The log that the settings name, as it stands now."""
+    """The log that the settings name, as it is now."""
     if not settings.is_on_kafka:
         return JetStreamRows(settings.address, settings.log, settings.interval_s)
     try:
@@ -152,7 +153,7 @@ def open_log(settings: Settings) -> Log:
     return KafkaRows(settings.kafka, settings.kafka_config, settings.log, settings.interval_s)
 
 
-def stops_of(log: Log, at: Place) -> dict[int, int]:
+def stops_of(log: Log, at: LogPosition) -> dict[int, int]:
     """Where to stop reading each partition of the log that has something to read: what came later is not asked for."""
     filled = {number: one for number, one in log.bounds.items() if one.first < one.end}
     if not filled:

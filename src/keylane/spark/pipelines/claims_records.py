@@ -95,7 +95,7 @@ def _about(value: bytes, subject: str | None, known: dict[bytes, tuple[_Key, str
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class LogPiece:
     """What one task has read of a partition of the log; `kept` is of the records that are not too young."""
 
     log_partition: int
@@ -112,7 +112,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class LogExtent:
     """The part of a partition of the log that is replayed: from its first record to the one before `stop`.
 
     `begins`: the first offset that it still has, which in Kafka may be before its first record. `end`: where it ended
@@ -134,7 +134,7 @@ class Extent:
 class Survey:
     """What of the log is replayed. `before`: the log's time before a piece, for all but the first of a partition."""
 
-    extents: dict[int, Extent]
+    extents: dict[int, LogExtent]
     before: dict[tuple[int, int], int]
 
     @property
@@ -147,7 +147,7 @@ class Survey:
         return min(one.first_ms for one in self.extents.values())
 
 
-def measure(pieces: Iterable[Piece], bounds: Mapping[int, Bounds], until_ms: int | None, *, holes: bool) -> Survey:
+def measure(pieces: Iterable[LogPiece], bounds: Mapping[int, Bounds], until_ms: int | None, *, holes: bool) -> Survey:
     """Put the pieces in order. `until_ms`: stop before the first record of a partition that is younger.
 
     `bounds`: as they were before it was read. Where offsets have no `holes`, it may have lost its head since.
@@ -155,11 +155,11 @@ def measure(pieces: Iterable[Piece], bounds: Mapping[int, Bounds], until_ms: int
     A record comes before the first younger one if the log's time at it is not beyond `until_ms`: that of its piece and
     that before its piece.
     """
-    extents: dict[int, Extent] = {}
+    extents: dict[int, LogExtent] = {}
     before: dict[tuple[int, int], int] = {}
     for number, in_order in _by_partition(pieces).items():
         newest_ms: int | None = None
-        kept: list[Piece] = []
+        kept: list[LogPiece] = []
         for piece in in_order:
             if newest_ms is not None:
                 before[number, piece.first] = newest_ms
@@ -167,7 +167,7 @@ def measure(pieces: Iterable[Piece], bounds: Mapping[int, Bounds], until_ms: int
                 kept.append(piece)
             newest_ms = piece.newest_ms if newest_ms is None else max(newest_ms, piece.newest_ms)
         if kept:
-            extents[number] = Extent(
+            extents[number] = LogExtent(
                 log_partition=number,
                 begins=bounds[number].first if holes else kept[0].first,
                 first=kept[0].first,
@@ -181,7 +181,7 @@ def measure(pieces: Iterable[Piece], bounds: Mapping[int, Bounds], until_ms: int
     return Survey(extents, before)
 
 
-def first_trouble(pieces: Iterable[Piece], stops: Mapping[int, int], *, holes: bool) -> tuple[int, int] | None:
+def first_trouble(pieces: Iterable[LogPiece], stops: Mapping[int, int], *, holes: bool) -> tuple[int, int] | None:
     """The partition of the log and the offset near which records are missing; None if there are all up to `stops`.
 
     `holes`: offsets may be missing between two records, as in Kafka.
@@ -200,8 +200,8 @@ def first_trouble(pieces: Iterable[Piece], stops: Mapping[int, int], *, holes: b
     return None
 
 
-def _by_partition(pieces: Iterable[Piece]) -> dict[int, Sequence[Piece]]:
-    found: dict[int, list[Piece]] = {}
+def _by_partition(pieces: Iterable[LogPiece]) -> dict[int, Sequence[LogPiece]]:
+    found: dict[int, list[LogPiece]] = {}
     for piece in sorted(pieces, key=lambda one: (one.log_partition, one.first)):
         found.setdefault(piece.log_partition, []).append(piece)
     return dict(found)

@@ -5,13 +5,15 @@ What a record is worth depends on the records of its own key, on the pauses of i
 the log's time, and before them, where the log begins with somebody else's record, one that says nothing.
 
 Owns nothing of the rules, and needs no Spark: from Arrow to Arrow. Memory is bounded by the number of keys and pauses.
+
+`Pauses` are those of the groups in one partition of the log: every task has all of them, and one task reports them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
@@ -21,8 +23,80 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
 from keylane.core.claim_facts import Claim, Ended, Key, LogRecord, Owner, Tenure, Verdict, gaps, overlaps
 from keylane.core.claim_records import HEARTBEAT, RELEASE_GROUP, Placing, Unreadable, split
 from keylane.core.claims import World
-from keylane.spark.pipelines.claims_pauses import Pauses
-from keylane.spark.pipelines.claims_records import Extent
+from keylane.spark.pipelines.claims_records import LogExtent
+
+FOREVER_MS: Final = 253_402_300_799_000
+"""The last second of the year 9999: later times are reported as this."""
+_TELLS = 0
+
+IN_FORCE, PAUSE_EXPIRED, RESUMED, REPLACED = "in_force", "expired", "resumed", "replaced"
+
+
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """One pause. `to_ms`: when it ended, or will."""
+
+    by: Owner
+    offset: int
+    from_ms: int
+    expiry_ms: int
+    to_ms: int
+    tells: bool
+
+
+class Pauses:
+    """Takes the `ReleaseGroup` records of one partition of the log in their order."""
+
+    def __init__(self, log_partition: int, now_ms: int) -> None:
+        self._number = log_partition
+        self._now_ms = now_ms
+        self._open: dict[str, _Rest] = {}
+        self._times: dict[str, list[tuple[int, int]]] = {}
+
+    def add(self, record: Record, time_ms: int) -> Iterator[dict[str, Any]]:
+        """The row of the pause that ended here or before; the newest `ReleaseGroup` is the one that counts."""
+        fields = split(record.value)
+        assert not isinstance(fields, Unreadable), record
+        expiry_ms = min(1000 * fields[6], FOREVER_MS)
+        before = self._open.pop(record.group, None)
+        if before is not None:
+            cut_short = time_ms < before.expiry_ms
+            how = (RESUMED if expiry_ms <= time_ms else REPLACED) if cut_short else PAUSE_EXPIRED
+            yield from self._ended(record.group, replace(before, to_ms=min(time_ms, before.expiry_ms)), how)
+        if expiry_ms > time_ms:
+            writer = Owner(fields[2], fields[1])
+            rest = _Rest(writer, record.offset, time_ms, expiry_ms, expiry_ms, record.task == _TELLS)
+            self._open[record.group] = rest
+
+    def finish(self) -> Iterator[dict[str, Any]]:
+        """The rows of those that the newest record of their group began."""
+        for group, rest in self._open.items():
+            yield from self._ended(group, rest, IN_FORCE if self._now_ms < rest.expiry_ms else PAUSE_EXPIRED)
+        self._open.clear()
+
+    def within(self, group: str, from_ms: int, to_ms: int) -> int:
+        """How long of a time the group was paused, in milliseconds. Ask before `finish`."""
+        times = list(self._times.get(group, ()))
+        if group in self._open:
+            times.append((self._open[group].from_ms, self._open[group].to_ms))
+        return sum(max(0, min(to_ms, end_ms) - max(from_ms, begin_ms)) for begin_ms, end_ms in times)
+
+    def _ended(self, group: str, rest: _Rest, how: str) -> Iterator[dict[str, Any]]:
+        self._times.setdefault(group, []).append((rest.from_ms, rest.to_ms))
+        if rest.tells:
+            yield {
+                "kind": "pause",
+                "log_partition": self._number,
+                "group": group,
+                **rest.by._asdict(),
+                "ended": how,
+                "from_offset": rest.offset,
+                "from_ms": rest.from_ms,
+                "to_ms": rest.to_ms,
+                "expiry_ms": rest.expiry_ms,
+                "rank": -rest.from_ms,
+            }
+
 
 _WORDS = (
     "kind", "group", "topic", "client", "instance", "began", "ended", "freshness", "record", "verdict",
@@ -63,7 +137,7 @@ _SAYS_NOTHING: Final = b""
 _ROWS_A_BATCH = 10_000
 _RIVALS_KEPT = 100_000
 
-Row = dict[str, Any]
+ReplayRow = dict[str, Any]
 
 
 class Record(NamedTuple):
@@ -96,13 +170,13 @@ class Replayer:
     partitions: int
     placing: Placing
     first_offset: int
-    extents: Mapping[int, Extent]
+    extents: Mapping[int, LogExtent]
     before: Mapping[tuple[int, int], int]
     since_ms: int
     gap_ms: int
 
     def __call__(self, tables: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        waiting: list[Row] = []
+        waiting: list[ReplayRow] = []
         for row in self._rows(tables):
             waiting.append(row)
             if len(waiting) >= _ROWS_A_BATCH:
@@ -111,7 +185,7 @@ class Replayer:
         if waiting:
             yield pa.RecordBatch.from_pylist(waiting, schema=_REPLAYED)
 
-    def _rows(self, tables: Iterable[pa.RecordBatch]) -> Iterator[Row]:
+    def _rows(self, tables: Iterable[pa.RecordBatch]) -> Iterator[ReplayRow]:
         for number, records in groupby(_records_of(tables), key=attrgetter("log_partition")):
             extent = self.extents.get(number)
             if extent is None:
@@ -140,7 +214,7 @@ def _records_of(tables: Iterable[pa.RecordBatch]) -> Iterator[Record]:
 class _Strand:
     """A world that is given some records of one partition of the log, and when the log begins."""
 
-    def __init__(self, world: World, number: int, extent: Extent) -> None:
+    def __init__(self, world: World, number: int, extent: LogExtent) -> None:
         self.world = world
         self.number = number
         self._extent = extent
@@ -162,7 +236,7 @@ class _PartitionReplay:
     number of partitions. It makes nobody an owner, but it tells whom two hashes have made one.
     """
 
-    def __init__(self, replayer: Replayer, extent: Extent) -> None:
+    def __init__(self, replayer: Replayer, extent: LogExtent) -> None:
         self._replayer = replayer
         self._number = extent.log_partition
         self._now_ms = extent.now_ms
@@ -170,10 +244,10 @@ class _PartitionReplay:
         self._astray = _Strand(replayer.new_world(1), 0, extent)
         self._pauses = Pauses(extent.log_partition, extent.now_ms)
         self._last: dict[Key, tuple[Tenure, str]] = {}
-        self._rivals: dict[tuple[Key, Owner], Row] = {}
+        self._rivals: dict[tuple[Key, Owner], ReplayRow] = {}
         self._counts: Counter[tuple[str, Verdict]] = Counter()
 
-    def apply(self, record: Record) -> Iterable[Row]:
+    def apply(self, record: Record) -> Iterable[ReplayRow]:
         time_ms = max(record.seen_ms, self._replayer.before.get((self._number, record.piece), record.seen_ms))
         verdict = self._right.apply(record.offset, time_ms, record.value)
         if record.kind == RELEASE_GROUP:
@@ -189,7 +263,7 @@ class _PartitionReplay:
         ended = self._right.world.take_ended(self._number)
         return self._shown(row for one in ended for row in self._span(self._right.world, one)) if ended else ()
 
-    def finish(self) -> Iterator[Row]:
+    def finish(self) -> Iterator[ReplayRow]:
         for strand in (self._right, self._astray):
             for tenure in strand.world.tenures():
                 yield from self._shown(self._span(strand.world, tenure, misplaced=strand is self._astray))
@@ -203,13 +277,13 @@ class _PartitionReplay:
         for (kind, verdict), times in self._counts.items():
             yield {"kind": "count", "record": kind, "verdict": verdict.value, "times": times}
 
-    def _shown(self, rows: Iterable[Row]) -> Iterable[Row]:
+    def _shown(self, rows: Iterable[ReplayRow]) -> Iterable[ReplayRow]:
         since_ms = self._replayer.since_ms
         return [row for row in rows if row["to_ms"] is None or row["to_ms"] >= since_ms]
 
     # ---- rows ---------------------------------------------------------------------------------------
 
-    def _span(self, world: World, tenure: Tenure, *, misplaced: bool = False) -> Iterator[Row]:
+    def _span(self, world: World, tenure: Tenure, *, misplaced: bool = False) -> Iterator[ReplayRow]:
         ended = self._how_ended(world, tenure)
         yield {
             "kind": "span",
@@ -244,7 +318,7 @@ class _PartitionReplay:
             return PAUSED
         return tenure.ended.value
 
-    def _gap(self, before: Tenure, ended: str, after: Tenure | None) -> Iterator[Row]:
+    def _gap(self, before: Tenure, ended: str, after: Tenure | None) -> Iterator[ReplayRow]:
         """The time between two spans, or since the last one, if it is long."""
         from_ms, to_ms = before.until_ms, self._now_ms
         if after is not None:
@@ -265,7 +339,7 @@ class _PartitionReplay:
                 "rank": from_ms - to_ms,
             }
 
-    def _rival(self, record: Record, time_ms: int) -> Iterable[Row]:
+    def _rival(self, record: Record, time_ms: int) -> Iterable[ReplayRow]:
         """A heartbeat that did not count is a rival's if somebody else's claim holds."""
         claim = self._right.world.claim_of(*record.key)
         if claim is None or claim.owner is None or not claim.holds(time_ms) or time_ms < self._replayer.since_ms:
@@ -294,7 +368,7 @@ class _PartitionReplay:
         row |= {"heartbeats": heartbeats, "to_offset": record.offset, "to_ms": time_ms, "rank": -heartbeats}
         return full
 
-    def _claim(self, claim: Claim) -> Row:
+    def _claim(self, claim: Claim) -> ReplayRow:
         owner, taken, released = claim.owner, claim.messages, claim.released
         freshness = claim.freshness(self._now_ms)
         return {

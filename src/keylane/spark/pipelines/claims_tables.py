@@ -14,7 +14,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from keylane.core.claim_records import RELEASE_GROUP
-from keylane.spark.pipelines.claims_records import RECORDS_DDL, LogReader, Piece
+from keylane.spark.pipelines.claims_records import RECORDS_DDL, LogPiece, LogReader
 from keylane.spark.pipelines.claims_replay import HELD, REPLAYED_DDL, Record, Replayer
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         "released_client", "released_instance", "released_offset", "released_ms", "released_next", "now_ms",
     ),
 }  # fmt: skip
-"""What the table of each kind of row tells."""
+"""The columns of the table of each kind of row."""
 
 TABLES = {"spans": "span", "gaps": "gap", "pauses": "pause", "rivals": "rival", "world": "claim"}
 """The tables that are kept, and the kind of their rows. `overlaps` is the sixth."""
@@ -50,7 +50,7 @@ def read_log(spark: SparkSession, rows: DataFrame, path: Path) -> DataFrame:
     return spark.read.schema(RECORDS_DDL).parquet(str(path))
 
 
-def pieces(records: DataFrame, until_ms: int | None) -> list[Piece]:
+def pieces(records: DataFrame, until_ms: int | None) -> list[LogPiece]:
     """What each task has read, and how much of that is not younger than a time."""
     kept = F.lit(True) if until_ms is None else F.col("seen_ms") <= until_ms
     found = records.groupBy("log_partition", "piece").agg(
@@ -64,7 +64,7 @@ def pieces(records: DataFrame, until_ms: int | None) -> list[Piece]:
         F.max(F.when(kept, F.col("seen_ms"))),
         F.count(F.when(kept & F.col("kind").isNull(), 1)),
     )
-    return [Piece(row[0], *row[2:]) for row in found.collect()]
+    return [LogPiece(row[0], *row[2:]) for row in found.collect()]
 
 
 def replay(records: DataFrame, replayer: Replayer, path: Path, *, group: str | None, topic: str | None) -> DataFrame:

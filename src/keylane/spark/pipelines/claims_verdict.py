@@ -13,11 +13,10 @@ from keylane.core.claim_facts import Verdict
 from keylane.core.claim_records import CLAIMING_PARTITION, Unreadable, split
 from keylane.errors import InvalidInput, ReadIncomplete
 from keylane.spark.pipelines import claims_tables as tables
-from keylane.spark.pipelines.claims_log import Log, Place, place_of, stops_of
-from keylane.spark.pipelines.claims_pauses import IN_FORCE
-from keylane.spark.pipelines.claims_records import Extent, Survey, first_trouble, measure
-from keylane.spark.pipelines.claims_replay import ENDS, Replayer
-from keylane.spark.pipelines.running import Say
+from keylane.spark.pipelines.claims_log import Log, LogPosition, place_of, stops_of
+from keylane.spark.pipelines.claims_records import LogExtent, Survey, first_trouble, measure
+from keylane.spark.pipelines.claims_replay import ENDS, IN_FORCE, Replayer
+from keylane.spark.pipelines.spark_jobs import Say
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,7 +29,7 @@ _CLAIMS = (Verdict.WON, Verdict.LOST, Verdict.PAUSED, Verdict.UNSURE)
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A log, replayed. `since_ms`: from when on is told."""
+    """A log, replayed. `since_ms`: the start of what is reported."""
 
     records: DataFrame
     rows: DataFrame
@@ -91,7 +90,7 @@ def _replay(spark: SparkSession, log: Log, settings: Settings, aside: Path, say:
     return Replayed(records, rows, survey, since_ms)
 
 
-def _survey(records: DataFrame, log: Log, stops: dict[int, int], at: Place) -> Survey:
+def _survey(records: DataFrame, log: Log, stops: dict[int, int], at: LogPosition) -> Survey:
     pieces = tables.pieces(records, at.time_ms)
     trouble = first_trouble(pieces, stops, holes=log.has_holes)
     if trouble is not None:
@@ -108,7 +107,7 @@ def _survey(records: DataFrame, log: Log, stops: dict[int, int], at: Place) -> S
 
 
 def _since_ms(records: DataFrame, survey: Survey, settings: Settings, log: Log) -> int:
-    """From when on is told. Refuses a range without a record."""
+    """The start of what is reported. Refuses a range without a record."""
     start = place_of(settings.start, "from")
     since_ms = start.time_ms if start.time_ms is not None else survey.first_ms
     if start.offset is not None:
@@ -196,7 +195,7 @@ def _facts(survey: Survey, totals: _Totals) -> dict[str, int]:
     }
 
 
-def _told(extent: Extent) -> dict[str, int]:
+def _told(extent: LogExtent) -> dict[str, int]:
     return {
         "log_partition": extent.log_partition,
         "first": extent.first,

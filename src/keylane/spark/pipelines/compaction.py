@@ -22,7 +22,7 @@ from keylane.spark.pipelines.table import DataFile, Table
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from keylane.spark.pipelines.running import Say
+    from keylane.spark.pipelines.spark_jobs import Say
 
 _ROWS_AT_ONCE = 64 * 1024
 

@@ -18,9 +18,8 @@ from keylane.journal import open_stored
 from keylane.journal.arrow import to_arrow
 from keylane.journal.stream import journal_stream, journal_subject
 from keylane.spark.address import Address
-from keylane.spark.driver.offsets import Stand
-from keylane.spark.driver.standing import stand_of
-from keylane.spark.pipelines.running import address_options
+from keylane.spark.pipelines.stream_range import SUBJECT_IS_KEY, address_options
+from keylane.spark.stream_state import StreamSnapshot, state_of
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
@@ -76,7 +75,7 @@ _HEAD = pa.schema(
 )
 
 
-class Stored(NamedTuple):
+class StoredBatch(NamedTuple):
     """A message of the journal's stream."""
 
     sequence: int
@@ -129,23 +128,24 @@ def raw_batches(
 
     if member is not None and group is None:
         raise InvalidInput(f"member is {member!r} without a group: members have their names within a group")
-    stand = journal_stand(address, stream)
+    state = journal_state(address, stream)
     register(spark)
-    tasks = max(spark.sparkContext.defaultParallelism, -(-(stand.last - stand.first + 1) // BATCHES_A_TASK))
+    tasks = max(spark.sparkContext.defaultParallelism, -(-(state.last - state.first + 1) // BATCHES_A_TASK))
     options = address_options(address) | {
-        "stream": stand.stream,
+        "stream": state.stream,
         "filter": journal_subject(stream, group, member),
         "splitBy": "sequence",
         "minPartitions": str(min(tasks, _MOST_TASKS)),
+        **SUBJECT_IS_KEY,
     }
     reader = spark.readStream if streaming else spark.read
     return reader.format("keylane").options(**options | dict(bounds or {})).load().select("subject", "data", "sequence")
 
 
-def journal_stand(address: Address, stream: str) -> Stand:
+def journal_state(address: Address, stream: str) -> StreamSnapshot:
     """The journal's stream as it is now; `NotFound` says how a journal comes to be."""
     try:
-        return stand_of(address, journal_stream(stream))
+        return state_of(address, journal_stream(stream))
     except NotFound as error:
         raise NotFound(
             404,
@@ -159,10 +159,10 @@ def journal_stand(address: Address, stream: str) -> Stand:
 # ---- in the executors -----------------------------------------------------------------------------------
 
 
-def stored_in(table: pa.RecordBatch) -> Iterator[Stored]:
+def stored_in(table: pa.RecordBatch) -> Iterator[StoredBatch]:
     """The messages of a piece, one by one: a journal's are large."""
     for row in range(table.num_rows):
-        yield Stored(*(table.column(name)[row].as_py() for name in ("sequence", "subject", "data")))
+        yield StoredBatch(*(table.column(name)[row].as_py() for name in ("sequence", "subject", "data")))
 
 
 def records_of(batch: JournalBatch) -> list[pa.Array]:
@@ -172,7 +172,7 @@ def records_of(batch: JournalBatch) -> list[pa.Array]:
 
 
 class _HeadReader:
-    """Puts what tells a batch from its copy beside it."""
+    """Adds the columns that distinguish a batch from its copy."""
 
     def __init__(self, broken: Accumulator[int] | None) -> None:
         self._broken = broken

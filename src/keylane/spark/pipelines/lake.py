@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 from keylane.core.coverage import Coverage, Span
 from keylane.core.names import check_stream_name
 from keylane.errors import InvalidInput, KeylaneError, LakeBroken
-from keylane.spark.address import Address
-from keylane.spark.driver.options import read_options
-from keylane.spark.pipelines.running import Range, Say, address_options, bounds, find_range, load, plainly, say_nothing
+from keylane.spark.pipelines.interface import PipelineReport, PipelineSettings
+from keylane.spark.pipelines.spark_jobs import Say, plainly, say_nothing
+from keylane.spark.pipelines.stream_range import StreamRange, address_options, bounds, find_range, load
 from keylane.spark.pipelines.table import Identity, Table
+from keylane.spark.read_options import read_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,13 +46,15 @@ _POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(PipelineSettings):
     """What to write where. With `end` it is a batch over a range; else it goes on until it is stopped."""
 
     stream: str
     table: str
-    address: Address = field(default_factory=Address)
     group: str | None = None
+    """Whose keys the messages have."""
+    queue: bool = False
+    """Write the queue of the elastic group instead of the stream."""
     filter: str | None = None
     partitions: str | None = None
     key_filter: str | None = None
@@ -104,6 +107,7 @@ class Settings:
     def selection(self) -> dict[str, str]:
         """The reader's options that say which messages and columns."""
         chosen = {name: getattr(self, field) for field, name in _SELECTING.items()}
+        chosen["queue"] = "true" if self.queue else None
         told = {name: str(value) for name, value in chosen.items() if value is not None}
         return {"stream": self.stream} | told | ({"includeHeaders": "true"} if self.headers else {})
 
@@ -119,7 +123,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(PipelineReport):
     """What a run did, and what the table holds after it."""
 
     table: str
@@ -139,10 +143,6 @@ class Report:
     @property
     def verdict(self) -> bool:
         return True
-
-    @property
-    def exit_code(self) -> int:
-        return 0 if self.verdict else 3
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -252,7 +252,12 @@ def run(
             running.compact()
         return running.report(stopped=False)
     found = find_range(settings.options)
-    table.open(Identity(found.stream, found.created, {k: v for k, v in settings.selection.items() if k != "stream"}))
+    # A queue is known by the name of its stream.
+    table.open(
+        Identity(
+            found.stream, found.created, {k: v for k, v in settings.selection.items() if k not in ("stream", "queue")}
+        )
+    )
     table.clear()
     running = _Run(spark, settings, table, say)
     work = _fill if settings.end is not None else _follow
@@ -281,14 +286,14 @@ def read_lake(spark: SparkSession, path: str) -> DataFrame:
 # ---- a batch ------------------------------------------------------------------------------------------
 
 
-def _fill(running: _Run, part: Range, stop: threading.Event) -> bool:
+def _fill(running: _Run, part: StreamRange, stop: threading.Event) -> bool:
     """A range of the stream, in steps. Returns whether it was stopped."""
     covered = running.table.state().coverage
     for span in covered.missing((part.after, part.upto)):
         for step in _steps(span, running.settings.max_rows):
             if stop.is_set():
                 return True
-            rows = load(running.spark, running.settings.options, Range(part.stream, part.created, *step))
+            rows = load(running.spark, running.settings.options, StreamRange(part.stream, part.created, *step))
             running.commit(rows, step)
     return False
 
@@ -301,7 +306,7 @@ def _steps(span: Span, size: int) -> Iterator[Span]:
 # ---- streaming ----------------------------------------------------------------------------------------
 
 
-def _follow(running: _Run, part: Range, stop: threading.Event) -> bool:
+def _follow(running: _Run, part: StreamRange, stop: threading.Event) -> bool:
     """What comes, until it is stopped. Returns whether it was."""
     table = running.table
     state = table.state()

@@ -1,32 +1,30 @@
 """Parity: two groups of one stream, compared by what they wrote down: before one takes the place of the other.
 
-`parity_rules` has the definitions. The tables are those of the audit, a set for each group.
+`parity_verdict` has the definitions. The tables are those of the audit, a set for each group.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keylane.core.names import check_group_name, check_stream_name
+from keylane.core.names import check_group_name
 from keylane.errors import InvalidInput
 from keylane.spark.address import Address
-from keylane.spark.driver.options import read_options
-from keylane.spark.pipelines.places import building, check_work, put_in_place, working
-from keylane.spark.pipelines.running import (
-    Range,
-    Say,
+from keylane.spark.pipelines.interface import GroupSettings, PipelineReport
+from keylane.spark.pipelines.spark_jobs import Say, no_guessed_broadcasts, plainly, say_nothing
+from keylane.spark.pipelines.stream_range import (
+    StreamRange,
     address_options,
     bounds,
     check_evidence,
     check_span,
     find_range,
-    no_guessed_broadcasts,
-    plainly,
-    say_nothing,
 )
+from keylane.spark.pipelines.work_directory import building, check_work, put_in_place, working
+from keylane.spark.read_options import read_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,18 +33,13 @@ FINDINGS = "findings"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """Which two groups to compare, over which messages."""
+class Settings(GroupSettings):
+    """Which two groups to compare, over which messages: `group` is what there is."""
 
-    stream: str
-    group: str
-    """What there is."""
     other_group: str
     """What is compared with it."""
     other_server: str | None = None
     """The other group's server, if it is another one: its stream must have the same sequences, as a mirror has."""
-    address: Address = field(default_factory=Address)
-    start: str = "earliest"
     end: str | None = None
     """None is the newest message at the time."""
     work: str | None = None
@@ -60,11 +53,11 @@ class Settings:
     evidence: int = 20
 
     def __post_init__(self) -> None:
-        check_stream_name(self.stream)
-        check_group_name(self.group)
+        GroupSettings.__post_init__(self)
         check_group_name(self.other_group)
         if self.group == self.other_group and self.other_server is None:
             raise InvalidInput(f"group and other_group are both {self.group!r}: give two groups, or other_server")
+        _ = self.other_address  # refuses a login in its url
         check_work(self.work)
         check_span("tolerance_s", self.tolerance_s)
         check_span("settle_s", self.settle_s)
@@ -81,7 +74,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(PipelineReport):
     """How two groups differ."""
 
     stream: str
@@ -99,12 +92,8 @@ class Report:
 
     @property
     def verdict(self) -> bool:
-        """No difference was found. What is unproven is none, and is told."""
+        """No difference was found. Unproven findings are reported but do not count as violations."""
         return not any(self.differences.values())
-
-    @property
-    def exit_code(self) -> int:
-        return 0 if self.verdict else 3
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -158,7 +147,7 @@ def run(spark: SparkSession, settings: Settings, say: Say = say_nothing) -> Repo
     return _report(settings, part, found, time.monotonic() - began_s, kept)
 
 
-def _report(settings: Settings, part: Range, found: dict[str, Any], seconds: float, kept: Path | None) -> Report:
+def _report(settings: Settings, part: StreamRange, found: dict[str, Any], seconds: float, kept: Path | None) -> Report:
     return Report(
         stream=settings.stream,
         group=settings.group,

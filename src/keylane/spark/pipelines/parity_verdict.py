@@ -1,4 +1,17 @@
-"""From the tables of two groups to what differs, counted and shown."""
+"""The rules of parity, on tables: two groups of one stream, message by message. Reads no server.
+
+The one is what there is, the other what is to take its place. Of a message each has a first effect (its first final
+record, as in `audit_rules`) or none.
+
+- **missing**: the one handled it, the other did not, it was not pending there, and its record cannot be missing by
+  accident (`audit_rules.losses`); else **missing, unproven**.
+- **extra**: the other handled it, the one did not; the same holds the other way round, so **extra, unproven** too.
+- **other outcome**: both handled it, with different outcomes (done, dead, terminated).
+- **other order**: both handled it, and a message of its key that came after it with the one came before it with the
+  other. Within one instance the order is that of its records, across instances that of the clocks, beyond a tolerance.
+
+The rules work on tables and read no server; `compare` fills the tables of two groups, runs the rules and counts.
+"""
 
 from __future__ import annotations
 
@@ -9,32 +22,99 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql.window import Window
 
 from keylane.errors import InvalidInput
 from keylane.groups import ElasticConfig
 from keylane.spark.address import Address
 from keylane.spark.pipelines import audit_rules as rules
 from keylane.spark.pipelines import audit_tables as tables
-from keylane.spark.pipelines import parity_rules as parity
-from keylane.spark.pipelines.audit_lines import Lines
-from keylane.spark.pipelines.audit_losses import Proof, losses
-from keylane.spark.pipelines.audit_text import record_in_words
-from keylane.spark.pipelines.audit_verdict import kept, write_findings
-from keylane.spark.pipelines.journal_frame import journal_stand
-from keylane.spark.pipelines.running import Range, Say, group_of
+from keylane.spark.pipelines.audit import record_in_words
+from keylane.spark.pipelines.audit_rules import Proof, losses
+from keylane.spark.pipelines.audit_verdict import JournalLines, kept, write_findings
+from keylane.spark.pipelines.journal_frame import journal_state
+from keylane.spark.pipelines.spark_jobs import Say
+from keylane.spark.pipelines.stream_range import StreamRange, group_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from keylane.spark.pipelines.parity import Report, Settings
 
+MISSING, EXTRA, OUTCOME, ORDER = "missing", "extra", "other_outcome", "other_order"
+MISSING_UNPROVEN, EXTRA_UNPROVEN = "missing_unproven", "extra_unproven"
+DIFFERENCES = (MISSING, EXTRA, OUTCOME, ORDER)
+KINDS = (*DIFFERENCES, MISSING_UNPROVEN, EXTRA_UNPROVEN, rules.ORDER_UNPROVEN)
+
+
+def first_effects(final: DataFrame) -> DataFrame:
+    """Each handled message once: `sequence`, `key`, `partition` and its first effect as `record`."""
+    earliest = F.min(F.struct("ended_ns", "line", "batch", "row", "key", "partition", rules.record().alias("record")))
+    found = final.groupBy(F.col("source_sequence").alias("sequence")).agg(earliest.alias("first"))
+    return found.select("sequence", "first.key", "first.partition", "first.record")
+
+
+def paired(one: DataFrame, other: DataFrame) -> DataFrame:
+    """Every message that either handled, with both effects beside each other."""
+    theirs = other.select(
+        "sequence", F.col("key").alias("key_there"), F.col("partition").alias("there"), F.col("record").alias("other")
+    )
+    return one.join(theirs, "sequence", "full_outer").select(
+        "sequence",
+        F.coalesce("key", "key_there").alias("key"),
+        F.coalesce("partition", "there").alias("partition"),
+        "record",
+        "other",
+    )
+
+
+def without(pairs: DataFrame, side: str) -> DataFrame:
+    """Messages that this side (`record` or `other`) has no effect of, as `losses` wants them."""
+    stored = F.lit(None).cast("TIMESTAMP").alias("stored")
+    return pairs.where(F.col(side).isNull()).select("sequence", "key", "partition", stored)
+
+
+def outcome_findings(pairs: DataFrame) -> DataFrame:
+    differs = F.col("record.outcome") != F.col("other.outcome")
+    why = F.concat_ws(" ", F.col("record.outcome"), F.lit("here,"), F.col("other.outcome"), F.lit("there"))
+    return pairs.where(differs).select(
+        F.lit(OUTCOME).alias("kind"), "key", "partition", "sequence", why.alias("why"), "record", "other"
+    )
+
+
+def order_findings(pairs: DataFrame, tolerance_ns: int) -> DataFrame:
+    """Messages of both that come in another order with the other."""
+    by_effect = Window.partitionBy("key").orderBy("record.ended_ns", "record.line", "record.batch", "record.row")
+    both = (
+        pairs.where("record IS NOT NULL AND other IS NOT NULL")
+        .withColumn("rank", F.row_number().over(by_effect))
+        .select("key", "partition", "rank", "record", *(F.col(f"other.{name}") for name in rules.RECORD_FIELDS))
+    )
+    ordered = rules.order(rules.effects(both, "rank"), tolerance_ns)
+    overtaken, maybe = F.col("overtaken"), F.col("overtaken_maybe")
+    kind = F.when(overtaken.isNotNull(), F.lit(ORDER)).when(maybe.isNotNull(), F.lit(rules.ORDER_UNPROVEN))
+    why = F.lit("there, a message came before it that came after it here")
+    return rules.findings(ordered, kind, why, F.col("record"), F.coalesce(overtaken, maybe))
+
+
+def absent(found: DataFrame, proven: str, unproven: str, shown: DataFrame) -> DataFrame:
+    """The findings of `losses` in the words of parity; `shown` has the effect that the side that handled it had."""
+    words = F.when(F.col("kind") == rules.LOST, F.lit(proven)).otherwise(F.lit(unproven))
+    why = F.when(F.col("kind") == rules.LOST, F.lit("only one of the two handled it")).otherwise(F.col("why"))
+    return (
+        found.select(words.alias("kind"), "key", "partition", "sequence", why.alias("why"))
+        .join(shown, "sequence")
+        .select("kind", "key", "partition", "sequence", "why", "record", "other")
+    )
+
+
 _NAMES = {
-    parity.MISSING: "missing there",
-    parity.EXTRA: "only there",
-    parity.OUTCOME: "other outcome",
-    parity.ORDER: "other order",
-    parity.MISSING_UNPROVEN: "missing there, not provable",
-    parity.EXTRA_UNPROVEN: "only there, not provable",
+    MISSING: "missing there",
+    EXTRA: "only there",
+    OUTCOME: "other outcome",
+    ORDER: "other order",
+    MISSING_UNPROVEN: "missing there, not provable",
+    EXTRA_UNPROVEN: "only there, not provable",
     rules.ORDER_UNPROVEN: "other order, not provable",
 }
 
@@ -43,15 +123,15 @@ _NAMES = {
 class Side:
     """One of the two groups, read into tables."""
 
-    where: tables.Where
-    pending: tables.Pending
+    where: tables.AuditSource
+    pending: tables.PendingWork
     records: DataFrame
-    lines: Lines
+    lines: JournalLines
     holes: DataFrame
 
     @property
     def effects(self) -> DataFrame:
-        return parity.first_effects(rules.finals(self.records))
+        return first_effects(rules.finals(self.records))
 
     def still_to_do(self, spark: SparkSession, messages: DataFrame) -> DataFrame:
         """Those messages that this group had not handled yet when it was looked at."""
@@ -67,7 +147,7 @@ class Side:
         return messages.where(F.col("sequence") > min((self.pending.floors or {0: 0}).values()))
 
 
-def compare(spark: SparkSession, settings: Settings, part: Range, aside: Path, say: Say) -> dict[str, Any]:
+def compare(spark: SparkSession, settings: Settings, part: StreamRange, aside: Path, say: Say) -> dict[str, Any]:
     """The fields of a report; all findings are in `aside/findings` afterwards."""
     places = (
         _where(settings.address, settings.stream, settings.group, aside / "one"),
@@ -84,56 +164,58 @@ def compare(spark: SparkSession, settings: Settings, part: Range, aside: Path, s
         )
     say("comparing message by message")
     counted = Observation()
-    both = parity.paired(one.effects, other.effects).observe(
+    both = paired(one.effects, other.effects).observe(
         counted, F.count("record").alias("handled_here"), F.count("other").alias("handled_there")
     )
     pairs = kept(spark, both, aside / "pairs")
     tolerance_ns = round(settings.tolerance_s * 1e9)
-    parts = [parity.outcome_findings(pairs), parity.order_findings(pairs, tolerance_ns)]
+    parts = [outcome_findings(pairs), order_findings(pairs, tolerance_ns)]
     facts: dict[str, int] = counted.get
     for side, column, words, name in (
-        (other, "other", (parity.MISSING, parity.MISSING_UNPROVEN), "pending_there"),
-        (one, "record", (parity.EXTRA, parity.EXTRA_UNPROVEN), "pending_here"),
+        (other, "other", (MISSING, MISSING_UNPROVEN), "pending_there"),
+        (one, "record", (EXTRA, EXTRA_UNPROVEN), "pending_here"),
     ):
-        lacking = parity.without(pairs, column)
+        lacking = without(pairs, column)
         waits = kept(spark, side.still_to_do(spark, lacking), aside / name)
         facts[name] = waits.count()
         gone = lacking.join(waits.select("sequence"), "sequence", "left_anti")
         proof = Proof(settings.complete and side.lines.whole, side.holes, tolerance_ns)
         found = losses(gone, side.records, proof)
-        parts.append(parity.absent(found, *words, pairs.select("sequence", "record", "other")))
+        parts.append(absent(found, *words, pairs.select("sequence", "record", "other")))
     totals, causes, evidence = write_findings(
         spark,
         parts,
         one.lines.names(spark).unionByName(other.lines.names(spark)),
         aside / "findings",
-        kinds=parity.KINDS,
+        kinds=KINDS,
         most=settings.evidence,
     )
     return {
-        "differences": {kind: totals.get(kind, 0) for kind in parity.DIFFERENCES},
-        "unproven": {kind: totals.get(kind, 0) for kind in parity.KINDS if kind not in parity.DIFFERENCES},
+        "differences": {kind: totals.get(kind, 0) for kind in DIFFERENCES},
+        "unproven": {kind: totals.get(kind, 0) for kind in KINDS if kind not in DIFFERENCES},
         "causes": causes,
         "evidence": evidence,
         "facts": facts,
     }
 
 
-def _where(address: Address, stream: str, group: str, directory: Path) -> tables.Where:
-    journal_stand(address, stream)
+def _where(address: Address, stream: str, group: str, directory: Path) -> tables.AuditSource:
+    journal_state(address, stream)
     directory.mkdir()
-    return tables.Where(address, stream, group, group_of(address, stream, group), directory)
+    return tables.AuditSource(address, stream, group, group_of(address, stream, group), directory)
 
 
-def _read(spark: SparkSession, where: tables.Where, pending: tables.Pending, part: Range, say: Say) -> Side:
-    last = journal_stand(where.address, where.stream).last
+def _read(
+    spark: SparkSession, where: tables.AuditSource, pending: tables.PendingWork, part: StreamRange, say: Say
+) -> Side:
+    last = journal_state(where.address, where.stream).last
     say(f"reading the journal of {where.group}")
     if last:
         tables.write_journal(spark, where, part, last)
     else:
         Path(where.path("journal")).mkdir()
     journal = spark.read.schema(tables.JOURNAL_DDL).parquet(where.path("journal"))
-    lines = Lines.of(journal)
+    lines = JournalLines.of(journal)
     if not len(lines):
         raise InvalidInput(
             f"the journal of stream {where.stream!r} has nothing of group {where.group!r}: let its members write one, "

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from keylane.errors import ExtraMissing, InvalidInput, KeylaneError
 from keylane.spark.cluster.java import find_java, java_cache
+from keylane.spark.secrets import check_setting, without_value
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,7 +73,10 @@ def check_settings(texts: tuple[str, ...]) -> dict[str, str]:
     for text in texts:
         pair = _SETTING.fullmatch(text)
         if pair is None:
-            raise InvalidInput(f"conf is {text!r}: write spark.NAME=VALUE, such as spark.driver.memory=4g")
+            raise InvalidInput(
+                f"conf is {without_value(text)!r}: write spark.NAME=VALUE, such as spark.driver.memory=4g"
+            )
+        check_setting("conf", pair[1], pair[2])
         found[pair[1]] = pair[2]
     return found
 

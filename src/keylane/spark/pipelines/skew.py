@@ -1,4 +1,4 @@
-"""Skew: where a stream's load lies, and a plan that spreads it over the members with few moves.
+"""Skew: how the load of a stream is spread, and a plan that spreads it over the members with few moves.
 
 Load is counted per key and partition: messages and bytes from the stream, handler time from the journal where there is
 one. The plan is `core.plans.weighted`; it is written as the file that `keylane elastic apply-plan` applies. Changes
@@ -9,45 +9,242 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from keylane.core.names import check_group_name, check_stream_name
-from keylane.core.plans import weighted
+from keylane.core.plans import Move, Plan, WeightedPlan, weighted
 from keylane.errors import GroupError, InvalidInput, NotFound
 from keylane.groups import ElasticConfig, StaticConfig
 from keylane.groups.plan_file import write_plan_file
-from keylane.spark.address import Address
-from keylane.spark.pipelines.running import (
-    Range,
-    Say,
+from keylane.spark.pipelines.interface import GroupSettings, PipelineReport
+from keylane.spark.pipelines.spark_jobs import Say, plainly, progress, say_nothing
+from keylane.spark.pipelines.stream_range import (
+    StreamRange,
     address_options,
     bounds,
     find_messages,
     group_of,
     journal_bounds,
     load_group,
-    plainly,
-    progress,
-    say_nothing,
 )
-from keylane.spark.pipelines.skew_report import By, HotKey, Load, Report
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+By = Literal["messages", "bytes", "time"]
+_SHOWN_MOVES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredLoad:
+    """What something costs."""
+
+    messages: int = 0
+    bytes: int = 0
+    time_s: float | None = None
+    """None where there is no journal."""
+
+    def by(self, measure: By) -> float:
+        return {"messages": self.messages, "bytes": self.bytes, "time": self.time_s or 0.0}[measure]
+
+
+@dataclass(frozen=True, slots=True)
+class HotKey:
+    key: str
+    partition: int
+    load: MeasuredLoad
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report(PipelineReport):
+    """What was measured and what could be done about it."""
+
+    stream: str
+    group: str
+    part: StreamRange
+    by: By
+    elastic: bool
+    now: Plan
+    partitions: dict[int, MeasuredLoad]
+    hot_keys: tuple[HotKey, ...]
+    keys: int
+    proposal: WeightedPlan
+    journal: str
+    """What the journal holds, or why it holds nothing."""
+    seconds: float
+    plan_file: str | None = None
+    chart_file: str | None = None
+
+    @property
+    def verdict(self) -> bool:
+        """Whether no member carries more than the cap now."""
+        return self.proposal.imbalance_before <= self.proposal.max_imbalance
+
+    @property
+    def total(self) -> float:
+        return sum(load.by(self.by) for load in self.partitions.values())
+
+    def loads_of(self, plan: Plan) -> dict[str, float]:
+        """What each member carries with a plan."""
+        return {
+            member: sum(self.partitions.get(one, MeasuredLoad()).by(self.by) for one in owned)
+            for member, owned in plan.shares
+        }
+
+    @property
+    def bound(self) -> str:
+        """Why the cap cannot be met, if it cannot."""
+        proposal = self.proposal
+        if proposal.is_within_cap:
+            return ""
+        mean = self.total / len(self.now.members)
+        hottest = max(self.partitions, key=lambda one: self.partitions[one].by(self.by))
+        share = self.partitions[hottest].by(self.by) / mean
+        alone = self.hot_keys[0].load.by(self.by) / mean
+        if proposal.floor <= proposal.max_imbalance:
+            return f"no plan below {proposal.imbalance_after:.2f} was found; none can be below {proposal.floor:.2f}"
+        words = f"no plan can be below {proposal.floor:.2f}"
+        if share < proposal.floor - 0.005:
+            return f"{words}: the heaviest partitions do not divide evenly among {len(self.now.members)} members"
+        words += f": partition {hottest} alone carries {share:.2f} times the mean"
+        if alone <= proposal.max_imbalance:
+            return f"{words}, its keys less ({alone:.2f} the hottest): more partitions would help"
+        return (
+            f"{words}, and key {self.hot_keys[0].key!r} {alone:.2f} times: a key stays with one member, so only a "
+            "finer key or a quicker handler helps"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        proposal = self.proposal
+        return {
+            "pipeline": "skew",
+            "stream": self.stream,
+            "group": self.group,
+            "from": self.part.after + 1,
+            "to": self.part.upto,
+            "by": self.by,
+            "verdict": "even" if self.verdict else "skewed",
+            "messages": sum(load.messages for load in self.partitions.values()),
+            "bytes": sum(load.bytes for load in self.partitions.values()),
+            "journal": self.journal,
+            "keys": self.keys,
+            "hot_keys": [
+                {"key": one.key, "partition": one.partition, **_load_object(one.load), "share": self._share(one.load)}
+                for one in self.hot_keys
+            ],
+            "partitions": [
+                {"partition": number, "owner": self.now.owner_of(number), **_load_object(load)}
+                for number, load in sorted(self.partitions.items())
+            ],
+            "imbalance": round(proposal.imbalance_before, 4),
+            "max_imbalance": proposal.max_imbalance,
+            "plan": {
+                "imbalance": round(proposal.imbalance_after, 4),
+                "floor": round(proposal.floor, 4),
+                "within_cap": proposal.is_within_cap,
+                "moves": len(proposal.moves),
+                "moved": [{"partition": one.partition, "from": one.source, "to": one.target} for one in proposal.moves],
+                "member_mappings": [
+                    {"member": member, "partitions": partitions} for member, partitions in proposal.plan.mappings()
+                ],
+                "file": self.plan_file,
+            },
+            "bound": self.bound or None,
+            "members": [
+                {"member": member, "now": carried, "then": self.loads_of(proposal.plan).get(member, 0)}
+                for member, carried in self.loads_of(self.now).items()
+            ],
+            "chart": self.chart_file,
+            "seconds": round(self.seconds, 3),
+        }
+
+    def as_text(self) -> str:
+        proposal = self.proposal
+        messages = sum(load.messages for load in self.partitions.values())
+        size = sum(load.bytes for load in self.partitions.values())
+        lines = [
+            f"{self.part}: {messages:,} messages, {size / 1e6:,.1f} MB, {self.keys:,} keys; load counted by {self.by}",
+            f"journal: {self.journal}",
+            "",
+            "hot keys",
+            *(
+                f"  {one.key:<24} partition {one.partition:<4} {amount(one.load.by(self.by), self.by):>14}"
+                f"  {self._share(one.load):6.1%}"
+                for one in self.hot_keys
+            ),
+            "",
+            f"{'members':<18}{'now':>24}{'with the plan':>28}",
+        ]
+        then = self.loads_of(proposal.plan)
+        mean = self.total / max(1, len(self.now.members))
+        for member, carried in self.loads_of(self.now).items():
+            owned, gets = len(self.now.partitions_of(member)), len(proposal.plan.partitions_of(member))
+            lines.append(
+                f"  {member:<16}{amount(carried, self.by):>12} ({_ratio(carried, mean)}, {owned:>3}p)"
+                f"{amount(then.get(member, 0.0), self.by):>15} ({_ratio(then.get(member, 0.0), mean)}, {gets:>3}p)"
+            )
+        lines += ["", f"imbalance now   {proposal.imbalance_before:.2f} (heaviest member / mean; wanted: at most "
+                      f"{proposal.max_imbalance:.2f})"]  # fmt: skip
+        lines += self._plan_lines()
+        return "\n".join(lines)
+
+    def _plan_lines(self) -> list[str]:
+        proposal = self.proposal
+        if not proposal.moves:
+            lines = ["plan            none is needed" if self.verdict else "plan            none would be better"]
+        else:
+            lines = [
+                f"with the plan   {proposal.imbalance_after:.2f}, for {moves_told(len(proposal.moves))}: "
+                + _moves_line(proposal.moves)
+            ]
+        if self.bound:
+            lines.append(f"bound           {self.bound}")
+        if self.plan_file:
+            lines.append(f"apply it        keylane elastic apply-plan {self.plan_file}")
+        elif proposal.moves and not self.elastic:
+            lines.append("a static group's owners never change: the plan shows what an elastic group could do")
+        if self.chart_file:
+            lines.append(f"chart           {self.chart_file}")
+        return lines
+
+    def _share(self, load: MeasuredLoad) -> float:
+        return round(load.by(self.by) / self.total, 6) if self.total else 0.0
+
+
+# ---- words --------------------------------------------------------------------------------------------
+
+
+def _load_object(load: MeasuredLoad) -> dict[str, Any]:
+    time_s = None if load.time_s is None else round(load.time_s, 6)
+    return {"messages": load.messages, "bytes": load.bytes, "time_s": time_s}
+
+
+def amount(value: float, by: By) -> str:
+    return {"messages": f"{value:,.0f}", "bytes": f"{value / 1e6:,.2f} MB", "time": f"{value:,.2f} s"}[by]
+
+
+def _ratio(value: float, mean: float) -> str:
+    return f"{value / mean if mean else 0.0:.2f}x"
+
+
+def _moves_line(moves: tuple[Move, ...]) -> str:
+    told = [f"{one.partition} {one.source or 'nobody'}→{one.target or 'nobody'}" for one in moves[:_SHOWN_MOVES]]
+    more = f" and {len(moves) - _SHOWN_MOVES} more" if len(moves) > _SHOWN_MOVES else ""
+    return ", ".join(told) + more
+
+
+def moves_told(count: int) -> str:
+    return "1 move" if count == 1 else f"{count} moves"
+
 
 DEFAULT_CAP = 1.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(GroupSettings):
     """Whose load, over which part of the stream."""
 
-    stream: str
-    group: str
-    address: Address = field(default_factory=Address)
-    start: str = "earliest"
     end: str = "latest"
     by: By = "messages"
     """What the plan spreads. `time` is what handlers needed, and needs a journal."""
@@ -60,8 +257,7 @@ class Settings:
     chart: str | None = None
 
     def __post_init__(self) -> None:
-        check_stream_name(self.stream)
-        check_group_name(self.group)
+        GroupSettings.__post_init__(self)
         if self.by not in get_args(By):
             raise InvalidInput(f"by is {self.by!r}: give {', '.join(get_args(By))}")
         if not 1 <= self.max_imbalance < 1000:
@@ -80,7 +276,7 @@ def run(spark: SparkSession, settings: Settings, say: Say = say_nothing) -> Repo
     base = address_options(settings.address) | {"stream": settings.stream}
     part = find_messages(base, settings.start, settings.end)
     with plainly(), progress(spark, say, "skew"):
-        per_key = _per_key(spark, base, config, part)
+        per_key = _per_key(spark, {**base, "group": settings.group}, config, part)
         times = _handler_times(spark, settings, part)
         if times is not None:
             per_key = per_key.join(times, ["partition", "key"], "left")
@@ -128,7 +324,7 @@ def run(spark: SparkSession, settings: Settings, say: Say = say_nothing) -> Repo
 
 
 def _per_key(
-    spark: SparkSession, base: Mapping[str, str], config: StaticConfig | ElasticConfig, part: Range
+    spark: SparkSession, base: Mapping[str, str], config: StaticConfig | ElasticConfig, part: StreamRange
 ) -> DataFrame:
     """Messages and bytes of each key of the group."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as everybody writes it
@@ -139,7 +335,7 @@ def _per_key(
     )
 
 
-def _handler_times(spark: SparkSession, settings: Settings, part: Range) -> DataFrame | None:
+def _handler_times(spark: SparkSession, settings: Settings, part: StreamRange) -> DataFrame | None:
     """How long handlers worked for each key; None without a journal."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as everybody writes it
 
@@ -174,7 +370,9 @@ def _journal_words(settings: Settings, sample: float | None, *, known: bool) -> 
     )
 
 
-def _collected(per_key: DataFrame, settings: Settings) -> tuple[int, dict[int, Load], tuple[HotKey, ...], float | None]:
+def _collected(
+    per_key: DataFrame, settings: Settings
+) -> tuple[int, dict[int, MeasuredLoad], tuple[HotKey, ...], float | None]:
     """The number of keys, the partitions and the hottest keys: a few rows, however many keys there are. And the
     journal's sample, None where it has no record.
     """
@@ -195,10 +393,11 @@ def _collected(per_key: DataFrame, settings: Settings) -> tuple[int, dict[int, L
     finally:
         per_key.unpersist()
     partitions = {
-        row[0]: Load(int(row[1]), int(row[2] or 0), float(row[3] or 0.0) if timed else None) for row in by_partition
+        row[0]: MeasuredLoad(int(row[1]), int(row[2] or 0), float(row[3] or 0.0) if timed else None)
+        for row in by_partition
     }
     hot = tuple(
-        HotKey(row[0], row[1], Load(int(row[2]), int(row[3] or 0), float(row[4] or 0.0) if timed else None))
+        HotKey(row[0], row[1], MeasuredLoad(int(row[2]), int(row[3] or 0), float(row[4] or 0.0) if timed else None))
         for row in hottest
     )
     samples = [row[5] for row in by_partition if row[5] is not None]

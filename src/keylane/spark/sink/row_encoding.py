@@ -17,8 +17,8 @@ from keylane.core.subjects import check_subject, shown
 from keylane.errors import InvalidInput
 from keylane.jetstream.headers import encode_headers
 from keylane.spark.sink.row_ids import RowIds
-from keylane.spark.sink.row_outlet import Row
-from keylane.spark.sink.target import Target
+from keylane.spark.sink.row_publisher import EncodedRow
+from keylane.spark.tasks import Target
 
 MAX_HEADER_BYTES = 65_535
 _MAX_ID_BYTES = 1024
@@ -42,9 +42,9 @@ class BadRow(NamedTuple):
 class Encoded:
     """The rows of one Arrow batch."""
 
-    rows: list[Row]
+    rows: list[EncodedRow]
     """For subjects that the stream takes."""
-    foreign: list[Row]
+    foreign: list[EncodedRow]
     """For other subjects: only the server knows whether they reach the stream, so they name it."""
     bad: list[BadRow]
 

@@ -104,7 +104,7 @@ class RowIds:
         return b"%b%b:%d:%b%b" % (self._of_scope, of_source, sequence, digest, of_ordinal)
 
     def _name(self, source: str) -> bytes:
-        """A stream's name as it stands in an id. Names repeat: each is made fit once."""
+        """A stream's name as part of an id. Names repeat: each is quoted once."""
         if len(self._names) >= _NAMES_KEPT:
             self._names.clear()
         name = self._names[source] = b":%b" % quote(source).encode()

@@ -6,43 +6,23 @@ Owns what is checked about a stream before anything is written. Travels to the e
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from keylane.core.subjects import matches
 from keylane.errors import InvalidInput, KeylaneError, NotFound
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.features import Version, supports
-from keylane.spark.patience import ask
-from keylane.spark.sink.write_options import WriteOptions
+from keylane.spark.retry import ask
+from keylane.spark.tasks import PublishMethod, Target
+from keylane.spark.write_options import WriteOptions
 
 _log = logging.getLogger("keylane.spark")
 
-Way = Literal["ingest", "atomic", "lanes"]
-"""How rows are published: fast-ingest batches, atomic batches, or each by itself and one per subject at a time."""
 
 SHORT_WINDOW_S = 120.0
 _SERVER_DEFAULT_WINDOW_NS = 120_000_000_000
 
 _warned: set[str] = set()
 """Every micro-batch looks at the stream."""
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A stream that takes rows."""
-
-    stream: str
-    subjects: tuple[str, ...]
-    max_message_bytes: int | None
-    replicas: int
-    window_s: float
-    """For how long the server knows a message id again."""
-    way: Way
-
-    def takes(self, subject: str) -> bool:
-        """Whether one of the stream's own subjects selects it. An account's mappings may bring others to it too."""
-        return any(matches(each, subject) for each in self.subjects)
 
 
 def look_at_target(options: WriteOptions) -> Target:
@@ -64,7 +44,7 @@ def look_at_target(options: WriteOptions) -> Target:
     if target.window_s < SHORT_WINDOW_S and target.stream not in _warned:
         _warned.add(target.stream)
         _log.warning(
-            "stream %r knows a message id again for %g s only: what a task writes again after that is there twice; "
+            "stream %r remembers a message id for %g s only: what a task writes again after that is stored twice; "
             "raise its duplicate_window",
             target.stream,
             target.window_s,
@@ -106,7 +86,7 @@ def target_of(config: dict[str, Any], version: Version, options: WriteOptions) -
     return target
 
 
-def _way(config: dict[str, Any], version: Version, options: WriteOptions, *, atomic: bool) -> Way:
+def _way(config: dict[str, Any], version: Version, options: WriteOptions, *, atomic: bool) -> PublishMethod:
     if options.atomic == "true":
         return "atomic"
     if config.get("allow_batched") and supports(version, "fast_ingest"):

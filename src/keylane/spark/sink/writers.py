@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
 from pyspark import TaskContext
@@ -16,11 +15,12 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from keylane.errors import InvalidInput, WriteFailed
-from keylane.spark.sink.batch_marks import Batch, is_written, mark_written
+from keylane.spark.query_records import is_written, mark_written
 from keylane.spark.sink.row_ids import IdScope, short
-from keylane.spark.sink.target import Target, look_at_target
-from keylane.spark.sink.write_options import WriteOptions, check_columns, write_options
-from keylane.spark.sink.writing import write_batches
+from keylane.spark.sink.target import look_at_target
+from keylane.spark.sink.task_writer import write_batches
+from keylane.spark.tasks import MicroBatch, Target, TaskDone
+from keylane.spark.write_options import WriteOptions, check_columns, write_options
 
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
@@ -48,15 +48,6 @@ def _check_schema(schema: StructType, options: WriteOptions) -> None:
     check_columns([(field.name, field.dataType.simpleString()) for field in schema.fields], options.subject)
 
 
-@dataclass(frozen=True, slots=True)
-class TaskDone(WriterCommitMessage):
-    """What a task tells the driver."""
-
-    rows: int
-    dead_letters: int
-    batch: Batch | None = None
-
-
 class BatchWriter(DataSourceArrowWriter):
     """One write. Its tasks, and all their attempts, make the same ids."""
 
@@ -82,8 +73,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         task = _task()
         query_id, number = task.getLocalProperty(_QUERY_ID), task.getLocalProperty(_BATCH_ID)
         if not query_id or not number:
-            raise WriteFailed("Spark did not tell the query's id and the batch's number: keylane needs Spark 4.3")
-        batch = Batch(query_id, int(number))
+            raise WriteFailed("Spark did not give the query's id and the batch's number: keylane needs Spark 4.3")
+        batch = MicroBatch(query_id, int(number))
         name = self.options.query_name
         if name is not None and is_written(self.options.address, name, self.target.stream, batch):
             return TaskDone(0, 0, batch)

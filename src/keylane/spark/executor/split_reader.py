@@ -1,0 +1,190 @@
+"""Reads one split inside an executor: its messages as Arrow record batches, in order, each once, none missing.
+
+`ConsumerReader` or `DirectReader` bring messages from the server on the connection's thread; here they become columns
+on the thread of Spark's worker. When they end early, the leader is asked (`completeness`), and reading goes on behind
+the last message that was handed out: after a lost connection, a restarted server, a consumer that is gone or a replica
+that lags.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
+
+from keylane.errors import (
+    ApiUnavailable,
+    ConsumerGone,
+    KeylaneError,
+    NotFound,
+    ReadIncomplete,
+)
+from keylane.spark.columns import arrow_schema
+from keylane.spark.data_loss import Losses
+from keylane.spark.executor.arrow_buffers import as_numpy
+from keylane.spark.executor.completeness import LossWatch, what_is_missing
+from keylane.spark.executor.consumer_reader import ConsumerReader, delivered_messages
+from keylane.spark.executor.direct_reader import DirectReader, check_direct, stored_messages
+from keylane.spark.executor.framing import MessageRun
+from keylane.spark.executor.message_columns import Messages, SubjectColumns, header_maps, source_columns, together
+from keylane.spark.executor.receive_buffer import EndOfRead, ReceiveBuffer
+from keylane.spark.retry import may_pass
+from keylane.spark.sync_connection import SyncConnection, shared_connection
+from keylane.spark.tasks import Split
+
+_log = logging.getLogger("keylane.spark")
+
+PATIENCE_S = 60.0
+"""How long a read may go without progress, whatever the trouble is."""
+
+_ROWS = 10_000
+_BYTES = 8 * 1024 * 1024
+_QUIET_S = 1.0
+_SILENCE_S = 10.0
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 2.0
+_GONE_AFTER_S = 2.0
+"""A server that has just started may not know its streams yet."""
+
+
+def read_split(split: Split, *, patience_s: float = PATIENCE_S) -> Iterator[pa.RecordBatch]:
+    """The rows of a split as record batches of `columns.arrow_schema`.
+
+    Raises `ReadIncomplete` when `patience_s` pass without progress, and other errors where waiting cannot help.
+    """
+    reader = _Reader(split, patience_s)
+    columns = SubjectColumns(split.reading)
+    schema = arrow_schema(with_headers=split.reading.with_headers)
+    while not reader.done:
+        for messages in reader.read_on():
+            yield _batch(messages, columns, schema, with_data=split.reading.with_data)
+            reader.moved()
+
+
+class _Reader:
+    """The position of a read, and its retries."""
+
+    def __init__(self, split: Split, patience_s: float) -> None:
+        self._split = split
+        self._patience_s = patience_s
+        self._position = split.after
+        self._pauses = 0
+        self._since = time.monotonic()
+        self.done = min(split.last, split.upto) <= split.after
+
+    def moved(self) -> None:
+        """Spark has taken what was read: what it took its time for does not count as standing still."""
+        self._since = time.monotonic()
+        self._pauses = 0
+
+    def read_on(self) -> Iterator[Messages]:
+        """What comes before the next trouble or the end."""
+        try:
+            yield from self._attempt()
+        except KeylaneError as error:
+            if not may_pass(error) and not isinstance(error, ConsumerGone | NotFound):
+                raise
+            self._pause(str(error), error)
+
+    def _attempt(self) -> Iterator[Messages]:
+        link = shared_connection(self._split.reading.address)
+        arrivals = ReceiveBuffer(_ROWS, _BYTES)
+        kind = DirectReader if self._split.reading.way == "direct" else ConsumerReader
+        source = kind(link.connection, self._split, self._position, arrivals)
+        try:
+            link.call(source.open())
+            end: EndOfRead | KeylaneError | None = None
+            while end is None:
+                runs, end = arrivals.take(_QUIET_S)
+                if runs:
+                    link.soon(source.refill)
+                    messages = self._in_range(together(runs))
+                    if len(messages.sequences):
+                        yield messages
+                elif end is None and self._is_complete_though_quiet(link, arrivals):
+                    end = EndOfRead.REACHED
+        finally:
+            _release(link, source)
+        if isinstance(end, KeylaneError):
+            if isinstance(end, ApiUnavailable) and kind is DirectReader:
+                link.call(check_direct(link.connection, self._split.reading.stream))
+            raise end
+        missing = None
+        if end is not EndOfRead.REACHED:
+            missing = link.call(what_is_missing(link.connection, self._split, self._position))
+        if missing is None:
+            self.done = True
+        else:
+            self._pause(f"the server that answers lags behind: it lacks {missing}")
+
+    def _in_range(self, run: MessageRun) -> Messages:
+        """The messages of a run that belong to the split; moves on behind all of them."""
+        if self._split.reading.way == "direct":
+            messages = stored_messages(run, self._position)
+        else:
+            messages = delivered_messages(run)
+        sequences = as_numpy(messages.sequences)
+        if sequences[0] <= self._position or (sequences[1:] <= sequences[:-1]).any():
+            raise ReadIncomplete(f"the server sent messages after sequence {self._position} out of order")
+        self._position = int(sequences[-1])
+        return messages.cut(0, int(np.searchsorted(sequences, self._split.upto, side="right")))
+
+    def _is_complete_though_quiet(self, link: SyncConnection, arrivals: ReceiveBuffer) -> bool:
+        """Messages may be deleted while they are waited for, and then nothing says that no more come."""
+        if time.monotonic() - arrivals.heard > _SILENCE_S:
+            raise ReadIncomplete(f"the server is silent for {_SILENCE_S:g} s")
+        missing = link.call(what_is_missing(link.connection, self._split, self._position))
+        self._give_up_in_time(f"the server sends nothing, though there is {missing}", None)
+        return missing is None
+
+    def _pause(self, trouble: str, cause: KeylaneError | None = None) -> None:
+        self._give_up_in_time(trouble, cause)
+        time.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**self._pauses))
+        self._pauses = min(self._pauses + 1, 10)
+
+    def _give_up_in_time(self, trouble: str, cause: KeylaneError | None) -> None:
+        patience_s = _GONE_AFTER_S if isinstance(cause, NotFound) else self._patience_s
+        if time.monotonic() - self._since < min(patience_s, self._patience_s):
+            return
+        if isinstance(cause, NotFound):
+            raise cause
+        split = self._split
+        raise ReadIncomplete(
+            f"stream {split.reading.stream!r}, messages {split.after + 1} to {split.upto} of "
+            f"{split.subject_filter or 'all subjects'}: read up to {self._position}, and nothing more came for "
+            f"{patience_s:g} s ({trouble}). Nothing is lost: see that all replicas of the stream are current and "
+            "reachable (`nats stream info`), then let Spark run the task again"
+        ) from cause
+
+
+def _release(link: SyncConnection, source: ConsumerReader | DirectReader) -> None:
+    try:
+        link.call(source.close())
+    except KeylaneError as error:
+        _log.info("the reader of a split was not closed, the server will drop what it held: %s", error)
+
+
+def _batch(messages: Messages, place: SubjectColumns, schema: pa.Schema, *, with_data: bool) -> pa.RecordBatch:
+    rows = len(messages.sequences)
+    columns = [
+        *place(messages.subjects),
+        messages.data if with_data else pa.nulls(rows, pa.binary()),
+        messages.sequences,
+        messages.timestamps,
+        *source_columns(messages.headers, rows),
+    ]
+    if len(schema) > len(columns):
+        columns.append(header_maps(messages.headers, rows))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def read_watched(split: Split, *, fatal: bool) -> Iterator[pa.RecordBatch]:
+    """The rows of a split. Raises `DataLost` if `fatal` and some of them were gone before they were read."""
+    watch = LossWatch(split, Losses(fatal=fatal))
+    for batch in read_split(split):
+        watch.saw(batch)
+        yield batch
+    watch.check(split.upto)
