@@ -5,7 +5,7 @@ context.
 
     @app.command()
     @takes_connection
-    def look(stream: str, *, link: ConnectionOptions) -> None:
+    def info(stream: str, *, link: ConnectionOptions) -> None:
         ...
 """
 

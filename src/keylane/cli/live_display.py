@@ -1,7 +1,7 @@
 """The display that all `watch` commands share: a live table with a log of events in a terminal, lines in a pipe, JSON.
 
-A watch calls `add` for each event and `refresh` with a `View` of what it knows now. Owns the layout of the screen and
-the lines; the view owns the columns.
+A watch calls `add` for each event and `refresh` with a `WatchView` of what it knows now. Owns the layout of the screen
+and the lines; the view owns the columns.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class WatchEvent:
     """The table shows it, so the log of events does not repeat it."""
 
 
-class View(Protocol):
+class WatchView(Protocol):
     """What a watch knows now."""
 
     @property
@@ -58,7 +58,7 @@ class Display(Protocol):
 
     def add(self, event: WatchEvent) -> None: ...
 
-    def refresh(self, view: View) -> None: ...
+    def refresh(self, view: WatchView) -> None: ...
 
 
 @contextmanager
@@ -87,7 +87,7 @@ class _Lines:
         else:
             print(f"{clock(event.time)}  {event.text}", flush=True)
 
-    def refresh(self, view: View) -> None:
+    def refresh(self, view: WatchView) -> None:
         """Lines show only changes."""
 
 
@@ -98,7 +98,7 @@ class _Screen:
         self._console = console
         self._events: deque[WatchEvent] = deque(maxlen=_KEPT_EVENTS)
         self._live = Live(console=console, auto_refresh=False, screen=True)
-        self._view: View | None = None
+        self._view: WatchView | None = None
 
     def close(self) -> None:
         if self._view is not None:
@@ -109,13 +109,13 @@ class _Screen:
         if not event.in_table:
             self._events.append(event)
 
-    def refresh(self, view: View) -> None:
-        if self._view is None:  # not sooner: an error of the first look belongs on the normal screen
+    def refresh(self, view: WatchView) -> None:
+        if self._view is None:  # not earlier: an error of the first request belongs on the normal screen
             self._live.start()
         self._view = view
         self._live.update(self._picture(view), refresh=True)
 
-    def _picture(self, view: View, *, ended: bool = False) -> RenderableType:
+    def _picture(self, view: WatchView, *, ended: bool = False) -> RenderableType:
         now = _now()
         width, height = self._console.size
         free = height - _OTHER_LINES

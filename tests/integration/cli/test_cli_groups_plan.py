@@ -134,7 +134,7 @@ async def test_a_plan_is_not_applied_over_somebody_elses_change(
         assert command.process.stdin is not None
         command.process.stdin.write(b"y\n")
         done = await command.end()
-    assert "was changed by somebody else meanwhile: look again" in done.refusal
+    assert "was changed by somebody else meanwhile: run the command again" in done.refusal
     assert await plan_of(connection, group) == changed
 
 

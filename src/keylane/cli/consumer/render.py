@@ -61,12 +61,12 @@ def consumer_table(infos: list[ConsumerInfo], now: datetime, *, width: int, rows
     table.add_column("consumer", no_wrap=True, overflow="ellipsis", ratio=1, min_width=10)
     for name in columns:
         table.add_column(name, no_wrap=True, justify="left" if name in _TEXT_COLUMNS else "right")
-    shown = infos if len(infos) <= rows else infos[: max(rows - 1, 1)]
-    for info in shown:
+    listed = infos if len(infos) <= rows else infos[: max(rows - 1, 1)]
+    for info in listed:
         cells = _cells(info, now)
         table.add_row(_label(info), *(cells[name] for name in columns))
-    if len(shown) < len(infos):
-        table.add_row(Text(f"and {len(infos) - len(shown):,} more", style="dim"))
+    if len(listed) < len(infos):
+        table.add_row(Text(f"and {len(infos) - len(listed):,} more", style="dim"))
     return table
 
 

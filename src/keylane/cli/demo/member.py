@@ -21,8 +21,8 @@ from keylane.journal import Journal
 JOURNAL_FLUSH_S = 0.05
 
 
-def _report(word: str, value: object = None) -> None:
-    os.write(sys.stdout.fileno(), json.dumps([word, value]).encode() + b"\n")
+def _report(event: str, value: object = None) -> None:
+    os.write(sys.stdout.fileno(), json.dumps([event, value]).encode() + b"\n")
 
 
 async def _handle(message: groups.GroupMessage) -> None:

@@ -159,7 +159,7 @@ async def _change_members(connection: Connection, run: DemoRun, seconds: float) 
 
 
 def _note_takeover(run: DemoRun, instance: DemoInstance, at_s: float) -> None:
-    """The first order that the standby handled ends the wait that began with the kill."""
+    """Record the time from the kill to the first order that the standby handled."""
     if run.killed is None:
         return
     killed_s, victim = run.killed
@@ -171,7 +171,7 @@ def _note_takeover(run: DemoRun, instance: DemoInstance, at_s: float) -> None:
 
 
 async def _start_process(url: str, member: str) -> asyncio.subprocess.Process:
-    """In a session of its own: Ctrl-C is for the demo, which then ends its members."""
+    """Start it in its own session: Ctrl-C reaches only the demo, which then ends its members."""
     return await asyncio.create_subprocess_exec(
         sys.executable, "-m", "keylane.cli.demo.member", url, STREAM, GROUP, member, str(ACK_WAIT_S),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True,
@@ -182,24 +182,24 @@ async def _listen(run: DemoRun, instance: DemoInstance) -> None:
     """Record what a member reports, until it ends."""
     assert instance.process.stdout is not None
     async for line in instance.process.stdout:
-        word, value = json.loads(line)
-        if word == "handled":
+        event, value = json.loads(line)
+        if event == "handled":
             key, sequence, at_s = value
             _note_takeover(run, instance, at_s)
             run.effects.append((at_s, Effect(key, sequence, instance.name)))
             instance.handled += 1
             instance.recent.append(time.monotonic())
-        elif word == "partitions":
+        elif event == "partitions":
             instance.partitions = tuple(value)
         elif instance.state != "killed":
-            instance.state = word
+            instance.state = event
         run.changed.set()
     await instance.process.wait()
     instance.partitions = ()
     if instance.state != "killed":
         instance.state = "stopped"
         if instance.process.returncode:
-            raise GroupEnded(f"the demo's member {instance.name} failed: its own words are above")
+            raise GroupEnded(f"the demo's member {instance.name} failed: its error is above")
     run.changed.set()
 
 
@@ -218,7 +218,7 @@ async def _publish(connection: Connection, run: DemoRun, seconds: float, rate: i
 
 
 async def _end_members(run: DemoRun) -> None:
-    """Closing a member's standard input tells it to stop; one that does not is killed."""
+    """Close each member's stdin, which ends it; kill one that does not end."""
     alive = [one.process for one in run.instances.values() if one.process.returncode is None]
     for process in alive:
         assert process.stdin is not None
@@ -251,7 +251,7 @@ def _everyone_ready(run: DemoRun) -> bool:
 
 
 def _state(run: DemoRun, one: DemoInstance) -> str:
-    """What it is, in the group: a process that is up may not be a member, or not be one any more."""
+    """The state in the group: a running process may be no member yet, or no longer."""
     if one.state in {"starting", "killed", "stopped"}:
         return one.state
     if one.member not in run.members:

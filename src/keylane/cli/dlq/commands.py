@@ -29,7 +29,7 @@ app = typer.Typer(
 
 _SEQUENCES = re.compile(r"(\d{1,19})(-(\d{1,19})?)?")
 
-_Words = Annotated[
+_SelectionArguments = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[GROUP] [SEQUENCE...]",
@@ -71,7 +71,7 @@ class _Selection:
 @command(app, "ls", "list")
 def ls(
     stream: StreamArgument,
-    words: _Words = None,
+    words: _SelectionArguments = None,
     *,
     group: _Group = None,
     key: _Key = None,
@@ -83,10 +83,10 @@ def ls(
     """List dead letters, oldest first."""
     selection = _parse_selection(stream, words, group, key, partition)
 
-    async def look(connection: Connection) -> list[DeadLetter]:
-        return await _some(connection, selection, limit + 1)
+    async def read(connection: Connection) -> list[DeadLetter]:
+        return await _read_letters(connection, selection, limit + 1)
 
-    found = connected(link, look)
+    found = connected(link, read)
     following = found[limit].sequence if len(found) > limit else None
     found = found[:limit]
     if found and not as_json:
@@ -119,10 +119,10 @@ def show(
     if not selection.ranges or any(first != last for first, last in selection.ranges):
         raise InvalidInput("show takes single sequences, such as 5: `keylane dlq ls` lists them")
 
-    async def look(connection: Connection) -> list[DeadLetter]:
-        return await _some(connection, selection, len(selection.ranges))
+    async def read(connection: Connection) -> list[DeadLetter]:
+        return await _read_letters(connection, selection, len(selection.ranges))
 
-    found = connected(link, look)
+    found = connected(link, read)
     if as_json:
         answer = [_dead_letter_object(one, data=True) for one in found]
         print_answer(as_json, {"stream": stream, "dead_letters": answer}, "")
@@ -143,7 +143,7 @@ def show(
 @command(app, "replay")
 def replay(
     stream: StreamArgument,
-    words: _Words = None,
+    words: _SelectionArguments = None,
     *,
     everything: _All = False,
     group: _Group = None,
@@ -181,7 +181,7 @@ def replay(
 @command(app, "drop", "rm")
 def drop(
     stream: StreamArgument,
-    words: _Words = None,
+    words: _SelectionArguments = None,
     *,
     everything: _All = False,
     group: _Group = None,
@@ -219,7 +219,7 @@ def _check_selection(selection: _Selection, *, everything: bool) -> None:
 def _apply(
     selection: _Selection,
     link: ConnectionOptions,
-    words: tuple[str, str],
+    verbs: tuple[str, str],
     ask: Callable[[Connection], Awaitable[str]],
     act: Callable[[Connection, int], Awaitable[dict[str, Any]]],
     *,
@@ -229,15 +229,15 @@ def _apply(
     """Find the dead letters, ask, and act on exactly those that were found, in order."""
     from keylane.cli.confirmation import confirm
 
-    verb, past = words
+    verb, past = verbs
 
-    async def look(connection: Connection) -> tuple[list[int], str]:
+    async def read(connection: Connection) -> tuple[list[int], str]:
         found = [one.sequence async for one in _letters(connection, selection)]
         if not found:
             await _check_stream(connection, selection.stream)
         return found, await ask(connection)
 
-    found, warning = connected(link, look)
+    found, warning = connected(link, read)
     if not found:
         print_answer(as_json, {"stream": selection.stream, past: [], "gone": []}, selection.nothing)
         return
@@ -247,9 +247,9 @@ def _apply(
             f"{verb.capitalize()} {count} of stream {selection.stream!r}? {warning}", otherwise=f"nothing was {past}"
         )
     done, gone = connected(link, lambda connection: _each(connection, found, past, act))
-    said = f"{past} {len(done):,} dead letter{'' if len(done) == 1 else 's'} of stream {selection.stream!r}"
+    text = f"{past} {len(done):,} dead letter{'' if len(done) == 1 else 's'} of stream {selection.stream!r}"
     more = f"; {len(gone):,} more were gone already" if gone else ""
-    print_answer(as_json, {"stream": selection.stream, past: done, "gone": gone}, said + more)
+    print_answer(as_json, {"stream": selection.stream, past: done, "gone": gone}, text + more)
 
 
 async def _each(
@@ -292,18 +292,18 @@ def _parse_selection(
         check_group_name(group)
     ranges: list[tuple[int, int | None]] = []
     for word in rest:
-        read = _SEQUENCES.fullmatch(word)
-        if read is None:
+        match = _SEQUENCES.fullmatch(word)
+        if match is None:
             raise InvalidInput(f"sequence {shown(word)} is not one: write 5, 5-9, or 5- for all from there")
-        first = int(read[1])
-        last = first if read[2] is None else int(read[3]) if read[3] else None
+        first = int(match[1])
+        last = first if match[2] is None else int(match[3]) if match[3] else None
         if first < 1 or (last is not None and last < first):
             raise InvalidInput(f"sequence {shown(word)}: sequences start at 1, and the lower one comes first")
         ranges.append((first, last))
     return _Selection(stream, group, tuple(ranges), key, partition)
 
 
-async def _some(connection: Connection, selection: _Selection, limit: int) -> list[DeadLetter]:
+async def _read_letters(connection: Connection, selection: _Selection, limit: int) -> list[DeadLetter]:
     found: list[DeadLetter] = []
     async with aclosing(_letters(connection, selection)) as letters:
         async for one in letters:

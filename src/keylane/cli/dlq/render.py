@@ -14,7 +14,7 @@ from keylane.cli.formatting import age, as_utc, printable
 from keylane.cli.panels import facts_panel
 from keylane.groups.dead_letters import DeadLetter
 
-_SHOWN_BYTES = 4_000
+_MAX_BYTES = 4_000
 
 
 def dead_letter_table(found: Sequence[DeadLetter], now: datetime) -> Table:
@@ -59,8 +59,8 @@ def dead_letter_panel(one: DeadLetter, now: datetime) -> Panel:
 
 
 def _data(data: bytes) -> str:
-    shown = _lines(data[:_SHOWN_BYTES].decode("utf-8", "backslashreplace"))
-    return shown if len(data) <= _SHOWN_BYTES else f"{shown}… (--json has all of it)"
+    text = _lines(data[:_MAX_BYTES].decode("utf-8", "backslashreplace"))
+    return text if len(data) <= _MAX_BYTES else f"{text}… (--json has all of it)"
 
 
 def _lines(text: str) -> str:

@@ -102,9 +102,9 @@ def add_shared_commands(app: typer.Typer, kind: Kind) -> None:
 
         With history and completion; Ctrl-D ends.
         """
-        from keylane.cli.groups.prompt import Shell
+        from keylane.cli.groups.prompt import Prompt
 
-        Shell(kind, link, as_json=as_json).run()
+        Prompt(kind, link, as_json=as_json).run()
 
 
 def _add_read_commands(app: typer.Typer, kind: Kind) -> None:
@@ -275,9 +275,9 @@ def _add_consume(app: typer.Typer, kind: Kind) -> None:
         from keylane.cli.groups.consume import GroupConsumeOptions, consume
         from keylane.errors import InvalidInput
 
-        def seconds(word: str, option: str) -> float:
+        def seconds(duration: str, option: str) -> float:
             try:
-                return parse_duration_s(word)
+                return parse_duration_s(duration)
             except InvalidInput as error:
                 raise typer.BadParameter(str(error), param_hint=option) from error
 

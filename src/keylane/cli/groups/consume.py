@@ -128,8 +128,8 @@ def _hooks(
         lines.write("joined", f"joined {options.group} as {options.member}", member=options.member, listed=listed)
 
     def rebalanced(before: tuple[int, ...], after: tuple[int, ...]) -> None:
-        words = f"partitions {ranges(after)} (before: {ranges(before)})"
-        lines.write("rebalanced", words, before=list(before), after=list(after))
+        text = f"partitions {ranges(after)} (before: {ranges(before)})"
+        lines.write("rebalanced", text, before=list(before), after=list(after))
 
     return groups.MemberHooks(
         on_joined=joined,

@@ -1,6 +1,6 @@
 """`keylane elastic …`: groups on any stream, whose members come and go.
 
-Owns the commands that only elastic groups have: making one, changing who owns what, and trying a change out.
+Owns the commands that only elastic groups have: creating one, changing the owners of partitions, and planning a change.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _PlanOption = Annotated[
 ]
 
 
-# ---- make ---------------------------------------------------------------------------------------------
+# ---- create ---------------------------------------------------------------------------------------------
 
 
 @command(app, "create")
@@ -236,7 +236,7 @@ def delete_mapping(
     _show_change((stream, group), before, after, as_json=as_json)
 
 
-# ---- try out ------------------------------------------------------------------------------------------
+# ---- plan ------------------------------------------------------------------------------------------
 
 
 @command(app, "plan")
@@ -329,8 +329,8 @@ def apply_plan(
     if str(file) == "-" and not force:
         raise InvalidInput("the plan comes from standard input, so nobody can be asked: give --force, or a file")
     read = read_plan_file(file, sys.stdin)
-    stream = _agreed("stream", stream, read.stream)
-    group = _agreed("group", group, read.group)
+    stream = _resolve_name("stream", stream, read.stream)
+    group = _resolve_name("group", group, read.group)
     seen = connected(link, lambda connection: _config(connection, stream, group))
     then = check_plan(read.plan, seen.max_members)
     if seen.mappings is None:
@@ -346,11 +346,11 @@ def apply_plan(
     _show_change((stream, group), seen, after, as_json=as_json)
 
 
-# ---- small things -------------------------------------------------------------------------------------
+# ---- details -------------------------------------------------------------------------------------
 
 
 def _ask_for_wildcards(subject_filter: str) -> str | None:
-    """Asked on stderr, answered on stdin; None if nobody answers."""
+    """Ask on stderr and read the answer from stdin; None if nobody answers."""
     import sys
 
     question = f"numbers of the '*' of {subject_filter!r} that make up the key, with blanks (none: the whole subject): "
@@ -368,7 +368,7 @@ def _confirm_first_mapping(link: ConnectionOptions, stream: str, group: str, *, 
         confirm_stop_of_go_members(group, len(now.group_filters), yes=False)
 
 
-def _agreed(what: str, given: str | None, in_file: str | None) -> str:
+def _resolve_name(what: str, given: str | None, in_file: str | None) -> str:
     from keylane.errors import InvalidInput
 
     if given is not None and in_file is not None and given != in_file:
@@ -400,14 +400,14 @@ async def _changed(
 async def _replace_plan(
     connection: Connection, stream: str, group: str, seen: ElasticConfig, then: Plan
 ) -> ElasticConfig:
-    """Store the plan, but only over the configuration that was shown to whoever said yes."""
+    """Store the plan, but only if the group still has the configuration that was confirmed."""
     from keylane.errors import GroupConflict
     from keylane.groups.store import change_elastic
 
     def decide(config: ElasticConfig) -> ElasticConfig:
         if config != seen:
             raise GroupConflict(
-                f"group {group!r} of stream {stream!r} was changed by somebody else meanwhile: look again"
+                f"group {group!r} of stream {stream!r} was changed by somebody else meanwhile: run the command again"
             )
         return config.with_owners(mappings=then)
 

@@ -1,7 +1,7 @@
 """`keylane static prompt` and `keylane elastic prompt`: the same commands, one line after the other.
 
-Owns the loop, the history and the completion. A line is parsed by the very commands that a shell would run, with
-the connection options that the prompt was given; nothing is known here about what they do.
+Owns the loop, the history and the completion. The commands of the shell parse each line, with the connection options
+of the prompt.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from keylane.jetstream import streams
 
 try:
     import readline
-except ImportError:  # some builds of Python have none: no history and no completion then
+except ImportError:  # some builds of Python lack it: no history and no completion
     readline = None  # type: ignore[assignment]
 
 _KEPT_LINES = 1000
-_OWN_WORDS = ("exit", "help", "static", "elastic")
+_PROMPT_WORDS = ("exit", "help", "static", "elastic")
 
 
-class Shell:
+class Prompt:
     """Reads lines and runs them until `exit` or the end of the input."""
 
     def __init__(self, kind: Kind, link: ConnectionOptions, *, as_json: bool) -> None:
@@ -64,17 +64,17 @@ class Shell:
                 except KeyboardInterrupt:
                     typer.echo()
                     continue
-                if not self._obey(line):
+                if not self._execute(line):
                     return None
 
-    def _obey(self, line: str) -> bool:
+    def _execute(self, line: str) -> bool:
         """Run one line; False at the end."""
         try:
             words = shlex.split(line)
         except ValueError as error:
             typer.echo(f"keylane: {error} in the line", err=True)
             return True
-        _remember(line)
+        _add_to_history(line)
         match words:
             case []:
                 return True
@@ -97,14 +97,14 @@ class Shell:
         try:
             command.main(words, prog_name=kind, default_map=_defaults_of(command, self._defaults))
         except SystemExit:
-            return  # every command ends so; what there was to say is said
+            return  # every command ends with SystemExit, after it printed its answer
         except KeylaneError as error:
             typer.echo(f"keylane: {' '.join(str(error).split())}", err=True)
 
     # ---- completion ---------------------------------------------------------------------------------
 
     def complete(self, text: str, state: int) -> str | None:
-        """For readline: the next word that the line could go on with."""
+        """For readline: the next candidate for the word under the cursor."""
         if state == 0:
             before = readline.get_line_buffer()[: readline.get_begidx()].split()
             self._candidates = sorted({one for one in self.candidates(before, text) if one.startswith(text)})
@@ -113,7 +113,7 @@ class Shell:
         return self._candidates[state] if state < len(self._candidates) else None
 
     def candidates(self, before: list[str], text: str) -> list[str]:
-        """The words that may follow those before; a few more than fit is fine."""
+        """The words that may follow those before. May contain words that do not start with `text`."""
         kind: Kind = self.kind
         if before and before[0] in ("static", "elastic"):
             kind, before = before[0], before[1:]  # type: ignore[assignment]
@@ -123,8 +123,8 @@ class Shell:
                 return []
             command = subcommands[words.pop(0)]
         if subcommands := getattr(command, "commands", None):
-            shown = [name for name, one in subcommands.items() if not one.hidden]
-            return shown if before else [*shown, *_OWN_WORDS]
+            names = [name for name, one in subcommands.items() if not one.hidden]
+            return names if before else [*names, *_PROMPT_WORDS]
         return self._arguments(kind, command, words, text)
 
     def _arguments(self, kind: Kind, command: Any, words: list[str], text: str) -> list[str]:
@@ -142,16 +142,16 @@ class Shell:
             return list(getattr(awaiting.type, "choices", ()))
         if text.startswith("-"):
             return [name for name in options if name.startswith("--")]
-        places = [one for one in command.params if one.param_type_name == "argument"]
-        if not places or (len(given) >= len(places) and places[-1].nargs != -1):
+        arguments = [one for one in command.params if one.param_type_name == "argument"]
+        if not arguments or (len(given) >= len(arguments) and arguments[-1].nargs != -1):
             return []
-        name = places[min(len(given), len(places) - 1)].name
+        name = arguments[min(len(given), len(arguments) - 1)].name
         if name == "file":
             return glob.glob(f"{glob.escape(text)}*")
         try:
             return asyncio.run(self._names(kind, name, given))
         except KeylaneError:
-            return []  # no server, no names: the line can still be typed
+            return []  # without a server there are no names to complete
 
     async def _names(self, kind: Kind, name: str, given: list[str]) -> list[str]:
         if name not in ("stream", "group", "member", "members"):
@@ -165,7 +165,7 @@ class Shell:
 
 
 def _defaults_of(command: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """The values as defaults for every command below this one."""
+    """The values as defaults of this command and all its subcommands."""
     below = getattr(command, "commands", None)
     if below is None:
         return values
@@ -175,8 +175,8 @@ def _defaults_of(command: Any, values: dict[str, Any]) -> dict[str, Any]:
 # ---- line editing and history -------------------------------------------------------------------------
 
 
-def _remember(line: str) -> None:
-    """Answers to questions are not commands, and passwords are nobody's business: neither is kept."""
+def _add_to_history(line: str) -> None:
+    """Keep the line unless it has a password. Answers to questions never get here."""
     if readline is not None and line.strip() and "--password" not in line:
         readline.add_history(line)
 

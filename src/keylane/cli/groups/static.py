@@ -50,9 +50,9 @@ def balanced(
 ) -> None:
     """Create a group whose partitions are spread evenly over its members."""
     _reject_filter(members, "MEMBER...")
-    how: dict[str, Any] = {"filters": filters or [], "members": members, "dialect": dialect}
-    make = partial(_make, stream, group, max_members=max_members, **how)
-    _show(stream, group, connected(link, make), as_json=as_json)
+    options: dict[str, Any] = {"filters": filters or [], "members": members, "dialect": dialect}
+    create = partial(_create_group, stream, group, max_members=max_members, **options)
+    _show(stream, group, connected(link, create), as_json=as_json)
 
 
 @command(_create, "mapped")
@@ -74,18 +74,18 @@ def mapped(
     _reject_filter([one for one in mappings if ":" not in one], "MAPPING...")
     plan = dict(parse_mappings(mappings).shares)
     confirm_stop_of_go_members(group, len(filters or ()), yes=stop_go_members)
-    how: dict[str, Any] = {
+    options: dict[str, Any] = {
         "filters": filters or [],
         "mappings": plan,
         "dialect": dialect,
         "stop_go_members": True,
     }
-    make = partial(_make, stream, group, max_members=max_members, **how)
-    _show(stream, group, connected(link, make), as_json=as_json)
+    create = partial(_create_group, stream, group, max_members=max_members, **options)
+    _show(stream, group, connected(link, create), as_json=as_json)
 
 
-def _reject_filter(words: list[str], place: str) -> None:
-    """The filter stood here once, before the members."""
+def _reject_filter(words: list[str], argument: str) -> None:
+    """In older versions the filter was an argument before the members."""
     from keylane.cli.groups.arguments import is_filter
 
     for word in words:
@@ -93,21 +93,21 @@ def _reject_filter(words: list[str], place: str) -> None:
             instead = (
                 "leave it out, as without --filter every subject is taken" if word == ">" else f"--filter {word!r}"
             )
-            raise typer.BadParameter(f"{word!r} is a filter, and a filter is an option: {instead}", param_hint=place)
+            raise typer.BadParameter(f"{word!r} is a filter, and a filter is an option: {instead}", param_hint=argument)
 
 
-async def _make(stream: str, group: str, connection: Connection, **how: Any) -> StaticConfig:
+async def _create_group(stream: str, group: str, connection: Connection, **options: Any) -> StaticConfig:
     from keylane import groups
     from keylane.cli.errors import naming_the_stream
 
-    if (members := how.get("members")) and not how["filters"]:
+    if (members := options.get("members")) and not options["filters"]:
         await _warn_about_filter(connection, stream, members[0])
-    making = groups.create_static(connection, stream, group, **how)
-    return await naming_the_stream(connection, stream, making)
+    creating = groups.create_static(connection, stream, group, **options)
+    return await naming_the_stream(connection, stream, creating)
 
 
 async def _warn_about_filter(connection: Connection, stream: str, first: str) -> None:
-    """A filter of one plain word reads like a member's name: the stream knows better."""
+    """Warn if the first member's name is also a subject of the stream, and so probably a filter."""
     from keylane.cli.errors import naming_the_stream
     from keylane.groups.stream_subjects import stored_subjects
     from keylane.jetstream import streams
@@ -124,5 +124,5 @@ async def _warn_about_filter(connection: Connection, stream: str, first: str) ->
 def _show(stream: str, group: str, config: StaticConfig, *, as_json: bool) -> None:
     from keylane.cli.groups.json import config_object
 
-    words = f"created static group {group!r} of stream {stream!r}: {config.max_members:,} partitions, "
-    print_answer(as_json, config_object(stream, group, config), words + f"members {', '.join(config.plan.members)}")
+    text = f"created static group {group!r} of stream {stream!r}: {config.max_members:,} partitions, "
+    print_answer(as_json, config_object(stream, group, config), text + f"members {', '.join(config.plan.members)}")

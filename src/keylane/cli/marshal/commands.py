@@ -83,7 +83,7 @@ def world(
     options = _log_options(link, kafka, kafka_config, log, interval, placing)
     when = None if at is None else _time_of(at)
 
-    async def look(opened: OpenLog) -> None:
+    async def show(opened: OpenLog) -> None:
         seen = await (opened.admin.world() if when is None else opened.admin.world_at(when))
         claims = select_claims(seen, group, topic)
         at_ms = None if when is None else int(when.timestamp() * 1000)
@@ -106,7 +106,7 @@ def world(
             typer.echo(f"lag unknown: {problem}", err=True)
         _warn(seen, [pause.group for pause in pauses])
 
-    _with_log(options, look)
+    _with_log(options, show)
 
 
 @command(app, "watch")

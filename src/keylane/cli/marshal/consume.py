@@ -98,10 +98,12 @@ def _print(lines: EventLines, message: MarshalMessage) -> None:
 def _hooks(lines: EventLines) -> ConsumerHooks:
     def claimed(where: TopicPartition, token: int) -> None:
         text = f"claimed {where.topic}/{where.partition}, token {token}"
-        lines.write("claimed", text, **_place(where), token=token)
+        lines.write("claimed", text, **_partition_fields(where), token=token)
 
     def let_go(where: TopicPartition, why: str) -> None:
-        lines.write("let_go", f"let go of {where.topic}/{where.partition}: {why}", **_place(where), reason=why)
+        lines.write(
+            "let_go", f"let go of {where.topic}/{where.partition}: {why}", **_partition_fields(where), reason=why
+        )
 
     return ConsumerHooks(
         on_claimed=claimed,
@@ -111,5 +113,5 @@ def _hooks(lines: EventLines) -> ConsumerHooks:
     )
 
 
-def _place(where: TopicPartition) -> dict[str, Any]:
+def _partition_fields(where: TopicPartition) -> dict[str, Any]:
     return {"topic": where.topic, "partition": where.partition}

@@ -120,10 +120,10 @@ def _run(name: str, given: PipelineArguments) -> int:
     elif not getattr(settings, "only_compact", False):
         _check_stream(given.link, settings.stream)
     try:
-        line.say("starting Spark")
+        line.show("starting Spark")
         with spark_session(f"keylane {name}", master=master, settings=conf) as spark:
-            line.say("Spark is ready")
-            work = functools.partial(pipeline.run, spark, settings, line.say)
+            line.show("Spark is ready")
+            work = functools.partial(pipeline.run, spark, settings, line.show)
             report = _run_stoppable(work, line) if name in ("lake", "audit") else work()
     except KeyboardInterrupt:
         line.end()
@@ -275,15 +275,15 @@ class _ProgressLine:
         self._shown = False
         self._last_s = 0.0
 
-    def say(self, words: str) -> None:
+    def show(self, text: str) -> None:
         if self._quiet:
             return
         now_s = time.monotonic()
         if self._live:
-            typer.echo(f"\r\x1b[K{words}", err=True, nl=False)
+            typer.echo(f"\r\x1b[K{text}", err=True, nl=False)
             self._shown = True
         elif now_s - self._last_s >= _LINE_INTERVAL_S:
-            typer.echo(words, err=True)
+            typer.echo(text, err=True)
             self._last_s = now_s
 
     def end(self) -> None:
