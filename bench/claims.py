@@ -22,9 +22,9 @@ from chaos.marshal import GROUP, Fleet, Settings, all_claimed, whole_log
 from chaos.marshal_judge import Start, claims_in
 from chaos.marshal_stage import On, Stage, open_stage
 from chaos.marshal_worker import ground
+from keylane.core.claim_choice import TopicPartition
 from keylane.core.claim_facts import overlaps
 from keylane.core.claims import replay
-from keylane.core.picking import TopicPartition
 from keylane.marshal.author import Author
 from keylane.marshal.claiming import Claimer
 from keylane.marshal.logbook import LogBook

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from keylane.lazy import loader
 
 if TYPE_CHECKING:
+    from keylane.core.claim_choice import Appetite, TopicPartition
     from keylane.core.claim_facts import (
         Claim,
         Freshness,
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
         Verdict,
     )
     from keylane.core.claims import World, replay
-    from keylane.core.picking import Appetite, TopicPartition
     from keylane.marshal.admin import Admin, Load, PartitionLoad
     from keylane.marshal.consumer import Consumer
     from keylane.marshal.jetstream_log import JetStreamLog, open_jetstream_log
@@ -51,7 +51,7 @@ _HOMES = {
         "Verdict",
     ),
     "keylane.core.claims": ("World", "replay"),
-    "keylane.core.picking": ("Appetite", "TopicPartition"),
+    "keylane.core.claim_choice": ("Appetite", "TopicPartition"),
     "keylane.marshal.admin": ("Admin", "Load", "PartitionLoad"),
     "keylane.marshal.consumer": ("Consumer",),
     "keylane.marshal.jetstream_log": ("JetStreamLog", "open_jetstream_log"),

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from keylane.core.claim_choice import TopicPartition
 from keylane.core.claim_facts import Claim, Freshness, Owner
 from keylane.core.claim_records import Placing, check_id
 from keylane.core.claims import World
-from keylane.core.picking import TopicPartition
 from keylane.errors import InvalidInput, KeylaneError, TwoHashes
 from keylane.marshal.author import Author, new_instance
 from keylane.marshal.log import CoordinationLog, catch_up

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 
-from keylane.core.prefix import Prefix
+from keylane.core.partition_offsets import Prefix
 from keylane.marshal.crew import Crew
 from keylane.marshal.reading import batches
 from keylane.marshal.source import Source

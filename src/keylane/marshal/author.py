@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from keylane.core.claim_choice import TopicPartition
 from keylane.core.claim_facts import Key, Owner
 from keylane.core.claim_records import (
     ClaimingMessages,
@@ -20,7 +21,6 @@ from keylane.core.claim_records import (
     ReleasingPartition,
     check_id,
 )
-from keylane.core.picking import TopicPartition
 
 
 def new_instance() -> str:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 from typing import Literal, TypeAlias, get_args
 
+from keylane.core.claim_choice import TopicPartition
 from keylane.core.claim_facts import Claim, Verdict
-from keylane.core.picking import TopicPartition
-from keylane.core.prefix import resume
+from keylane.core.partition_offsets import resume
 from keylane.errors import KeylaneError, RevisionConflict
 from keylane.marshal.at_least_once import AtLeastOnce
 from keylane.marshal.at_most_once import Allowance, AtMostOnce

@@ -17,9 +17,9 @@ from types import TracebackType
 from typing import Self
 
 from keylane.core.balance import is_spoken_for, to_ask_for, to_give_up
+from keylane.core.claim_choice import Appetite, PickOrder, Standing, TopicPartition, give_up, pick
 from keylane.core.claim_facts import Claim, Key, Owner, Verdict
 from keylane.core.claim_records import Placing, check_id
-from keylane.core.picking import Appetite, PickOrder, Standing, TopicPartition, give_up, pick
 from keylane.dispatch import Executor
 from keylane.errors import InvalidInput, KeylaneError, RequestTimeout
 from keylane.marshal.author import Author, new_instance

@@ -13,8 +13,8 @@ from functools import partial
 from itertools import count
 from typing import Literal, TypeAlias
 
+from keylane.core.claim_choice import TopicPartition
 from keylane.core.lanes import Entry, Lanes
-from keylane.core.picking import TopicPartition
 from keylane.dispatch import Dispatcher, Executor, HandlerCall, Settling, error_line
 from keylane.dispatch.dead_letters import put_away
 from keylane.errors import HandlerCrashed

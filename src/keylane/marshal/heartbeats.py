@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from keylane.core.pace import Pace, heartbeat_delay_s
+from keylane.core.heartbeat_pace import Pace, heartbeat_delay_s
 from keylane.errors import KeylaneError
 from keylane.marshal.claiming import Work
 from keylane.marshal.logbook import own_clock

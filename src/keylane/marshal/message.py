@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from keylane.core.picking import TopicPartition
+from keylane.core.claim_choice import TopicPartition
 from keylane.marshal.source import SourceRecord
 
 

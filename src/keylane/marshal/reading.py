@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
-from keylane.core.picking import TopicPartition
+from keylane.core.claim_choice import TopicPartition
 from keylane.errors import KeylaneError
 from keylane.marshal.source import Source, SourceRecord
 from keylane.marshal.trouble import Patience

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from keylane.core.claim_choice import TopicPartition
 from keylane.core.claim_facts import Claim, Key
 from keylane.core.claim_records import Message
-from keylane.core.picking import TopicPartition
 from keylane.errors import CoordinationLogError, KeylaneError, ReadIncomplete, RevisionConflict
 from keylane.marshal.author import Author
 from keylane.marshal.log import Position

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import get_args
 
-from keylane.core.picking import Appetite, TopicPartition
+from keylane.core.claim_choice import Appetite, TopicPartition
 from keylane.dispatch import Executor
 from keylane.dispatch.handler_call import check_executor
 from keylane.errors import InvalidInput, KeylaneError

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from keylane import Connection
+from keylane.core.claim_choice import TopicPartition
 from keylane.core.claim_facts import Ended, Owner, overlaps
 from keylane.core.claim_records import ClaimingPartition, Message
-from keylane.core.picking import TopicPartition
 from keylane.errors import InvalidInput, LogReplaced, OutcomeUnknown
 from keylane.jetstream import streams
 from keylane.kafka import KafkaLink, KafkaLog, open_kafka, open_kafka_log

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from keylane.core.claim_choice import TopicPartition
 from keylane.core.claim_records import Message
-from keylane.core.picking import TopicPartition
 from keylane.errors import OutcomeUnknown
 from keylane.marshal import Appetite, MarshalMessage, MemorySource
 from tests.integration.marshal.rig import (

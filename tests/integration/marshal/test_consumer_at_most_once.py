@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from keylane.core.claim_choice import TopicPartition
 from keylane.core.claim_facts import Key
 from keylane.core.claim_records import ClaimingMessages, Heartbeat, Message, decode, encode
-from keylane.core.picking import TopicPartition
 from keylane.errors import OutcomeUnknown
 from keylane.marshal import ConsumerHooks, MarshalMessage, MemorySource, Reader, SourceRecord
 from keylane.marshal.at_most_once import Allowance

@@ -8,9 +8,9 @@ from collections import Counter
 
 import pytest
 
+from keylane.core.claim_choice import TopicPartition
 from keylane.core.claim_facts import Began, Key
 from keylane.core.claim_records import ClaimingPartition, Heartbeat, Message, decode, encode
-from keylane.core.picking import TopicPartition
 from keylane.errors import OutcomeUnknown
 from keylane.marshal import Appetite, ConsumerHooks, MarshalMessage, MemorySource, Verdict
 from tests.integration.marshal.rig import (

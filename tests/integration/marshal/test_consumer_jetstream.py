@@ -11,7 +11,7 @@ import pytest
 
 import keylane
 from keylane import Connection
-from keylane.core.picking import TopicPartition
+from keylane.core.claim_choice import TopicPartition
 from keylane.errors import InvalidInput, NoSuchTopic, UnsafeLog
 from keylane.jetstream import consumers, streams
 from keylane.marshal import Admin, Appetite, Consumer, ConsumerHooks, StreamSource, open_jetstream_log

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+from keylane.core.claim_choice import TopicPartition
 from keylane.core.claim_facts import LogRecord
 from keylane.core.claim_records import Message
-from keylane.core.picking import TopicPartition
 from keylane.errors import OutcomeUnknown
 from keylane.marshal.at_least_once import AtLeastOnce
 from keylane.marshal.author import Author

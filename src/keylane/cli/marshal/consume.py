@@ -12,7 +12,7 @@ from typing import Any
 from keylane.cli.event_lines import STOPPING, EventLines, stop_on_signals
 from keylane.cli.formatting import excerpt, payload_fields, printable
 from keylane.cli.marshal.log_access import LogOptions, open_log
-from keylane.core.picking import Appetite, TopicPartition
+from keylane.core.claim_choice import Appetite, TopicPartition
 from keylane.marshal.claiming import Mode
 from keylane.marshal.consumer import Consumer
 from keylane.marshal.message import MarshalMessage
