@@ -10,7 +10,7 @@ from pathlib import Path
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
-from keylane.cli.demo_play import perform
+from keylane.cli.demo.scenario import run_demo
 
 IMAGE = Path(__file__).parents[1] / "docs" / "images" / "demo.svg"
 
@@ -24,7 +24,7 @@ def svg_format() -> str:
 def main() -> int:
     # Not a terminal: the live table is recorded once, as it is in the end.
     console = Console(record=True, width=86, file=io.StringIO())
-    if not perform(console, 16.0, 1000, pipelines=False):
+    if not run_demo(console, 16.0, 1000, pipelines=False):
         print(console.export_text(), file=sys.stderr)
         return 1
     print(console.export_text(clear=False))

@@ -1,6 +1,6 @@
-"""`keylane exactly-once accept|forget`: what an operator decides about the tables of exactly once.
+"""`keylane exactly-once accept|forget`: an operator's decisions about the tables of exactly once.
 
-Owns the words of the commands and how the database is reached. What they change is in `exactly_once.ledger`.
+Owns the connection to the database. The changes are in `keylane.exactly_once`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from keylane.cli.asking import make_sure
-from keylane.cli.group_commands import Force, GroupArgument, Json, Stream, say
+from keylane.cli.command import ForceOption, GroupArgument, JsonOption, StreamArgument, print_answer
+from keylane.cli.confirmation import confirm
 
 if TYPE_CHECKING:
     from keylane.exactly_once import ExactlyOnce
@@ -38,7 +38,11 @@ Database = Annotated[
 
 @app.command()
 def accept(
-    stream: Stream, group: GroupArgument, database: Database, force: Force = False, as_json: Json = False
+    stream: StreamArgument,
+    group: GroupArgument,
+    database: Database,
+    force: ForceOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Take the group's bucket and stream as they are, and go on.
 
@@ -47,36 +51,40 @@ def accept(
     themselves. No instance may be left that works with the state from before.
     """
     if not force:
-        make_sure(
+        confirm(
             f"Does no instance of group {group!r} of stream {stream!r} work with the state from before any more?",
             otherwise="nothing was accepted",
         )
     _with(database, lambda once: once.accept(stream, group))
-    say(as_json, {"stream": stream, "group": group, "accepted": True}, f"accepted: group {group!r} goes on")
+    print_answer(as_json, {"stream": stream, "group": group, "accepted": True}, f"accepted: group {group!r} goes on")
 
 
 @app.command()
 def forget(
-    stream: Stream, group: GroupArgument, database: Database, force: Force = False, as_json: Json = False
+    stream: StreamArgument,
+    group: GroupArgument,
+    database: Database,
+    force: ForceOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Forget what the group has done: all its messages count as new.
 
     For a stream that was deleted and made anew. If messages that were done are delivered again, they are done again.
     """
     if not force:
-        make_sure(
+        confirm(
             f"Forget which messages group {group!r} of stream {stream!r} has done? If they come again, they are done "
             "again.",
             otherwise="nothing was forgotten",
         )
     keys = _with(database, lambda once: once.forget(stream, group))
-    words = f"forgot {keys:,} key{'' if keys == 1 else 's'} of group {group!r} of stream {stream!r}"
-    say(as_json, {"stream": stream, "group": group, "keys": keys}, words)
+    text = f"forgot {keys:,} key{'' if keys == 1 else 's'} of group {group!r} of stream {stream!r}"
+    print_answer(as_json, {"stream": stream, "group": group, "keys": keys}, text)
 
 
 def _with(url: str, work: Callable[[ExactlyOnce], Awaitable[Answer]]) -> Answer:
-    """Connect to the database, do the work, let go."""
-    import keylane.exactly_once  # noqa: F401 - first: it says what to install, where SQLAlchemy is missing
+    """Connect to the database, do the work, disconnect."""
+    import keylane.exactly_once  # noqa: F401 - first: its error says what to install if SQLAlchemy is missing
 
     return _work_on(url, work)
 

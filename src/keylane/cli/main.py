@@ -1,7 +1,7 @@
-"""The `keylane` command: puts the sub-commands together and turns errors into one line.
+"""The `keylane` command: assembles the sub-commands and prints errors as one line.
 
-Each sub-command lives in a file of its own and imports what it needs when it runs, so that help is quick; and only the
-sub-command that was asked for is loaded, so that the others cost it nothing.
+Each family of commands has a package or module of its own and imports what it needs when it runs, so that help is
+quick. Only the family that the command line names is loaded.
 """
 
 from __future__ import annotations
@@ -17,8 +17,18 @@ import typer
 from keylane import __version__
 from keylane.errors import KeylaneError
 
-_GROUPS = ("server", "consumer", "static", "elastic", "dlq", "exactly-once", "spark", "pipeline", "marshal")
-"""Each is a module here with an `app`."""
+_FAMILIES = {
+    "server": "server",
+    "consumer": "consumer.commands",
+    "static": "groups.static",
+    "elastic": "groups.elastic",
+    "dlq": "dlq.commands",
+    "exactly-once": "exactly_once",
+    "spark": "spark",
+    "pipeline": "pipeline.commands",
+    "marshal": "marshal.commands",
+}
+"""Each family of commands and the module here that has its `app`."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -37,8 +47,8 @@ def _options(
 
 
 def _app(first: str) -> typer.Typer:
-    """The command for a line with this first word: with one sub-command if it names one, else with all."""
-    from keylane.cli.demo import demo
+    """The command for a line with this first argument: with one family if it names one, else with all."""
+    from keylane.cli.demo.commands import demo
 
     app = typer.Typer(
         name="keylane",
@@ -49,8 +59,8 @@ def _app(first: str) -> typer.Typer:
         rich_markup_mode=None,
         callback=_options,
     )
-    for name in [first] if first in _GROUPS else _GROUPS:
-        app.add_typer(import_module(f"keylane.cli.{name.replace('-', '_')}").app, name=name)
+    for name in [first] if first in _FAMILIES else _FAMILIES:
+        app.add_typer(import_module(f"keylane.cli.{_FAMILIES[name]}").app, name=name)
     app.command()(demo)
     return app
 

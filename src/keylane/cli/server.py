@@ -1,6 +1,6 @@
 """`keylane server run`: the embedded server in the foreground until Ctrl-C or SIGTERM.
 
-Owns the words of the command and its signals. The server itself is `keylane.server`.
+Owns the signals. The server itself is `keylane.server`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="The embedded NATS server.", no_args_is_help=True, rich_markup_mode=None)
 
-_LOOK_EVERY_S = 0.5
+_POLL_INTERVAL_S = 0.5
 
 
 @app.callback()
@@ -63,7 +63,7 @@ def run(
     _stop_on_signals()
     try:
         _serve(port=port, store_dir=store_dir, sync=sync, cluster=cluster)
-    except _StopAsked:
+    except _StopRequested:
         typer.echo("stopped")
 
 
@@ -95,12 +95,12 @@ def _announce(nodes: list[NatsServer], directory: Path, sync: str) -> None:
 
 
 def _watch(nodes: list[NatsServer]) -> None:
-    """Return never; a node that ends by itself is reported, and the last one ends the command."""
+    """Never returns: reports each node that ends by itself; raises `ServerEnded` for the last one."""
     from keylane.errors import ServerEnded
 
     alive = list(nodes)
     while True:
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(_POLL_INTERVAL_S)
         for node in [node for node in alive if not node.running]:
             alive.remove(node)
             ended = f"nats-server {node.name} (pid {node.pid}) ended by itself; its log is {node.log_path}"
@@ -115,18 +115,18 @@ def _data_home() -> Path:
     return home / "keylane"
 
 
-class _StopAsked(BaseException):
-    """Ctrl-C or SIGTERM came; unwinding stops the server."""
+class _StopRequested(BaseException):
+    """Raised by Ctrl-C or SIGTERM. Unwinding stops the server."""
 
 
 def _stop_on_signals() -> None:
     signals = (signal.SIGINT, signal.SIGTERM)
 
-    def ask(_number: int, _frame: FrameType | None) -> NoReturn:
-        # A second Ctrl-C must not break into the clean stop, which has its own deadline.
+    def stop(_number: int, _frame: FrameType | None) -> NoReturn:
+        # A second Ctrl-C must not interrupt the clean stop, which has its own deadline.
         for number in signals:
             signal.signal(number, signal.SIG_IGN)
-        raise _StopAsked
+        raise _StopRequested
 
     for number in signals:
-        signal.signal(number, ask)
+        signal.signal(number, stop)

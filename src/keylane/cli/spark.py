@@ -1,8 +1,7 @@
 """`keylane spark`: packs the Python that executors need, and submits programs to Spark.
 
-Owns the words of the commands, the look at files before anything starts, and the running of `spark-submit`. What is
-said to Spark is decided by `keylane.spark.cluster.submit`. Exit codes: 2 if nothing was started, else what the program
-gave.
+Owns the checks of files before anything starts, and runs `spark-submit`. `keylane.spark.cluster.submit` builds the
+command line. Exit codes: 2 if nothing was started, else the exit code of the program.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from keylane.cli.refusing import refusals
+from keylane.cli.errors import exit_on_invalid_input
 
 if TYPE_CHECKING:
     from keylane.spark.cluster.submit import Command, Machine, Submission
@@ -52,7 +51,7 @@ def pack(
     """
     from keylane.spark.cluster.packing import pack as write
 
-    with refusals():
+    with exit_on_invalid_input():
         note = write(output, extra=with_ or (), interpreter=interpreter)
     size_mb = output.stat().st_size / 1e6
     if json:
@@ -109,10 +108,10 @@ def submit(
         conf=tuple(conf or ()),
         files=tuple(files or ()),
     )
-    with refusals():
+    with exit_on_invalid_input():
         if json and not dry_run:
-            _refuse("--json is for --dry-run: what the program prints goes through as it is")
-        _look_at_files(asked)
+            _reject("--json is for --dry-run: what the program prints goes through as it is")
+        _check_files(asked)
         machine = _machine()
         if dry_run:
             _show(build(asked, machine), as_json=json)
@@ -121,42 +120,42 @@ def submit(
     raise typer.Exit(_run(command))
 
 
-def _refuse(why: str) -> None:
+def _reject(why: str) -> None:
     from keylane.errors import InvalidInput
 
     raise InvalidInput(why)
 
 
-def _look_at_files(asked: Submission) -> None:
+def _check_files(asked: Submission) -> None:
     from keylane.spark.cluster.submit import is_elsewhere
 
     if not asked.app.endswith(".py"):
-        _refuse(f"{asked.app!r} must be a Python file: its name has to end in .py")
+        _reject(f"{asked.app!r} must be a Python file: its name has to end in .py")
     if not is_elsewhere(asked.app) and not Path(asked.app).is_file():
-        _refuse(f"{asked.app!r} is no file here: give the path of the program")
+        _reject(f"{asked.app!r} is no file here: give the path of the program")
     for file in asked.files:
         if not is_elsewhere(file) and not Path(file.partition("#")[0]).is_file():
-            _refuse(f"--files {file!r} is no file here: give the path of a file that the program needs")
+            _reject(f"--files {file!r} is no file here: give the path of a file that the program needs")
     if asked.env is not None and not is_elsewhere(asked.env):
-        _look_at_archive(Path(asked.env), driver_is_here=asked.deploy_mode == "client")
+        _check_archive(Path(asked.env), driver_is_here=asked.deploy_mode == "client")
 
 
-def _look_at_archive(archive: Path, *, driver_is_here: bool) -> None:
-    """Refuse one that differs from this driver, which would fail later and less clearly. Others' archives are taken."""
+def _check_archive(archive: Path, *, driver_is_here: bool) -> None:
+    """Reject an archive that differs from this driver and would fail later. Archives of other tools pass."""
     from keylane.spark.cluster.packing import python_version, read_note, source_fingerprint
 
     if not archive.is_file():
-        _refuse(f"--env {str(archive)!r} is no file here: make it with `keylane spark pack -o {archive}`")
+        _reject(f"--env {str(archive)!r} is no file here: make it with `keylane spark pack -o {archive}`")
     note = read_note(archive)
     if note is None or not driver_is_here:
         return
     if note.python != python_version():
-        _refuse(
+        _reject(
             f"--env {str(archive)!r} is for Python {note.python}, and the driver runs on {python_version()}: "
             "Spark needs the same on both sides, so pack it again with this one"
         )
     if note.source != source_fingerprint():
-        _refuse(
+        _reject(
             f"--env {str(archive)!r} holds another keylane ({note.keylane}) than the one here: "
             f"pack it again with `keylane spark pack -o {archive}`"
         )
@@ -186,7 +185,7 @@ def _spark_home() -> Path:
         home = Path(spec.origin).parent
         where = f"the pyspark in {home}"
     if not (home / "bin" / "spark-submit").is_file():
-        _refuse(f"{where} has no bin/spark-submit: let SPARK_HOME name a Spark, or unset it")
+        _reject(f"{where} has no bin/spark-submit: let SPARK_HOME name a Spark, or unset it")
     return home
 
 
@@ -208,7 +207,7 @@ def _run(command: Command) -> int:
 
     with _stand_in(command):
         process = subprocess.Popen(command.arguments, env=os.environ | command.environment)  # noqa: S603 - the user's
-        # Ctrl-C reaches the program by itself, and how it ends is its own matter.
+        # Ctrl-C also reaches the program, which decides how it ends.
         before = signal.signal(signal.SIGINT, lambda _number, _frame: None)
         stop = signal.signal(signal.SIGTERM, lambda number, _frame: process.send_signal(number))
         try:
@@ -221,7 +220,7 @@ def _run(command: Command) -> int:
 
 @contextmanager
 def _stand_in(command: Command) -> Iterator[None]:
-    """What must stand beside the driver while it runs."""
+    """Write the stand-in script that the driver needs, and remove it afterwards."""
     import shutil
 
     if command.stand_in is None:

@@ -54,6 +54,8 @@ _STREAMING_ONLY = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "queryName", "l
 _LARGEST = 2**63 - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DEFAULT_LEASE_S = 10.0
+SHORTEST_LEASE_S = 1.0
+LONGEST_LEASE_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,8 +350,6 @@ def _lease_s(given: Mapping[str, str]) -> float:
     text = given.get("leaseseconds")
     if text is None:
         return DEFAULT_LEASE_S
-    from keylane.spark.driver.lease import LONGEST_LEASE_S, SHORTEST_LEASE_S  # noqa: PLC0415 - brings the NATS client along
-
     try:
         seconds = float(text)
     except ValueError:

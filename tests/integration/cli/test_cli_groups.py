@@ -13,9 +13,9 @@ import pytest
 from rich.console import Console
 
 from keylane import Connection, groups, priority
-from keylane.cli.group_sight import look
-from keylane.cli.groups_shown import picture
-from keylane.cli.groups_told import sight_object
+from keylane.cli.groups.json import group_object
+from keylane.cli.groups.render import render_group
+from keylane.cli.groups.snapshot import read_snapshot
 from keylane.groups import shape
 from keylane.groups.store import elastic_bucket
 from keylane.jetstream import consumers, streams
@@ -383,13 +383,13 @@ async def test_info_of_a_large_group_is_one_list(
     took_s = []
     for _ in range(5):  # the machine may stand still in one of them
         began = time.perf_counter()
-        sight = await look(connection, "elastic", orders, "big")
+        sight = await read_snapshot(connection, "elastic", orders, "big")
         screen = Console(width=100)
         with screen.capture() as captured:
-            screen.print(picture(sight, datetime.now(UTC), width=100))
+            screen.print(render_group(sight, datetime.now(UTC), width=100))
         took_s.append(time.perf_counter() - began)
         assert len(captured.get().splitlines()) > 50
-        assert len(sight_object(sight)["members"]) == 50
+        assert len(group_object(sight)["members"]) == 50
     assert min(took_s) < 1, took_s
 
 
@@ -420,7 +420,7 @@ async def test_step_down_says_who_was_pinned_and_who_is(
     async with priority.advisories(connection, f"{orders}-billing", "a") as events:
         publishing = asyncio.create_task(publish_once_unpinned(events))
         with monkeypatch.context() as patient:  # this machine may take longer than a second
-            patient.setattr("keylane.cli.group_commands._NEW_PIN_S", DEADLINE_S)
+            patient.setattr("keylane.cli.pins.NEXT_PIN_S", DEADLINE_S)
             done = await here("elastic", "step-down", *where, "a", *at)
         async with asyncio.timeout(DEADLINE_S):
             await publishing

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from keylane import Connection, groups
-from keylane.cli.group_words import (
-    mapping_from_words,
-    partitioning_from_words,
-    read_plan_file,
-    seconds_from_word,
+from keylane.cli.groups.arguments import (
+    parse_duration_s,
+    parse_mappings,
+    parse_partitioning,
 )
 from keylane.core.plans import Plan, balanced, ranges, sticky
 from keylane.errors import InvalidInput
+from keylane.groups.plan_file import read_plan_file
 from keylane.server import NatsServer
 from tests.integration.cli.groups_rig import here, plain_stream, run, running
 
@@ -134,7 +134,7 @@ async def test_a_plan_is_not_applied_over_somebody_elses_change(
         assert command.process.stdin is not None
         command.process.stdin.write(b"y\n")
         done = await command.end()
-    assert "was changed by somebody else meanwhile: look again" in done.refusal
+    assert "was changed by somebody else meanwhile: run the command again" in done.refusal
     assert await plan_of(connection, group) == changed
 
 
@@ -181,31 +181,31 @@ async def test_a_plan_that_is_not_there_or_names_no_group(at: At, tmp_path: Path
 
 
 def test_mappings_in_words() -> None:
-    assert mapping_from_words(["a:0-2,7", "b:3,4,5-6"]) == Plan({"a": [0, 1, 2, 7], "b": [3, 4, 5, 6]})
-    assert mapping_from_words(["with:colon:0"]) == Plan({"with:colon": [0]})
+    assert parse_mappings(["a:0-2,7", "b:3,4,5-6"]) == Plan({"a": [0, 1, 2, 7], "b": [3, 4, 5, 6]})
+    assert parse_mappings(["with:colon:0"]) == Plan({"with:colon": [0]})
     for word in ("a", "a:", ":0", "a:0,", "a:-1", "a:0-", "a:1.5", "a:0 1", "a:0-99999999999", "a:0-9999999999"):
         with pytest.raises(InvalidInput, match="mapping "):
-            mapping_from_words([word])
+            parse_mappings([word])
 
 
 def test_filters_in_words() -> None:
-    assert partitioning_from_words(["a.*.*", "2", "1", "b.*", "1"]) == [("a.*.*", [2, 1]), ("b.*", [1])]
-    assert partitioning_from_words(["a.*.*", "2,1"]) == [("a.*.*", [2, 1])]
-    assert partitioning_from_words(["a.>", "b.*", "1"]) == [("a.>", []), ("b.*", [1])]
-    assert partitioning_from_words([]) == []
+    assert parse_partitioning(["a.*.*", "2", "1", "b.*", "1"]) == [("a.*.*", [2, 1]), ("b.*", [1])]
+    assert parse_partitioning(["a.*.*", "2,1"]) == [("a.*.*", [2, 1])]
+    assert parse_partitioning(["a.>", "b.*", "1"]) == [("a.>", []), ("b.*", [1])]
+    assert parse_partitioning([]) == []
 
 
 @pytest.mark.parametrize(
     ("word", "seconds"), [("0", 0), ("20ms", 0.02), ("1.5s", 1.5), ("1m30s", 90), ("2h", 7200), ("250us", 0.00025)]
 )
 def test_durations_in_words(word: str, seconds: float) -> None:
-    assert seconds_from_word(word) == pytest.approx(seconds)
+    assert parse_duration_s(word) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("word", ["", "5", "soon", "-1s", "1 s", "s", "1d"])
 def test_what_is_no_duration(word: str) -> None:
     with pytest.raises(InvalidInput, match="give for example 20ms"):
-        seconds_from_word(word)
+        parse_duration_s(word)
 
 
 def test_ranges() -> None:

@@ -56,8 +56,8 @@ async def test_json_loads_neither_drawings_nor_websockets_nor_other_commands(
 ) -> None:
     await groups.create_elastic(connection, orders, "g", max_members=2, partitioning=[(f"{orders}.*", [1])])
     loaded = await loaded_by("elastic", "info", orders, "g", "--json", "-s", nats_server.url)
-    assert {"nats", "keylane.cli.elastic"} <= loaded
-    assert not {"rich", "aiohttp.client", "keylane.cli.static", "keylane.cli.server"} & loaded
+    assert {"nats", "keylane.cli.groups.elastic"} <= loaded
+    assert not {"rich", "aiohttp.client", "keylane.cli.groups.static", "keylane.cli.server"} & loaded
 
 
 async def test_a_websocket_loads_what_it_needs(free_port: int) -> None:

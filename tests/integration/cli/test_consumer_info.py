@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from keylane import Connection, priority
-from keylane.cli.consumer_told import as_utc
+from keylane.cli.formatting import as_utc
 from keylane.jetstream import consumers
 from keylane.priority import ConsumerConfig
 from keylane.server import NatsServer
@@ -134,7 +134,7 @@ async def test_info_without_a_pin(
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command waits for a new pin longer than a second, which this machine may take."""
-    monkeypatch.setattr("keylane.cli.consumer._NEW_PIN_S", NEXT_S)
+    monkeypatch.setattr("keylane.cli.pins.NEXT_PIN_S", NEXT_S)
 
 
 @pytest.mark.usefixtures("patient")

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from keylane import Connection
-from keylane.cli.connecting import ConnectionOptions
-from keylane.cli.pipeline_options import OPTIONS, RUNNING, gather
+from keylane.cli.connection_options import ConnectionOptions
+from keylane.cli.pipeline.options import OPTIONS, RUNNING, gather
 from keylane.errors import InvalidInput
 from keylane.server import NatsServer
 from tests.integration.cli.groups_rig import here, plain_stream

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from keylane import groups
-from keylane.cli.group_sight import look
+from keylane.cli.groups.snapshot import read_snapshot
 from keylane.groups import Member
 from keylane.groups.store import Kind
 from keylane.jetstream.consumers import ConsumerConfig
@@ -41,7 +41,7 @@ async def seen_quickly(place: Ground, kind: Kind) -> None:
     took_s = []
     for _ in range(5):
         began = time.perf_counter()
-        sight = await look(place.connection, kind, place.stream, "g")
+        sight = await read_snapshot(place.connection, kind, place.stream, "g")
         took_s.append(time.perf_counter() - began)
     config = await groups.get_config(place.connection, place.stream, "g")
     assert [(one.member, one.partitions) for one in sight.members] == list(config.plan.shares)

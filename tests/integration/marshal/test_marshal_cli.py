@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -17,6 +18,7 @@ from keylane.jetstream.publish import Outgoing, publish_many
 from keylane.marshal import StreamSource, open_jetstream_log
 from keylane.marshal.jetstream_log import subject_of
 from keylane.server import NatsServer
+from tests.integration.cli.groups_rig import terminal
 from tests.integration.marshal.command import Command, count, events
 
 pytestmark = pytest.mark.timeout(240)
@@ -91,6 +93,21 @@ async def test_consume_watch_world_pause_and_resume(marshal: OnStream) -> None:
     told = await marshal.told("world")
     assert {one["owner"] for one in told["claims"]} == {None}, "released at the end"
     assert (await marshal.told("world", "--at", "1d"))["claims"] == []
+
+
+async def test_watch_on_a_terminal(marshal: OnStream, nats_server: NatsServer) -> None:
+    """A live table with a log of events; the last picture stays."""
+    await marshal.publish(5)
+    async with marshal.running("consume", "billing", "anna", marshal.stream, "--greedy", "--json") as consumer:
+        await events(consumer, lambda found: count(found, "claimed") == PARTITIONS)
+        where = ("--log", marshal.log, "--interval", "3", "--server", nats_server.url)
+        async with terminal("marshal", "watch", *where) as screen:
+            shown = await screen.until(rf"(?s)token .*events.*/{PARTITIONS - 1}: owned by anna")
+            assert re.search(rf"{PARTITIONS} partitions .*Ctrl-C ends", shown)
+            assert re.search(rf"billing +{marshal.stream} +0 +anna", shown)
+            screen.type("\x03")
+            assert await screen.end() == 0
+            await screen.until(rf"(?s)partitions  [\d:]+ *\r\n.*events.*/{PARTITIONS - 1}: owned by anna")
 
 
 async def test_a_group_that_nobody_knows(marshal: OnStream) -> None:

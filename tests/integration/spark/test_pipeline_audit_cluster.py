@@ -47,6 +47,7 @@ async def test_a_cluster_finds_what_is_found_here(  # noqa: PLR0917 - each is a 
         tolerance_s=0.1, settle_s=0.0, complete=True,
     )  # fmt: skip
     here = await asyncio.to_thread(audit.run, spark, settings)
+    assert program.__file__ is not None
     done = await asyncio.to_thread(
         submit,
         tmp_path,

@@ -41,11 +41,10 @@ from keylane.jetstream.connection import Connection
 from keylane.jetstream.kv import KvEntry
 from keylane.spark.parent_process import ParentProcess
 from keylane.spark.query_records import BUCKET, bucket_of, lease_key
+from keylane.spark.read_options import LONGEST_LEASE_S, SHORTEST_LEASE_S
 
 _log = logging.getLogger("keylane.spark.driver.lease")
 
-SHORTEST_LEASE_S = 1.0
-LONGEST_LEASE_S = 3600.0
 _LOOK_S = 0.5
 """How often a waiting or holding process checks that its JVM still runs. Costs no request to the server."""
 _RETRY_S = 0.25

@@ -19,16 +19,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
-from nats.aio.subscription import Subscription
 
 from keylane.core.pulls import Meaning, Pull, PullWindow, Status
-from keylane.errors import ConsumerGone, Disconnected, KeylaneError, PermissionDenied, ReadIncomplete
+from keylane.errors import ConsumerGone, ReadIncomplete
 from keylane.jetstream import consumers
 from keylane.jetstream.headers import number_in, parse_headers, status_of
 from keylane.spark.executor.arrow_buffers import Octets, Positions, cut_numbers, cut_out, laid_out
 from keylane.spark.executor.framing import MessageFramer, MessageRun
 from keylane.spark.executor.message_columns import Messages
-from keylane.spark.executor.receive_buffer import EndOfRead, ReceiveBuffer
+from keylane.spark.executor.range_reader import EndOfRead, RangeReader, ReceiveBuffer
 from keylane.spark.tasks import Split
 
 if TYPE_CHECKING:
@@ -59,44 +58,28 @@ def delivery_info(run: MessageRun, row: int = -1) -> DeliveryInfo:
     return DeliveryInfo(int(words[at]), int(words[at + 1]), int(words[at + 3]))
 
 
-class ConsumerReader:
-    """The messages behind `after`, put into `arrivals` as they come."""
+class ConsumerReader(RangeReader):
+    """Reads through a consumer of its own."""
 
-    def __init__(self, connection: Connection, split: Split, after: int, arrivals: ReceiveBuffer) -> None:
-        self.arrivals = arrivals
-        self._connection = connection
-        self._client = connection.nats
-        self._split = split
-        self._stream = split.reading.stream
-        self._goal = min(split.last, split.upto)
-        self._limit = split.last if split.last <= split.upto else split.upto + 1
-        self._seen = after
+    def __init__(self, connection: Connection, split: Split, after: int, buffer: ReceiveBuffer) -> None:
+        self._consumer = f"keylane-spark-{secrets.token_hex(8)}"
+        super().__init__(connection, split, after, buffer, f"CONSUMER.MSG.NEXT.{split.reading.stream}.{self._consumer}")
         self._after = after
         self._expected = 1
-        self._consumer = f"keylane-spark-{secrets.token_hex(8)}"
-        self._request = connection.api.subject(f"CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}")
-        self._inbox = self._client.new_inbox()
-        self._subscription: Subscription | None = None
-        self._cutter: MessageFramer | None = None
         self._window = PullWindow(_FIRST_PULL, _MOST_BYTES)
-        self._arrived: list[MessageRun] = []
 
     async def open(self) -> None:
-        self._client.listen(self._link_changed)
-        self._client.listen_for_denials(self._denied)
+        self._listen()
         self._subscription = await self._client.route_bulk(f"{self._inbox}.>", self)
-        self._cutter = MessageFramer(b" %d $JS.ACK." % self._subscription._id)
+        self._framer = MessageFramer(b" %d $JS.ACK." % self._subscription._id)
         created = await consumers.create(self._connection, self._stream, self._config())
         if created.num_pending == 0:
-            self.arrivals.end(EndOfRead.DRY)
+            self.buffer.end(EndOfRead.DRY)
         self.refill()
 
     async def close(self) -> None:
         """Give the subscription and the consumer back. Without a link the server drops the consumer by itself."""
-        self._client.unlisten(self._link_changed)
-        self._client.unlisten_for_denials(self._denied)
-        if self._subscription is not None:
-            await self._client.unroute(self._subscription)
+        await super().close()
         if self._client.is_connected:
             target = self._connection.api.subject(f"CONSUMER.DELETE.{self._stream}.{self._consumer}")
             self._client.post(b"PUB %b 0\r\n\r\n" % target.encode())
@@ -119,18 +102,18 @@ class ConsumerReader:
 
     def refill(self) -> None:
         """Ask for more if there is room; never for more than the range can hold."""
-        if self.arrivals.ended or not self._client.is_connected:
+        if self.buffer.ended or not self._client.is_connected:
             return
-        rows, size = self.arrivals.held
+        rows, size = self.buffer.held
         asked = self._window.asked
         left = self._limit - self._seen - asked
         room = min(self._window.max_messages - rows - asked, left)
         if room <= 0 or size >= _MOST_BYTES or (room < left and room < self._window.max_messages // 2):
             if not asked:
-                self.arrivals.hand_over()
+                self.buffer.hand_over()
             return
         if not asked:
-            self.arrivals.heard = time.monotonic()  # until now there was nothing to hear
+            self.buffer.heard = time.monotonic()  # until now there was nothing to hear
         pull = self._window.ask_for(room)
         request = {
             "batch": pull.batch,
@@ -143,14 +126,6 @@ class ConsumerReader:
         self._client.post(b"PUB %b %b %d\r\n%b\r\n" % (self._request.encode(), reply.encode(), len(payload), payload))
 
     # ---- answers ------------------------------------------------------------------------------------
-
-    def take(self, data: bytes, position: int) -> int:
-        assert self._cutter is not None
-        run = self._cutter.cut(data, position)
-        if run is None:
-            return position
-        self._arrived.append(run)
-        return int(run.ends[-1]) + 2
 
     def receive(self, subject: bytes, reply: bytes, headers: bytes, data: bytes) -> None:
         self._book()
@@ -165,46 +140,30 @@ class ConsumerReader:
             case Meaning.TOO_LARGE:
                 self._window.max_bytes *= 4
             case Meaning.DELETED | Meaning.UNAVAILABLE:
-                self._fail(ConsumerGone(f"the reader's consumer is gone: {code} {text}"))
+                self.buffer.end(ConsumerGone(f"the reader's consumer is gone: {code} {text}"))
             case _:
-                self._fail(ReadIncomplete(f"the server ended the read: {code} {text}"))
-
-    def received(self) -> None:
-        self.arrivals.heard = time.monotonic()
-        self._book()
-        self.refill()
+                self.buffer.end(ReadIncomplete(f"the server ended the read: {code} {text}"))
 
     def _book(self) -> None:
-        """Count what arrived, and see whether it is all."""
         arrived, self._arrived = self._arrived, []
         for run in arrived:
-            if self.arrivals.ended:
+            if self.buffer.ended:
                 return
             first, last = delivery_info(run, 0), delivery_info(run)
             if first.consumer_sequence != self._expected or last.consumer_sequence - first.consumer_sequence != (
                 run.rows - 1
             ):
-                self._fail(ReadIncomplete(f"messages after sequence {self._seen} did not arrive"))
+                self.buffer.end(ReadIncomplete(f"messages after sequence {self._seen} did not arrive"))
                 return
             self._expected = last.consumer_sequence + 1
             self._seen = last.sequence
             self._window.delivered(run.rows, -(-run.size // run.rows))
             self._window.max_messages = min(_MOST_HELD, self._window.max_messages + run.rows)
-            self.arrivals.put(run)
+            self.buffer.put(run)
             if last.sequence >= self._goal:
-                self.arrivals.end(EndOfRead.REACHED)
+                self.buffer.end(EndOfRead.REACHED)
             elif last.pending == 0:
-                self.arrivals.end(EndOfRead.DRY)
-
-    def _link_changed(self, up: bool) -> None:
-        self._fail(Disconnected("the connection was lost"))
-
-    def _denied(self, denied: PermissionDenied) -> None:
-        if denied.subject in (self._request, f"{self._inbox}.>"):
-            self._fail(denied)
-
-    def _fail(self, why: KeylaneError) -> None:
-        self.arrivals.end(why)
+                self.buffer.end(EndOfRead.DRY)
 
 
 # ---- columns -------------------------------------------------------------------------------------------------

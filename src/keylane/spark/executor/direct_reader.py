@@ -13,24 +13,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
-from nats.aio.subscription import Subscription
 
-from keylane.errors import (
-    ApiError,
-    ApiUnavailable,
-    Disconnected,
-    InvalidInput,
-    KeylaneError,
-    PermissionDenied,
-    ReadIncomplete,
-)
+from keylane.errors import ApiError, ApiUnavailable, InvalidInput, ReadIncomplete
 from keylane.jetstream import streams
 from keylane.jetstream.direct import MOST_BYTES, OWN_HEADERS
 from keylane.jetstream.headers import number_in, parse_headers, status_of
 from keylane.spark.executor.arrow_buffers import Octets, Positions, as_numpy, cut_numbers, cut_out, laid_out
 from keylane.spark.executor.framing import MessageFramer, MessageRun
 from keylane.spark.executor.message_columns import Messages
-from keylane.spark.executor.receive_buffer import EndOfRead, ReceiveBuffer
+from keylane.spark.executor.range_reader import EndOfRead, RangeReader, ReceiveBuffer
 from keylane.spark.tasks import Split
 
 if TYPE_CHECKING:
@@ -40,46 +31,28 @@ _BATCH = 10_000
 OPENING = b"NATS/1.0\r\n"
 
 
-class DirectReader:
-    """The messages behind `after`, put into `arrivals` as they come."""
+class DirectReader(RangeReader):
+    """Reads by batch direct get."""
 
-    def __init__(self, connection: Connection, split: Split, after: int, arrivals: ReceiveBuffer) -> None:
-        self.arrivals = arrivals
-        self._connection = connection
-        self._client = connection.nats
-        self._split = split
-        self._goal = min(split.last, split.upto)
-        self._limit = split.last if split.last <= split.upto else split.upto + 1
-        self._seen = after
+    def __init__(self, connection: Connection, split: Split, after: int, buffer: ReceiveBuffer) -> None:
+        super().__init__(connection, split, after, buffer, f"DIRECT.GET.{split.reading.stream}")
         self._in_batch = 0
         self._asked = False
-        self._request = connection.api.subject(f"DIRECT.GET.{split.reading.stream}")
-        self._inbox = self._client.new_inbox()
-        self._subscription: Subscription | None = None
-        self._cutter: MessageFramer | None = None
-        self._arrived: list[MessageRun] = []
 
     async def open(self) -> None:
         self._connection.require("direct_get_batch")
-        self._client.listen(self._link_changed)
-        self._client.listen_for_denials(self._denied)
+        self._listen()
         self._subscription = await self._client.route_bulk(self._inbox, self)
-        self._cutter = MessageFramer(b"HMSG %b %d " % (self._inbox.encode(), self._subscription._id), OPENING)
+        self._framer = MessageFramer(b"HMSG %b %d " % (self._inbox.encode(), self._subscription._id), OPENING)
         self.refill()
-
-    async def close(self) -> None:
-        self._client.unlisten(self._link_changed)
-        self._client.unlisten_for_denials(self._denied)
-        if self._subscription is not None:
-            await self._client.unroute(self._subscription)
 
     # ---- asking -------------------------------------------------------------------------------------
 
     def refill(self) -> None:
         """Ask for the next batch if there is room for it."""
-        if self.arrivals.ended or self._asked or not self._client.is_connected:
+        if self.buffer.ended or self._asked or not self._client.is_connected:
             return
-        rows, size = self.arrivals.held
+        rows, size = self.buffer.held
         if rows >= 2 * _BATCH or size >= MOST_BYTES:
             return
         request: dict[str, object] = {
@@ -93,19 +66,11 @@ class DirectReader:
         self._client.post(
             b"PUB %b %b %d\r\n%b\r\n" % (self._request.encode(), self._inbox.encode(), len(payload), payload)
         )
-        self.arrivals.heard = time.monotonic()  # until now there was nothing to hear
+        self.buffer.heard = time.monotonic()  # until now there was nothing to hear
         self._asked = True
         self._in_batch = 0
 
     # ---- answers ------------------------------------------------------------------------------------
-
-    def take(self, data: bytes, position: int) -> int:
-        assert self._cutter is not None
-        run = self._cutter.cut(data, position)
-        if run is None:
-            return position
-        self._arrived.append(run)
-        return int(run.ends[-1]) + 2
 
     def receive(self, subject: bytes, reply: bytes, headers: bytes, data: bytes) -> None:
         self._book()
@@ -117,45 +82,29 @@ class DirectReader:
                 number_in(fields.get("Nats-Num-Pending", "0")), number_in(fields.get("Nats-Last-Sequence", "0"))
             )
         elif code == 404:
-            self.arrivals.end(EndOfRead.DRY)
+            self.buffer.end(EndOfRead.DRY)
         elif code == 503:
-            self._fail(ApiUnavailable(f"nobody answers direct gets on stream {self._split.reading.stream!r}"))
+            self.buffer.end(ApiUnavailable(f"nobody answers direct gets on stream {self._stream!r}"))
         else:
-            self._fail(ApiError(code, 0, text, doing="direct get"))
-
-    def received(self) -> None:
-        self.arrivals.heard = time.monotonic()
-        self._book()
-        self.refill()
+            self.buffer.end(ApiError(code, 0, text, doing="direct get"))
 
     def _end_of_batch(self, pending: int | None, last: int | None) -> None:
         if last != self._in_batch or pending is None:
-            self._fail(ReadIncomplete(f"messages after sequence {self._seen} up to {last} did not arrive"))
+            self.buffer.end(ReadIncomplete(f"messages after sequence {self._seen} up to {last} did not arrive"))
         elif pending == 0:
-            self.arrivals.end(EndOfRead.DRY)
+            self.buffer.end(EndOfRead.DRY)
         else:
-            self.arrivals.hand_over()
+            self.buffer.hand_over()
 
     def _book(self) -> None:
-        """Count what arrived, and see whether it is all."""
         arrived, self._arrived = self._arrived, []
         for run in arrived:
-            if self.arrivals.ended:
+            if self.buffer.ended:
                 return
-            self.arrivals.put(run)
+            self.buffer.put(run)
             self._seen = self._in_batch = _last_sequence(run)
             if self._seen >= self._goal:
-                self.arrivals.end(EndOfRead.REACHED)
-
-    def _link_changed(self, up: bool) -> None:
-        self._fail(Disconnected("the connection was lost"))
-
-    def _denied(self, denied: PermissionDenied) -> None:
-        if denied.subject in (self._request, self._inbox):
-            self._fail(denied)
-
-    def _fail(self, why: KeylaneError) -> None:
-        self.arrivals.end(why)
+                self.buffer.end(EndOfRead.REACHED)
 
 
 async def check_direct(connection: Connection, stream: str) -> None:

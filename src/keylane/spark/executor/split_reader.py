@@ -30,7 +30,7 @@ from keylane.spark.executor.consumer_reader import ConsumerReader, delivered_mes
 from keylane.spark.executor.direct_reader import DirectReader, check_direct, stored_messages
 from keylane.spark.executor.framing import MessageRun
 from keylane.spark.executor.message_columns import Messages, SubjectColumns, header_maps, source_columns, together
-from keylane.spark.executor.receive_buffer import EndOfRead, ReceiveBuffer
+from keylane.spark.executor.range_reader import EndOfRead, ReceiveBuffer
 from keylane.spark.retry import may_pass
 from keylane.spark.sync_connection import SyncConnection, shared_connection
 from keylane.spark.tasks import Split
@@ -91,20 +91,20 @@ class _Reader:
 
     def _attempt(self) -> Iterator[Messages]:
         link = shared_connection(self._split.reading.address)
-        arrivals = ReceiveBuffer(_ROWS, _BYTES)
+        buffer = ReceiveBuffer(_ROWS, _BYTES)
         kind = DirectReader if self._split.reading.way == "direct" else ConsumerReader
-        source = kind(link.connection, self._split, self._position, arrivals)
+        source = kind(link.connection, self._split, self._position, buffer)
         try:
             link.call(source.open())
             end: EndOfRead | KeylaneError | None = None
             while end is None:
-                runs, end = arrivals.take(_QUIET_S)
+                runs, end = buffer.take(_QUIET_S)
                 if runs:
                     link.soon(source.refill)
                     messages = self._in_range(together(runs))
                     if len(messages.sequences):
                         yield messages
-                elif end is None and self._is_complete_though_quiet(link, arrivals):
+                elif end is None and self._is_complete_though_quiet(link, buffer):
                     end = EndOfRead.REACHED
         finally:
             _release(link, source)
@@ -132,9 +132,9 @@ class _Reader:
         self._position = int(sequences[-1])
         return messages.cut(0, int(np.searchsorted(sequences, self._split.upto, side="right")))
 
-    def _is_complete_though_quiet(self, link: SyncConnection, arrivals: ReceiveBuffer) -> bool:
+    def _is_complete_though_quiet(self, link: SyncConnection, buffer: ReceiveBuffer) -> bool:
         """Messages may be deleted while they are waited for, and then nothing says that no more come."""
-        if time.monotonic() - arrivals.heard > _SILENCE_S:
+        if time.monotonic() - buffer.heard > _SILENCE_S:
             raise ReadIncomplete(f"the server is silent for {_SILENCE_S:g} s")
         missing = link.call(what_is_missing(link.connection, self._split, self._position))
         self._give_up_in_time(f"the server sends nothing, though there is {missing}", None)

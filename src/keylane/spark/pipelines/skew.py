@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from keylane.cli.group_words import write_plan_file
 from keylane.core.plans import Move, Plan, WeightedPlan, weighted
 from keylane.errors import GroupError, InvalidInput, NotFound
 from keylane.groups import ElasticConfig, StaticConfig
+from keylane.groups.plan_file import write_plan_file
 from keylane.spark.pipelines.interface import GroupSettings, PipelineReport
 from keylane.spark.pipelines.spark_jobs import Say, plainly, progress, say_nothing
 from keylane.spark.pipelines.stream_range import (

@@ -1,0 +1,1 @@
+"""`keylane consumer`: one consumer, or all of a stream, and which client is pinned."""

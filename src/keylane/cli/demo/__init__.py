@@ -1,0 +1,1 @@
+"""`keylane demo`: members handle orders while one is killed, one added and one dropped."""

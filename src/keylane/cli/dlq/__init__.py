@@ -1,0 +1,1 @@
+"""`keylane dlq`: dead letters."""

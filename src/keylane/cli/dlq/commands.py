@@ -1,0 +1,386 @@
+"""`keylane dlq ls|show|replay|drop`: the messages that groups gave up.
+
+Owns which dead letters a command selects. Storing, replaying and dropping are in `groups.dead_letters`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from keylane.cli.command import ForceOption, JsonOption, StreamArgument, command, connected, print_answer
+from keylane.cli.connection_options import ConnectionOptions
+
+if TYPE_CHECKING:
+    from keylane.groups.dead_letters import DeadLetter
+    from keylane.jetstream.connection import Connection
+
+app = typer.Typer(
+    help="Dead letters: messages that groups gave up.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+_SEQUENCES = re.compile(r"(\d{1,19})(-(\d{1,19})?)?")
+
+_SelectionArguments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[GROUP] [SEQUENCE...]",
+        help="Only of this group; only these sequences: 5, 5-9, or 5- for all from there.",
+    ),
+]
+_Group = Annotated[
+    str | None, typer.Option("--group", metavar="NAME", help="The group, where its name looks like a sequence.")
+]
+_Key = Annotated[str | None, typer.Option("--key", metavar="KEY", help="Only messages of this key.")]
+_Partition = Annotated[
+    int | None, typer.Option("--partition", metavar="N", min=0, help="Only messages of this partition.")
+]
+_All = Annotated[bool, typer.Option("--all", help="All that match the group, key and partition.")]
+
+
+@dataclass(frozen=True, slots=True)
+class _Selection:
+    """Which dead letters a command selects. A range without an end includes the newest; no ranges means all."""
+
+    stream: str
+    group: str | None
+    ranges: tuple[tuple[int, int | None], ...]
+    key: str | None = None
+    partition: int | None = None
+
+    @property
+    def nothing(self) -> str:
+        """The text for an empty selection."""
+        if self.ranges or self.key is not None or self.partition is not None:
+            return f"no dead letter of stream {self.stream!r} matches"
+        of_group = f" of group {self.group!r}" if self.group is not None else ""
+        return f"stream {self.stream!r} has no dead letters{of_group}"
+
+
+# ---- read ---------------------------------------------------------------------------------------------
+
+
+@command(app, "ls", "list")
+def ls(
+    stream: StreamArgument,
+    words: _SelectionArguments = None,
+    *,
+    group: _Group = None,
+    key: _Key = None,
+    partition: _Partition = None,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Show at most this many.")] = 100,
+    as_json: JsonOption = False,
+    link: ConnectionOptions,
+) -> None:
+    """List dead letters, oldest first."""
+    selection = _parse_selection(stream, words, group, key, partition)
+
+    async def read(connection: Connection) -> list[DeadLetter]:
+        return await _read_letters(connection, selection, limit + 1)
+
+    found = connected(link, read)
+    following = found[limit].sequence if len(found) > limit else None
+    found = found[:limit]
+    if found and not as_json:
+        from datetime import UTC, datetime
+
+        from keylane.cli.dlq.render import dead_letter_table
+        from keylane.cli.panels import console
+
+        console().print(dead_letter_table(found, datetime.now(UTC)))
+        if following is not None:
+            typer.echo(f"and more, from sequence {following} on: add {following}- to the command, or a higher --limit")
+        return
+    answer = {"stream": stream, "dead_letters": [_dead_letter_object(one) for one in found], "next": following}
+    print_answer(as_json, answer, selection.nothing)
+
+
+@command(app, "show")
+def show(
+    stream: StreamArgument,
+    words: Annotated[list[str], typer.Argument(metavar="[GROUP] SEQUENCE...", help="The dead letters' own sequences.")],
+    *,
+    group: _Group = None,
+    as_json: JsonOption = False,
+    link: ConnectionOptions,
+) -> None:
+    """Show dead letters in full: what happened, headers, data."""
+    from keylane.errors import InvalidInput
+
+    selection = _parse_selection(stream, words, group)
+    if not selection.ranges or any(first != last for first, last in selection.ranges):
+        raise InvalidInput("show takes single sequences, such as 5: `keylane dlq ls` lists them")
+
+    async def read(connection: Connection) -> list[DeadLetter]:
+        return await _read_letters(connection, selection, len(selection.ranges))
+
+    found = connected(link, read)
+    if as_json:
+        answer = [_dead_letter_object(one, data=True) for one in found]
+        print_answer(as_json, {"stream": stream, "dead_letters": answer}, "")
+        return
+    from datetime import UTC, datetime
+
+    from keylane.cli.dlq.render import dead_letter_panel
+    from keylane.cli.panels import console
+
+    screen = console()
+    for one in found:
+        screen.print(dead_letter_panel(one, datetime.now(UTC)))
+
+
+# ---- replay and drop ----------------------------------------------------------------------------------------------
+
+
+@command(app, "replay")
+def replay(
+    stream: StreamArgument,
+    words: _SelectionArguments = None,
+    *,
+    everything: _All = False,
+    group: _Group = None,
+    key: _Key = None,
+    partition: _Partition = None,
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+    link: ConnectionOptions,
+) -> None:
+    """Publish the originals again and delete the dead letters. Asks first.
+
+    Each goes to its original subject, behind all other messages: every group of the stream that takes the subject gets
+    it, not only the one that gave it up.
+    """
+    from keylane.groups import dead_letters, list_groups
+
+    selection = _parse_selection(stream, words, group, key, partition)
+    _check_selection(selection, everything=everything)
+
+    async def ask(connection: Connection) -> str:
+        readers = ", ".join(sorted({one.group for one in await list_groups(connection, stream)}))
+        return (
+            "Their originals are published again and reach every group of the stream that takes their subjects"
+            + (f" ({readers})" if readers else "")
+            + ", not only the one that gave them up."
+        )
+
+    async def act(connection: Connection, sequence: int) -> dict[str, Any]:
+        ack = await dead_letters.replay(connection, stream, sequence, timeout_s=link.timeout)
+        return {"sequence": sequence, "stored_sequence": ack.sequence}
+
+    _apply(selection, link, ("replay", "replayed"), ask, act, force=force, as_json=as_json)
+
+
+@command(app, "drop", "rm")
+def drop(
+    stream: StreamArgument,
+    words: _SelectionArguments = None,
+    *,
+    everything: _All = False,
+    group: _Group = None,
+    key: _Key = None,
+    partition: _Partition = None,
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+    link: ConnectionOptions,
+) -> None:
+    """Delete dead letters for good. Asks first."""
+    from keylane.groups import dead_letters
+
+    selection = _parse_selection(stream, words, group, key, partition)
+    _check_selection(selection, everything=everything)
+
+    async def ask(_: Connection) -> str:
+        return "They are gone for good then."
+
+    async def act(connection: Connection, sequence: int) -> dict[str, Any]:
+        await dead_letters.drop(connection, stream, sequence)
+        return {"sequence": sequence}
+
+    _apply(selection, link, ("drop", "dropped"), ask, act, force=force, as_json=as_json)
+
+
+def _check_selection(selection: _Selection, *, everything: bool) -> None:
+    from keylane.errors import InvalidInput
+
+    if everything and selection.ranges:
+        raise InvalidInput("sequences and --all: give one of them")
+    if not everything and not selection.ranges:
+        raise InvalidInput("no dead letter named: give sequences, such as 5 or 5-9, or --all")
+
+
+def _apply(
+    selection: _Selection,
+    link: ConnectionOptions,
+    verbs: tuple[str, str],
+    ask: Callable[[Connection], Awaitable[str]],
+    act: Callable[[Connection, int], Awaitable[dict[str, Any]]],
+    *,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Find the dead letters, ask, and act on exactly those that were found, in order."""
+    from keylane.cli.confirmation import confirm
+
+    verb, past = verbs
+
+    async def read(connection: Connection) -> tuple[list[int], str]:
+        found = [one.sequence async for one in _letters(connection, selection)]
+        if not found:
+            await _check_stream(connection, selection.stream)
+        return found, await ask(connection)
+
+    found, warning = connected(link, read)
+    if not found:
+        print_answer(as_json, {"stream": selection.stream, past: [], "gone": []}, selection.nothing)
+        return
+    count = f"{len(found):,} dead letter{'' if len(found) == 1 else 's'}"
+    if not force:
+        confirm(
+            f"{verb.capitalize()} {count} of stream {selection.stream!r}? {warning}", otherwise=f"nothing was {past}"
+        )
+    done, gone = connected(link, lambda connection: _each(connection, found, past, act))
+    text = f"{past} {len(done):,} dead letter{'' if len(done) == 1 else 's'} of stream {selection.stream!r}"
+    more = f"; {len(gone):,} more were gone already" if gone else ""
+    print_answer(as_json, {"stream": selection.stream, past: done, "gone": gone}, text + more)
+
+
+async def _each(
+    connection: Connection,
+    found: Sequence[int],
+    past: str,
+    act: Callable[[Connection, int], Awaitable[dict[str, Any]]],
+) -> tuple[list[dict[str, Any]], list[int]]:
+    from keylane.errors import GroupError, KeylaneError, NotFound
+
+    done: list[dict[str, Any]] = []
+    gone: list[int] = []
+    for sequence in found:
+        try:
+            done.append(await act(connection, sequence))
+        except NotFound:  # somebody else deleted it first
+            gone.append(sequence)
+        except KeylaneError as error:
+            raise GroupError(f"{len(done):,} of {len(found):,} {past}; stopped at {sequence}: {error}") from error
+    return done, gone
+
+
+# ---- selection --------------------------------------------------------------------------------------------
+
+
+def _parse_selection(
+    stream: str, words: list[str] | None, group: str | None, key: str | None = None, partition: int | None = None
+) -> _Selection:
+    """Parse and check the arguments before the command connects."""
+    from keylane.core.names import check_group_name
+    from keylane.core.subjects import shown
+    from keylane.errors import InvalidInput
+    from keylane.groups.dead_letters import dead_letter_stream
+
+    dead_letter_stream(stream)
+    rest = list(words or ())
+    if rest and not _SEQUENCES.fullmatch(rest[0]) and group is None:
+        group = rest.pop(0)
+    if group is not None:
+        check_group_name(group)
+    ranges: list[tuple[int, int | None]] = []
+    for word in rest:
+        match = _SEQUENCES.fullmatch(word)
+        if match is None:
+            raise InvalidInput(f"sequence {shown(word)} is not one: write 5, 5-9, or 5- for all from there")
+        first = int(match[1])
+        last = first if match[2] is None else int(match[3]) if match[3] else None
+        if first < 1 or (last is not None and last < first):
+            raise InvalidInput(f"sequence {shown(word)}: sequences start at 1, and the lower one comes first")
+        ranges.append((first, last))
+    return _Selection(stream, group, tuple(ranges), key, partition)
+
+
+async def _read_letters(connection: Connection, selection: _Selection, limit: int) -> list[DeadLetter]:
+    found: list[DeadLetter] = []
+    async with aclosing(_letters(connection, selection)) as letters:
+        async for one in letters:
+            found.append(one)
+            if len(found) == limit:
+                break
+    if not found:
+        await _check_stream(connection, selection.stream)
+    return found
+
+
+async def _letters(connection: Connection, selection: _Selection) -> AsyncGenerator[DeadLetter]:
+    """Each dead letter once. Raises `NotFound` if a single sequence does not exist."""
+    from keylane.errors import NotFound
+    from keylane.groups.dead_letters import list_dead_letters, read_dead_letter
+
+    seen: set[int] = set()
+    for first, last in selection.ranges or ((1, None),):
+        if first == last:
+            try:
+                one = await read_dead_letter(connection, selection.stream, first)
+            except NotFound:
+                await _check_stream(connection, selection.stream)
+                raise
+            _check_match(one, selection)
+            if first not in seen:
+                yield one
+            seen.add(first)
+            continue
+        async for one in list_dead_letters(
+            connection,
+            selection.stream,
+            group=selection.group,
+            partition=selection.partition,
+            key=selection.key,
+            first=first,
+            last=last,
+        ):
+            if one.sequence not in seen:
+                yield one
+            seen.add(one.sequence)
+
+
+def _check_match(one: DeadLetter, selection: _Selection) -> None:
+    from keylane.errors import InvalidInput
+
+    for name, wanted, has in (
+        ("group", selection.group, one.group),
+        ("key", selection.key, one.key),
+        ("partition", selection.partition, one.partition),
+    ):
+        if wanted is not None and wanted != has:
+            raise InvalidInput(f"dead letter {one.sequence} is of {name} {has!r}, not {wanted!r}")
+
+
+async def _check_stream(connection: Connection, stream: str) -> None:
+    """Raise `NotFound` if there is neither the stream nor its dead letters, which may outlive it."""
+    from keylane.cli.errors import naming_the_stream
+    from keylane.errors import NotFound
+    from keylane.groups.dead_letters import dead_letter_stream
+    from keylane.jetstream import streams
+
+    try:
+        await streams.state(connection, dead_letter_stream(stream))
+    except NotFound:
+        await naming_the_stream(connection, stream, streams.state(connection, stream))
+
+
+def _dead_letter_object(one: DeadLetter, *, data: bool = False) -> dict[str, Any]:
+    """For JSON. With `data` also the traceback and the payload."""
+    from dataclasses import asdict
+
+    from keylane.cli.formatting import as_utc, payload_fields
+
+    answer = asdict(one) | {"time": as_utc(one.time), "bytes": len(one.data)}
+    del answer["data"]
+    if not data:
+        del answer["traceback"]
+        return answer
+    return answer | payload_fields(one.data)

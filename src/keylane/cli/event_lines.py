@@ -1,0 +1,70 @@
+"""The output of `consume` commands: one line for each event, as text or JSON, and how signals end them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import typer
+
+from keylane.cli.command import INTERRUPTED
+from keylane.cli.formatting import as_utc
+
+STOPPING = "stopping: what is at work is finished first; Ctrl-C again ends at once"
+
+
+class EventLines:
+    """Prints one line for each event."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+        self.stop = asyncio.Event()
+        """Set by a signal, and when the pipe that reads the lines is closed."""
+        self.failure: OSError | None = None
+
+    def write(self, event: str, text: str, /, **facts: Any) -> None:
+        now = datetime.now(UTC)
+        line = (
+            json.dumps({"time": as_utc(now), "event": event} | facts)
+            if self.as_json
+            else f"{now.astimezone():%H:%M:%S.%f}"[:-3] + f"  {text}"
+        )
+        try:
+            print(line, flush=True)
+        except OSError as error:  # the pipe was closed
+            self.failure = self.failure or error
+            self.stop.set()
+
+
+@contextmanager
+def stop_on_signals(stop: asyncio.Event) -> Iterator[None]:
+    """The first signal sets `stop`, the second cancels the current task."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+
+    def request_stop() -> None:
+        if stop.is_set():
+            task.cancel()
+        stop.set()
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        loop.add_signal_handler(number, request_stop)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+def run_consumer(work: Coroutine[Any, Any, None]) -> None:
+    """Run `work`; a second signal ends the command with exit code 130."""
+    try:
+        asyncio.run(work)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        raise typer.Exit(INTERRUPTED) from None

@@ -1,0 +1,1 @@
+"""`keylane static` and `keylane elastic`: consumer groups."""

@@ -1,0 +1,103 @@
+"""Parses the arguments of group commands: mappings, filters with wildcards, durations.
+
+Checks the form only. Whether a plan fits a group is checked by `keylane.groups`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+from keylane.core.plans import Plan
+from keylane.core.subjects import shown, wildcard_positions
+from keylane.errors import InvalidInput
+
+_RANGE = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?")
+_WILDCARDS = re.compile(r"\d{1,10}(?:,\d{1,10})*")
+_DURATION = re.compile(r"(?:\d+(?:\.\d*)?(?:us|µs|ms|s|m|h))+")
+_DURATION_PART = re.compile(r"(\d+(?:\.\d*)?)(us|µs|ms|s|m|h)")
+_UNIT_S = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_MOST_IN_A_RANGE = 1_000_000
+
+
+def parse_mappings(arguments: Iterable[str]) -> Plan:
+    """`a:0-3,8 b:4-7,9` as a plan. The `cg` tool takes single numbers only; ranges are an extension."""
+    return Plan.from_mappings(_parse_mapping(argument) for argument in arguments)
+
+
+def parse_partitioning(words: Sequence[str]) -> list[tuple[str, list[int]]]:
+    """`orders.*.* 2 refunds.* 1` as pairs of a filter and the wildcards that make up its key.
+
+    An argument of numbers is never a filter, because a filter without a `*` has nothing to hash. A filter that has a
+    `*` needs at least one number.
+    """
+    found: list[tuple[str, list[int]]] = []
+    for word in words:
+        if not _WILDCARDS.fullmatch(word):
+            found.append((word, []))
+        elif found:
+            found[-1][1].extend(int(number) for number in word.split(","))
+        else:
+            raise InvalidInput(
+                f"wildcard {word} comes before any filter: write a filter and then its wildcards, "
+                "such as 'orders.*.*' 2"
+            )
+    for subject_filter, wildcards in found:
+        if not wildcards and wildcard_positions(subject_filter):
+            raise InvalidInput(
+                f"filter {subject_filter!r} names no wildcards to hash: write the numbers of the '*' that make up the "
+                "key after it, or give no filters at all to hash whole subjects"
+            )
+    return found
+
+
+def ask_for_partitioning(filters: Iterable[str], answer: Callable[[str], str | None]) -> list[tuple[str, list[int]]]:
+    """The same for filters alone: `answer` returns the wildcards of each, or None if nobody answers."""
+    found: list[tuple[str, list[int]]] = []
+    for one in filters:
+        given = answer(one) if wildcard_positions(one) else ""
+        if given is None:
+            raise InvalidInput(
+                f"nobody said which '*' of filter {one!r} make up the key: answer the question, or write the filter "
+                f"without --filter and then its wildcards, such as {one!r} 1"
+            )
+        words = given.replace(",", " ").split()
+        if not all(_WILDCARDS.fullmatch(word) for word in words):
+            raise InvalidInput(f"wildcards {shown(given.strip())} of filter {one!r}: give numbers, such as 1 2")
+        found.append((one, [int(word) for word in words]))
+    return found
+
+
+def is_filter(word: str) -> bool:
+    """Whether this is a filter: a member's name contains none of these characters."""
+    return any(character in word for character in ".*>")
+
+
+def parse_duration_s(word: str) -> float:
+    """`20ms`, `1.5s`, `1m30s`, or `0`, in seconds."""
+    if word == "0":
+        return 0.0
+    if not _DURATION.fullmatch(word):
+        raise InvalidInput(f"duration {shown(word)} is invalid: give for example 20ms, 1.5s or 1m30s")
+    return sum(float(number) * _UNIT_S[unit] for number, unit in _DURATION_PART.findall(word))
+
+
+def _parse_mapping(word: str) -> tuple[str, list[int]]:
+    member, colon, written = word.rpartition(":")
+    parts = [_RANGE.fullmatch(part) for part in written.split(",")]
+    if not colon or not member or not all(parts):
+        raise InvalidInput(
+            f"mapping {shown(word)} is not a member and its partitions: write for example worker-1:0-3,8"
+        )
+    numbers: list[int] = []
+    for part in parts:
+        assert part is not None
+        first, last = int(part[1]), int(part[2] or part[1])
+        if last < first:
+            raise InvalidInput(f"mapping {shown(word)} has the range {part[0]}: write the lower number first")
+        if last - first >= _MOST_IN_A_RANGE:
+            raise InvalidInput(
+                f"mapping {shown(word)} has the range {part[0]}: write at most {_MOST_IN_A_RANGE:,} partitions"
+            )
+        numbers.extend(range(first, last + 1))
+    return member, numbers

@@ -1,0 +1,1 @@
+"""`keylane marshal`: consumers coordinated by a log."""

@@ -1,0 +1,114 @@
+"""Opens the coordination log and the message source of a `keylane marshal` command, on JetStream or Kafka.
+
+A command that only reads never creates a log. Only the client library in use is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from keylane.cli.connection_options import ConnectionOptions
+from keylane.core.claim_records import Placing
+from keylane.errors import CoordinationLogError, ExtraMissing, InvalidInput, NoSuchTopic, NotFound
+from keylane.marshal.admin import Admin
+from keylane.marshal.log import DEFAULT_INTERVAL_S, CoordinationLog
+from keylane.marshal.source import Source
+
+if TYPE_CHECKING:
+    from keylane.kafka import KafkaAddress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogOptions:
+    """Which log, as given on the command line."""
+
+    link: ConnectionOptions
+    kafka: str | None
+    kafka_config: Path | None
+    log: str | None
+    interval_s: float | None
+    """None: the interval that the log has, or 10 s if it has none."""
+    placing: Placing = "topic_partition"
+    may_create: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLog:
+    log: CoordinationLog
+    source: Source
+    options: LogOptions
+
+    @property
+    def admin(self) -> Admin:
+        return Admin(self.log, placing=self.options.placing)
+
+
+def open_log(options: LogOptions, **hooks: Any) -> AbstractAsyncContextManager[OpenLog]:
+    """The log, open for as long as the block lasts."""
+    if options.kafka is None and options.kafka_config is None:
+        return _on_jetstream(options, **hooks)
+    for spec in fields(ConnectionOptions):
+        if spec.name != "timeout" and getattr(options.link, spec.name) is not None:
+            raise InvalidInput(f"--{spec.name} is for NATS and --kafka for Kafka: give one of the two")
+    return _on_kafka(options)
+
+
+@asynccontextmanager
+async def _on_jetstream(options: LogOptions, **hooks: Any) -> AsyncIterator[OpenLog]:
+    from keylane.jetstream import streams
+    from keylane.marshal.jetstream_log import open_jetstream_log
+    from keylane.marshal.stream_source import StreamSource
+
+    name = options.log or "marshal"
+    async with await options.link.connect(**hooks) as connection:
+        if not options.may_create:
+            try:
+                await streams.info(connection, name)
+            except NotFound as error:
+                raise _no_log(name) from error
+        async with open_jetstream_log(connection, name, interval_s=options.interval_s) as log:
+            yield OpenLog(log, StreamSource(connection), options)
+
+
+@asynccontextmanager
+async def _on_kafka(options: LogOptions) -> AsyncIterator[OpenLog]:
+    import logging
+
+    address = _address(options)
+
+    from keylane.kafka import open_kafka, open_kafka_log, open_kafka_source
+    from keylane.kafka.topic import DEFAULT_TOPIC, check_topic_name, describe
+
+    # A command prints what happens itself; log lines would break its screen.
+    logging.getLogger("keylane").addHandler(logging.NullHandler())
+    name = check_topic_name(options.log or DEFAULT_TOPIC)
+    async with open_kafka(address, timeout_s=options.link.timeout) as link:
+        if not options.may_create:
+            try:
+                await describe(link, name)
+            except NoSuchTopic as error:
+                raise _no_log(name) from error
+        interval_s = DEFAULT_INTERVAL_S if options.interval_s is None else options.interval_s
+        async with open_kafka_log(link, name, interval_s=interval_s) as log, open_kafka_source(link) as source:
+            yield OpenLog(log, source, options)
+
+
+def _address(options: LogOptions) -> KafkaAddress:
+    try:
+        from keylane.kafka.client import KafkaAddress
+        from keylane.kafka.properties import read_properties
+    except ModuleNotFoundError as error:
+        raise ExtraMissing('--kafka needs confluent-kafka: pip install "keylane[kafka]"') from error
+    if options.kafka_config is not None:
+        return read_properties(options.kafka_config, options.kafka)
+    return KafkaAddress(options.kafka or "")
+
+
+def _no_log(name: str) -> CoordinationLogError:
+    return CoordinationLogError(
+        f"there is no coordination log {name!r}: name it with --log; a consumer creates it when it starts"
+    )

@@ -1,0 +1,1 @@
+"""`keylane pipeline`: the pipelines on Spark."""
