@@ -22,6 +22,8 @@ LONG_FILES = {
     "integration/chaos/test_chaos_short.py": "causes faults for tens of seconds",
     "integration/kafka/test_kafka_chaos.py": "causes faults for tens of seconds",
     "integration/kafka/test_kafka_failures.py": "kills brokers of a cluster of three",
+    "integration/kafka/test_kafka_secure.py": "starts a broker of its own with TLS",
+    "integration/priority/test_disruption.py": "kills nodes and moves leaders of a cluster under load",
     "integration/spark/test_audit_rules.py": "judges random histories on Spark",
     "integration/spark/test_cluster_*.py": "starts clusters of Spark",
     "integration/spark/test_hot_standby.py": "kills drivers, each with a Spark of its own",

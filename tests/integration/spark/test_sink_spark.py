@@ -105,6 +105,7 @@ def test_mistakes_are_told_on_the_driver(  # noqa: PLR0917 - pytest passes them 
     assert stored(nats_server.url, stream) == []
 
 
+@pytest.mark.long("starts a Spark of its own")
 def test_tasks_that_fail_or_die_once_write_nothing_twice(
     nats_server: NatsServer, unique: Callable[..., str], tmp_path: Path
 ) -> None:
