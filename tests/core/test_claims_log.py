@@ -16,7 +16,6 @@ from keylane.core.claim_facts import (
     Verdict,
     overlaps,
 )
-from keylane.core.claim_ledger import EVIDENCE_KEPT, VERDICTS_REMEMBERED
 from keylane.core.claim_records import (
     ClaimingPartition,
     Heartbeat,
@@ -25,6 +24,7 @@ from keylane.core.claim_records import (
     coordinating_partition,
     encode,
 )
+from keylane.core.claim_rules import EVIDENCE_KEPT, VERDICTS_REMEMBERED
 from keylane.core.claims import World, replay
 from keylane.errors import InvalidInput
 from tests.core.claim_traces import GROUP, INTERVAL_S, KEY, TOPIC, message, play, told

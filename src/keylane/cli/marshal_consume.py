@@ -12,10 +12,9 @@ from typing import Any
 from keylane.cli.group_consume import Lines, excerpt, payload_fields, printable, signals
 from keylane.cli.marshal_ground import Where, open_ground
 from keylane.core.picking import Appetite, TopicPartition
-from keylane.marshal.claiming import Mode
 from keylane.marshal.consumer import Consumer
 from keylane.marshal.message import MarshalMessage
-from keylane.marshal.terms import ConsumerHooks
+from keylane.marshal.options import ConsumerHooks, Mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

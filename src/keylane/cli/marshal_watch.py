@@ -25,7 +25,7 @@ from keylane.core.claim_facts import Claim, Key, Owner
 from keylane.core.claims import World
 from keylane.errors import KeylaneError
 from keylane.marshal.log import catch_up
-from keylane.marshal.trouble import may_pass
+from keylane.marshal.retry import is_transient
 
 LOOK_EVERY_S = 0.5
 _KEPT_EVENTS = 200
@@ -69,7 +69,7 @@ class Watch:
             try:
                 await catch_up(ground.log, world)
             except KeylaneError as error:
-                if not may_pass(error):
+                if not is_transient(error):
                     raise
                 self._link(str(error))
             else:

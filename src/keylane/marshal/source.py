@@ -48,9 +48,9 @@ class Reader(Protocol):
     async def next(self, most: int, wait_s: float) -> list[SourceRecord]:
         """Up to `most` messages, in order, none left out. Waits up to `wait_s` for the first one; empty if none came.
 
-        What may pass (a lost link, a leader that moves) is waited out within the call or raised as an error that
-        `marshal.trouble.may_pass` knows; the next call goes on where the last one that returned left off. Messages that
-        went by age before they were read are passed over.
+        Transient failures (a lost connection, a new leader) are retried within the call, or raised as an error that
+        `marshal.retry.is_transient` accepts; the next call continues after the last one that returned. Messages that
+        expired before they were read are skipped.
         """
         ...
 

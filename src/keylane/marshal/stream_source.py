@@ -32,7 +32,7 @@ from keylane.jetstream.direct import read_batch
 from keylane.jetstream.feed import Feed, FeedOptions, open_feed
 from keylane.jetstream.hooks import Hooks
 from keylane.jetstream.kv import Bucket
-from keylane.marshal.logbook import own_clock
+from keylane.marshal.log_view import own_clock
 from keylane.marshal.source import Extent, Reader, SourceRecord
 
 if TYPE_CHECKING:
