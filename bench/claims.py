@@ -26,7 +26,7 @@ from keylane.core.claim_facts import overlaps
 from keylane.core.claims import replay
 from keylane.core.picking import TopicPartition
 from keylane.marshal.claim_attempts import Claimer
-from keylane.marshal.log_view import Identity, LogView
+from keylane.marshal.log_view import ClientIdentity, LogView
 from keylane.marshal.retry import Backoff
 from tests.peers.kafka import Kafka
 
@@ -185,7 +185,7 @@ async def _claimed_again(fleet: Fleet, settings: Settings, dead: set[str], kille
 async def _alone(stage: Stage, settings: Settings) -> float:
     """Milliseconds for one claim, in a log of its own."""
     async with ground(stage.on, stage.url, f"{stage.log_name}-alone", settings.interval_s) as (log, source):
-        view = LogView(log, Identity("alone", GROUP), settings.interval_s, lambda: Backoff("the log", 5.0))
+        view = LogView(log, ClientIdentity("alone", GROUP), settings.interval_s, lambda: Backoff("the log", 5.0))
         await view.read()
         claimer = Claimer(view, source, "at_least_once", Backoff("the source", 5.0), batch_size=1)
         times = []

@@ -131,7 +131,7 @@ def test_a_log_that_begins_at_its_first_offset_is_whole() -> None:
 def test_where_the_log_begins_is_said_before_it_is_read() -> None:
     world = World(INTERVAL_S)
     world.apply(LogRecord(0, 0, 0, b"noise"))
-    with pytest.raises(InvalidInput, match="say where it begins before that"):
+    with pytest.raises(InvalidInput, match="call begins before the first record"):
         world.begins(0, 0, 1)
 
 

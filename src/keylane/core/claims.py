@@ -32,8 +32,8 @@ __all__ = ["VERDICTS_REMEMBERED", "World", "replay"]
 class World:
     """The state of the world after the records applied so far.
 
-    `interval_s` and `placing` must be the same for everybody on the log. `partitions`: how many the log has.
-    `first_offset`: of a log that was never trimmed (Kafka counts from 0, JetStream from 1). `keep_history`: remember
+    `interval_s` and `placing` must be the same for all consumers on the log. `partitions`: how many the log has.
+    `first_offset`: that of a log from which no record has expired (0 for Kafka, 1 for JetStream). `keep_history`: keep
     every tenure, for audits; without it memory is bounded by the number of keys.
 
     >>> world = World(interval_s=60)
@@ -84,24 +84,24 @@ class World:
         return len(self._parts)
 
     def begins(self, log_partition: int, first_offset: int, end: int) -> None:
-        """Before the first record of a partition: where the log begins and ended when that was asked.
+        """Before the first record of a partition is applied: the first offset and the end of the log.
 
-        Records from `end` on were written after the trimming, so at least a retention later than all that is gone.
-        With a retention of two intervals or more, no owner from before can live there. Without this call the offset
-        of the first record tells whether the log was trimmed, and claims are unsure for two intervals after it. Say
-        it again as often as you look, as long as there is nothing to read: the first look counts.
+        Records from `end` on are at least the retention younger than the expired ones. With a retention of two
+        intervals or more, no owner from before can be alive there. Without this call the offset of the first record
+        shows whether records have expired, and claims are unsure for two intervals after it. It may be called again
+        as long as there is no record; the first call counts.
         """
         part = self._part(log_partition)
         if part.is_begun:
             raise InvalidInput(
-                f"partition {log_partition} of the log was read already: say where it begins before that"
+                f"partition {log_partition} of the log was already read: call begins before the first record"
             )
         part.begins(first_offset, end)
 
     def apply(self, record: LogRecord) -> Verdict:
-        """Take the next record of a partition of the log. Partitions may come in any mixture.
+        """Apply the next record of a partition of the log. Partitions may be interleaved in any way.
 
-        A record that was applied before changes nothing, so reading on from an earlier place is safe.
+        A record that was applied before changes nothing, so reading again from an earlier offset is safe.
         """
         partition, offset, time_ms, value, subject = record
         return self._part(partition).apply(offset, time_ms, value, subject)
@@ -122,12 +122,12 @@ class World:
         return self._part(log_partition).next_offset
 
     def claim_of(self, group: str, topic: str, partition: int) -> Claim | None:
-        """What the log says of a key; None if it never spoke of it."""
+        """What the log says about a key; None if it has no record of it."""
         part, state = self._state(group, topic, partition)
         return None if state is None else part.claim_view(state)
 
     def newest_of(self, group: str, topic: str, partition: int) -> int | None:
-        """The offset of the newest record about a key, whatever it was worth; None if there is none."""
+        """The offset of the newest record about a key, whatever its verdict; None if there is none."""
         _, state = self._state(group, topic, partition)
         return None if state is None else state.last_at
 
@@ -137,7 +137,7 @@ class World:
         return claim is not None and claim.holds(self._parts[claim.log_partition].now_ms)
 
     def freshness(self, group: str, topic: str, partition: int) -> Freshness | None:
-        """How fresh the owner is, at the log's time; None if there is no owner."""
+        """The freshness of the owner, at the log's time; None if there is no owner."""
         claim = self.claim_of(group, topic, partition)
         return None if claim is None else claim.freshness(self._parts[claim.log_partition].now_ms)
 
@@ -149,9 +149,9 @@ class World:
         return self._part(log_partition).verdicts.get(offset)
 
     def foresee(self, group: str, topic: str, partition: int, claimer: Owner, *, elapsed_ms: int = 0) -> Verdict:
-        """What a claim would get if it were the next record, `elapsed_ms` after the newest: worth sending, or not.
+        """The verdict that a claim would get as the next record, `elapsed_ms` after the newest one.
 
-        The log's time stands still while nobody writes, so a claimer that has waited says how long.
+        The log's time does not advance while nobody writes, so a claimer that has waited passes how long.
         """
         return self._parts[self.where(topic, partition)].judge(Key(group, topic, partition), claimer, elapsed_ms)
 
@@ -162,7 +162,7 @@ class World:
     def owned_by(self, group: str, client: str, instance: str | None = None) -> list[Claim]:
         """The claims that hold for a client, or for one instance of it, in the order of keys.
 
-        What is in here and unknown to the instance itself it must release at once: it won after it gave up.
+        An instance must release at once the claims that it does not know of: it won them after it had given up.
         """
         found = [
             claim
@@ -211,7 +211,7 @@ class World:
         return [misplaced for part in self._parts for misplaced in part.evidence]
 
     def other_hash(self, elapsed_ms: Callable[[int], int] = lambda _: 0) -> Misplaced | None:
-        """A record that is where the other hash puts it, of somebody who may still live: stop, two hashes are in use.
+        """A record in the partition of the other hash, whose writer may be alive: stop, two hashes are in use.
 
         `elapsed_ms`: how much later than the newest record of a partition of the log it is. Two intervals after such a
         record nothing can be owned by it; a record that fits neither hash means nothing.
@@ -223,7 +223,7 @@ class World:
         return None
 
     def snapshot(self) -> Snapshot:
-        """The world as it is now, for keeps. Only keys that changed since the last one are looked at anew."""
+        """An immutable copy of the present state. Only keys that changed since the last snapshot are built again."""
         return Snapshot(
             claims=MappingProxyType({claim.key: claim for claim in self.claims()}),
             pauses=tuple(self.pauses()),
@@ -246,7 +246,7 @@ class World:
     def take_ended(self, log_partition: int) -> list[Tenure]:
         """The tenures of a partition of the log that ended since this was last asked. `tenures` forgets them.
 
-        For histories that are written down as they come: with `keep_history`, and this, memory stays bounded.
+        For histories that are stored as they grow: with `keep_history` and this, memory stays bounded.
         """
         part = self._part(log_partition)
         ended = part.ended
@@ -264,7 +264,7 @@ class World:
             return self._parts[number]
         raise InvalidInput(
             f"partition {number} of a coordination log with {len(self._parts)} partitions: the number of "
-            "partitions decides where claims are kept and must not change; stop all consumers before it does"
+            "partitions decides where claims are kept and must not change; stop all consumers before you change it"
         )
 
     def _placed(self, topic: str, partition: int) -> tuple[int, int]:
@@ -284,7 +284,7 @@ def replay(
 ) -> World:
     """The world after all these records, or as it was at an earlier time of the log.
 
-    `until_ms`: in each partition of the log, stop before the first record that is younger.
+    `until_ms`: in each partition of the log, stop before the first younger record.
     """
     world = World(interval_s, partitions, placing=placing, first_offset=first_offset, keep_history=keep_history)
     if until_ms is None:

@@ -39,7 +39,7 @@ from keylane.marshal import Bounds, Newest, Position
 _BATCH = 5000
 _KEPT = 2000
 _LONGEST_BETWEEN_CHECKS_S = 2.0
-_BELIEVED_CUT_OFF_S = 60.0
+_BELIEVED_TRUNCATED_S = 60.0
 """How long a leader may lack a record that was confirmed: one that was replaced learns of it sooner."""
 
 
@@ -205,8 +205,8 @@ class KafkaLog:
         await self._watch.check_now()
         said = f"partition {partition} of coordination log {self.name!r} ends at {end}, before record {own - 1}"
         now = asyncio.get_running_loop().time()
-        if now - self._behind_since.setdefault(partition, now) > _BELIEVED_CUT_OFF_S:
-            raise LogReplaced(f"{said}, which was confirmed: it was cut off; stop all its consumers")
+        if now - self._behind_since.setdefault(partition, now) > _BELIEVED_TRUNCATED_S:
+            raise LogReplaced(f"{said}, which was confirmed: it was truncated; stop all its consumers")
         raise ReadIncomplete(f"{said}, which was confirmed: its leader does not know yet of a newer one; read again")
 
     @asynccontextmanager

@@ -17,7 +17,7 @@ from keylane.core.claims import World
 from keylane.core.picking import TopicPartition
 from keylane.errors import InvalidInput, KeylaneError, TwoHashes
 from keylane.marshal.log import CoordinationLog, catch_up
-from keylane.marshal.log_view import Identity, new_instance
+from keylane.marshal.log_view import ClientIdentity, new_instance
 from keylane.marshal.options import interval_of
 from keylane.marshal.retry import Backoff
 from keylane.marshal.source import Source
@@ -145,7 +145,7 @@ class Admin:
 
     async def _write_everywhere(self, group: str, expiry_s: int) -> None:
         """Write to every partition of the log: there is no order between them, and each has its own owners."""
-        identity = Identity(self._client_id, group, self._instance, self._wall_clock)
+        identity = ClientIdentity(self._client_id, group, self._instance, self._wall_clock)
         world = await self.world()
         if world.other_hash(lambda number: max(int(self._wall_clock() * 1000) - (world.now_ms(number) or 0), 0)):
             raise TwoHashes(

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from typing import TYPE_CHECKING
 
 from keylane.core.prefix import Prefix
-from keylane.marshal.owned_partition import OwnedPartition
+
+if TYPE_CHECKING:
+    from keylane.marshal.owned_partition import OwnedPartition
 
 
 class AtLeastOnce:
@@ -18,7 +21,8 @@ class AtLeastOnce:
 
     retries = True
     hold = 1.0
-    """An owner that dies has started at most one interval of messages that no heartbeat reported."""
+    """Intervals after a heartbeat in which handlers may start. So an owner that dies has started at most one interval
+    of messages that no heartbeat reported."""
 
     def __init__(self, offset: int) -> None:
         self._prefix = Prefix(offset)
@@ -29,10 +33,12 @@ class AtLeastOnce:
 
     @property
     def offset(self) -> int:
+        """The next message to read, for whoever owns the partition next."""
         return self._prefix.offset
 
     @property
     def in_flight(self) -> int:
+        """How many messages were read and are not done."""
         return self._prefix.at_work
 
     def finish(self, offset: int) -> None:

@@ -11,10 +11,13 @@ import asyncio
 import logging
 from collections import deque
 from contextlib import aclosing
+from typing import TYPE_CHECKING
 
-from keylane.marshal.owned_partition import OwnedPartition
 from keylane.marshal.partition_claim import MARGIN
-from keylane.marshal.source import SourceRecord
+
+if TYPE_CHECKING:
+    from keylane.marshal.owned_partition import OwnedPartition
+    from keylane.marshal.source import SourceRecord
 
 _log = logging.getLogger("keylane.marshal")
 

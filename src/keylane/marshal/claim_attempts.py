@@ -16,7 +16,7 @@ from keylane.marshal.at_least_once import AtLeastOnce
 from keylane.marshal.at_most_once import AtMostOnce, BatchAllowance
 from keylane.marshal.log_view import LogView
 from keylane.marshal.options import Mode
-from keylane.marshal.owned_partition import Delivery
+from keylane.marshal.owned_partition import DeliveryMode
 from keylane.marshal.partition_claim import PartitionClaim
 from keylane.marshal.retry import Backoff
 from keylane.marshal.source import Source
@@ -38,7 +38,7 @@ class Claimer:
         self.trying: set[TopicPartition] = set()
         """Partitions that this consumer is claiming or releasing."""
 
-    async def claim(self, where: TopicPartition) -> tuple[PartitionClaim, Delivery] | None:
+    async def claim(self, where: TopicPartition) -> tuple[PartitionClaim, DeliveryMode] | None:
         """Try once; None: somebody else has it, the group is paused, or it is not known yet."""
         key, world = self._identity.key(where), self._view.world
         self.trying.add(where)
@@ -61,7 +61,7 @@ class Claimer:
         finally:
             self.trying.discard(where)
 
-    async def reclaim(self, claim: Claim) -> tuple[PartitionClaim, Delivery] | None:
+    async def reclaim(self, claim: Claim) -> tuple[PartitionClaim, DeliveryMode] | None:
         """Continue what another instance of this client owned, by a heartbeat: the quick restart."""
         where = TopicPartition(claim.key.topic, claim.key.partition)
         self.trying.add(where)
@@ -103,10 +103,10 @@ class Claimer:
     def _is_mine(self, claim: Claim) -> bool:
         return claim.owner == self._identity.owner and self._view.world.holds(*claim.key)
 
-    async def _begin(self, where: TopicPartition, claim: Claim) -> tuple[PartitionClaim, Delivery] | None:
+    async def _begin(self, where: TopicPartition, claim: Claim) -> tuple[PartitionClaim, DeliveryMode] | None:
         assert claim.token is not None, claim
         offset = await self._start_offset(claim)
-        delivery: Delivery = (
+        delivery: DeliveryMode = (
             AtLeastOnce(offset) if self._mode == "at_least_once" else AtMostOnce(offset, self._allowance)
         )
         won = PartitionClaim(self._view, where, claim.token, offset=lambda: delivery.offset, hold=delivery.hold)

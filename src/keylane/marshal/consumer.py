@@ -24,11 +24,11 @@ from keylane.dispatch import Executor
 from keylane.errors import InvalidInput, KeylaneError, RequestTimeout
 from keylane.marshal.claim_attempts import Claimer
 from keylane.marshal.log import CoordinationLog
-from keylane.marshal.log_view import Identity, LogView, new_instance, own_clock
+from keylane.marshal.log_view import ClientIdentity, LogView, new_instance, own_clock
 from keylane.marshal.message import GiveUp, Handler
 from keylane.marshal.message_dispatcher import MessageDispatcher
 from keylane.marshal.options import ConsumerHooks, ConsumerOptions, Mode, Order, interval_of
-from keylane.marshal.owned_partition import Delivery, OwnedPartition
+from keylane.marshal.owned_partition import DeliveryMode, OwnedPartition
 from keylane.marshal.partition_claim import PartitionClaim
 from keylane.marshal.retry import Backoff, first_error
 from keylane.marshal.source import Source
@@ -114,7 +114,7 @@ class Consumer:
             patience_s=patience_s,
         )
         self._topics = _checked_topics(topics)
-        self._identity = Identity(client_id, group, instance_id or new_instance(), wall_clock)
+        self._identity = ClientIdentity(client_id, group, instance_id or new_instance(), wall_clock)
         self._handler = handler
         self._source = source
         self._hooks = hooks or ConsumerHooks()
@@ -379,7 +379,7 @@ class Consumer:
     # ---- partitions ---------------------------------------------------------------------------------
 
     def _begin(
-        self, won: tuple[PartitionClaim, Delivery] | None, tasks: asyncio.TaskGroup, dispatcher: MessageDispatcher
+        self, won: tuple[PartitionClaim, DeliveryMode] | None, tasks: asyncio.TaskGroup, dispatcher: MessageDispatcher
     ) -> None:
         if won is None:
             return

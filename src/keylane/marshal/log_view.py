@@ -1,4 +1,4 @@
-"""The coordination log as one participant sees it: `Identity` makes its records, `LogView` reads and appends.
+"""The coordination log as one participant sees it: `ClientIdentity` makes its records, `LogView` reads and appends.
 
 Owns: the `World` of one consumer, and that tasks which ask for the end of the log at the same time share one read.
 Never decides what to write. Every question about claims goes to `LogView.world`; `LogView` itself adds only what
@@ -48,7 +48,7 @@ def new_instance() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ClientIdentity:
     """The client, instance and group that all records of one consumer or admin carry.
 
     `wall_s` gives Unix seconds. They are in the records for people who read them; nothing is decided by them.
@@ -97,7 +97,7 @@ class LogView:
     def __init__(
         self,
         log: CoordinationLog,
-        identity: Identity,
+        identity: ClientIdentity,
         interval_s: float,
         new_backoff: Callable[[], Backoff],
         *,

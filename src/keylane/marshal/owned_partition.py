@@ -14,10 +14,12 @@ import logging
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from keylane.core.pace import Pace, heartbeat_delay_s
 from keylane.errors import KeylaneError
+from keylane.marshal.at_least_once import AtLeastOnce
+from keylane.marshal.at_most_once import AtMostOnce
 from keylane.marshal.log_view import own_clock
 from keylane.marshal.partition_claim import PartitionClaim
 from keylane.marshal.retry import Backoff, is_transient
@@ -29,52 +31,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("keylane.marshal")
 
+DeliveryMode: TypeAlias = AtLeastOnce | AtMostOnce
+
 LOST = "somebody else owns it now"
 
 _READ_WAIT_S = 1.0
-
-
-class Delivery(Protocol):
-    """A delivery mode's progress through one partition: `AtLeastOnce` or `AtMostOnce`."""
-
-    @property
-    def retries(self) -> bool:
-        """Whether a message whose handler failed is tried again."""
-        ...
-
-    @property
-    def hold(self) -> float:
-        """For how many intervals after a heartbeat handlers may start; at most two, less the margin."""
-        ...
-
-    @property
-    def offset(self) -> int:
-        """The next message to read, for whoever owns the partition next."""
-        ...
-
-    @property
-    def read_to(self) -> int:
-        """The next message that this owner reads."""
-        ...
-
-    @property
-    def in_flight(self) -> int:
-        """How many messages were read and are not done."""
-        ...
-
-    def finish(self, offset: int) -> None: ...
-
-    async def run(self, owned: OwnedPartition) -> None:
-        """Read messages and dispatch them until the partition is over."""
-        ...
-
-    async def stop(self, running: asyncio.Task[None], owned: OwnedPartition) -> None:
-        """Cancel `running` so that it reads nothing more."""
-        ...
-
-    def close(self) -> None:
-        """The partition is over: give back what is shared with other partitions."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +54,7 @@ class OwnedPartition:
     def __init__(  # noqa: PLR0917 - made in one place
         self,
         claim: PartitionClaim,
-        delivery: Delivery,
+        delivery: DeliveryMode,
         source: Source,
         dispatcher: MessageDispatcher,
         backoff: Backoff,

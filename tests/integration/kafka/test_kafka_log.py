@@ -247,8 +247,8 @@ async def test_a_leader_that_does_not_know_what_was_confirmed_is_not_believed(
     monkeypatch.setattr(log._offsets, "ask", behind)
     with pytest.raises(ReadIncomplete, match="ends at 0, before record 0, which was confirmed: its leader"):
         await log.bounds(0)
-    monkeypatch.setattr(kafka_log, "_BELIEVED_CUT_OFF_S", 0.0)
-    with pytest.raises(LogReplaced, match="it was cut off; stop all its consumers"):
+    monkeypatch.setattr(kafka_log, "_BELIEVED_TRUNCATED_S", 0.0)
+    with pytest.raises(LogReplaced, match="it was truncated; stop all its consumers"):
         await log.bounds(0)
 
 

@@ -116,7 +116,7 @@ async def test_a_log_that_was_cut_off_stops_it() -> None:
     log._records[0].clear()
     log._ends[0] = 0
     log._newest[0].clear()
-    with pytest.raises(LogReplaced, match="cut off or made anew"):
+    with pytest.raises(LogReplaced, match="truncated or recreated"):
         await asyncio.wait_for(anna.wait(), 30)
 
 

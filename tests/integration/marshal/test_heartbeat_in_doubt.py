@@ -10,7 +10,7 @@ from keylane.core.claim_records import Message
 from keylane.core.picking import TopicPartition
 from keylane.errors import OutcomeUnknown
 from keylane.marshal.log import Bounds, Newest, Position
-from keylane.marshal.log_view import Identity, LogView, own_clock
+from keylane.marshal.log_view import ClientIdentity, LogView, own_clock
 from keylane.marshal.partition_claim import PartitionClaim
 from keylane.marshal.retry import Backoff
 from tests.integration.marshal.rig import GROUP, TOPIC, LiveLog, View
@@ -45,7 +45,7 @@ class SlowToShow(View):
 
 
 async def test_an_owner_counts_from_the_first_sending_that_may_have_landed() -> None:
-    log, identity = LiveLog(), Identity("anna", GROUP)
+    log, identity = LiveLog(), ClientIdentity("anna", GROUP)
     won = await log.append(identity.claiming(WHERE), 0)
     slow = SlowToShow(log)
     view = LogView(slow, identity, INTERVAL_S, lambda: Backoff("the log", 30))
