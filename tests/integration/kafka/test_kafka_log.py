@@ -347,7 +347,7 @@ async def test_records_gone_by_age(link: KafkaLink, log: KafkaLog) -> None:
         await catch_up(log, reader)
         assert reader.verdict_of(*won) is Verdict.WON, "a fleet that comes back to an empty log"
     async with a_log(link, log.name) as another:
-        with pytest.raises(ReadIncomplete, match=r"not read to its end: offset 0 of .* cannot be read: it is gone"):
+        with pytest.raises(ReadIncomplete, match=r"not read to its end: offset 0 of .* cannot be read: it has expired"):
             [record async for record in another.read(0, 0)]
         late = new_world(another)
         await catch_up(another, late)
