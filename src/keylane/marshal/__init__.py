@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from keylane.marshal.jetstream_log import JetStreamLog, open_jetstream_log
     from keylane.marshal.log import Bounds, CoordinationLog, MemoryLog, Newest, Position, catch_up
     from keylane.marshal.message import MarshalMessage
+    from keylane.marshal.options import ConsumerHooks
     from keylane.marshal.source import Extent, MemorySource, Reader, Source, SourceRecord
     from keylane.marshal.stream_source import StreamSource
-    from keylane.marshal.terms import ConsumerHooks
 
 _HOMES = {
     "keylane.core.claim_facts": (
@@ -59,7 +59,7 @@ _HOMES = {
     "keylane.marshal.message": ("MarshalMessage",),
     "keylane.marshal.source": ("Extent", "MemorySource", "Reader", "Source", "SourceRecord"),
     "keylane.marshal.stream_source": ("StreamSource",),
-    "keylane.marshal.terms": ("ConsumerHooks",),
+    "keylane.marshal.options": ("ConsumerHooks",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -161,7 +161,7 @@ async def test_the_interval_is_the_logs(ground: Ground, connection: Connection) 
     async with open_jetstream_log(connection, ground.log_name, interval_s=0.7) as log:
         assert log.interval_s == 0.7
         consumer = Consumer(log, source, "billing", "anna", [ground.stream], handler)
-        assert consumer._terms.heartbeat_interval_s == 0.7
+        assert consumer._options.heartbeat_interval_s == 0.7
         Consumer(log, source, "billing", "anna", [ground.stream], handler, heartbeat_interval_s=0.7)
         with pytest.raises(InvalidInput, match=r"heartbeat_interval_s is 7, and the .* with interval_s 0.7: .* leave"):
             Consumer(log, source, "billing", "anna", [ground.stream], handler, heartbeat_interval_s=7)
