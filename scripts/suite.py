@@ -46,7 +46,7 @@ class Outcome:
 
 
 SUITES = {
-    "quick": [Pass("rules and properties", ["tests/core", "tests/properties"])],
+    "quick": [Pass("rules, properties and the simulation", ["tests/core", "tests/properties", "tests/simulation"])],
     "test": [
         Pass("tests", ["-m", "not long and not alone"]),
         Pass("tests that measure time", ["-m", "alone and not long"], parallel=False),
@@ -73,8 +73,8 @@ def main(arguments: list[str]) -> int:
     for line in [*outcome.failed, *outcome.broken]:
         say(f"FAILED {line}")
     minutes, seconds = divmod(round(time.monotonic() - started), 60)
-    counts = f"{outcome.passed} passed, {len(outcome.failed)} failed, {outcome.skipped} skipped"
-    say(f"{counts} in {minutes} min {seconds} s")
+    say(f"took {minutes} min {seconds} s")
+    say(f"{outcome.passed} passed, {len(outcome.failed)} failed, {outcome.skipped} skipped")
     return 1 if outcome.failed or outcome.broken else 0
 
 

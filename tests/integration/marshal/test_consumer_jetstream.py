@@ -53,7 +53,8 @@ async def test_thirty_racers_on_the_server(ground: Ground) -> None:
                 wins.append(f"{where.partition} {number}")
 
             hooks = ConsumerHooks(on_claimed=won)
-            members.append(ground.consumer(f"c{number}", Seen(), hooks=hooks, pick=Appetite(greedy=True)))
+            pick = Appetite(greedy=True)
+            members.append(ground.consumer(f"c{number}", Seen(), hooks=hooks, pick=pick, rebalance=False))
         started = await asyncio.gather(*(stack.enter_async_context(one) for one in members))
         await until(lambda: sum(len(one.owned) for one in started) == PARTITIONS)
         await asyncio.sleep(INTERVAL_S)
