@@ -11,16 +11,18 @@ from pathlib import Path
 
 import pytest
 from nats.js.api import SubjectTransform
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 import keylane
 from keylane import Connection, groups
+from keylane.exactly_once import ExactlyOnce
 from keylane.jetstream import consumers, streams
 from keylane.jetstream.consumers import ConsumerConfig
 from keylane.jetstream.feed import open_feed
 from keylane.jetstream.publish import Outgoing, PublishAck, publish_many
 from keylane.journal import Journal
 from keylane.server import NatsServer
-from tests.integration.groups.rig import QUICK, Evidence, eventually
+from tests.integration.groups.rig import QUICK, Evidence, eventually, until
 
 GUIDE = (Path(__file__).parents[3] / "docs" / "connection.md").read_text()
 SECTION = GUIDE.split("## Permissions")[1]
@@ -159,6 +161,27 @@ async def test_a_member_with_dead_letters_and_a_journal() -> None:
             await member.stop()
         assert (await streams.state(place.admin, f"{STREAM}+journal")).messages > 0
         assert place.denied == []
+
+
+async def test_a_member_with_exactly_once(tmp_path: Path) -> None:
+    allowed = row("member of an elastic group")
+    allowed["publish"] += extra("with exactly once")
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'effects.db'}")
+    done: list[int] = []
+
+    async def effect(message: groups.GroupMessage, _: AsyncConnection) -> None:
+        done.append(message.sequence)
+
+    async with restricted(allowed) as place:
+        await groups.create_elastic(
+            place.admin, STREAM, GROUP, max_members=4, partitioning=[("orders.*", [1])], members=[MEMBER]
+        )
+        await place.publish()
+        handler = ExactlyOnce(engine).handler(effect)
+        async with groups.join(await place.alice(), STREAM, GROUP, MEMBER, handler, settings=QUICK):
+            await until(lambda: len(done) == len(KEYS))
+        assert place.denied == []
+    await engine.dispose()
 
 
 async def test_an_admin() -> None:
