@@ -12,7 +12,7 @@ SUITE = .venv/bin/python $(if $(ARGS),-m pytest $(ARGS),scripts/suite.py $(1))
 help:
 	@echo 'make demo     set up what keylane needs and run the demo on an embedded server'
 	@echo 'make test     set up everything and run the tests   (ARGS="tests/core -x" for some of them)'
-	@echo 'make test-quick  rules and properties only: for the edit loop'
+	@echo 'make test-quick  rules, properties and the simulation: for the edit loop'
 	@echo 'make test-long   what make test leaves out: benchmarks, chaos, clusters, packing, pipelines'
 	@echo 'make test-all    both'
 	@echo 'make lint     ruff and mypy'

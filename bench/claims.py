@@ -22,13 +22,12 @@ from chaos.marshal import GROUP, Fleet, Settings, all_claimed, whole_log
 from chaos.marshal_judge import Start, claims_in
 from chaos.marshal_stage import On, Stage, open_stage
 from chaos.marshal_worker import ground
+from keylane.core.claim_choice import TopicPartition
 from keylane.core.claim_facts import overlaps
 from keylane.core.claims import replay
-from keylane.core.picking import TopicPartition
-from keylane.marshal.author import Author
-from keylane.marshal.claiming import Claimer
-from keylane.marshal.logbook import LogBook
-from keylane.marshal.trouble import Patience
+from keylane.marshal.claim_attempts import Claimer
+from keylane.marshal.log_view import ClientIdentity, LogView
+from keylane.marshal.retry import Backoff
 from tests.peers.kafka import Kafka
 
 INTERVAL_S = 2.0
@@ -186,10 +185,9 @@ async def _claimed_again(fleet: Fleet, settings: Settings, dead: set[str], kille
 async def _alone(stage: Stage, settings: Settings) -> float:
     """Milliseconds for one claim, in a log of its own."""
     async with ground(stage.on, stage.url, f"{stage.log_name}-alone", settings.interval_s) as (log, source):
-        book = LogBook(log, settings.interval_s, lambda: Patience("the log", 5.0))
-        await book.read()
-        patience = Patience("the source", 5.0)
-        claimer = Claimer(book, Author("alone", GROUP), source, "at_least_once", patience, batch_size=1)
+        view = LogView(log, ClientIdentity("alone", GROUP), settings.interval_s, lambda: Backoff("the log", 5.0))
+        await view.read()
+        claimer = Claimer(view, source, "at_least_once", Backoff("the source", 5.0), batch_size=1)
         times = []
         for number in range(min(_CLAIMS, settings.partitions)):
             began_s = time.perf_counter()

@@ -19,7 +19,7 @@ from chaos.evidence import Handled, Happening, explained, merged, read, verdict
 from chaos.load import FILTER, Load, load
 from chaos.members import Group, MemberProcess, Members, Peer, members
 from keylane import groups
-from keylane.groups.shape import GO_01_ACK_WAIT_S
+from keylane.groups.consumer_spec import GO_01_ACK_WAIT_S
 from keylane.jetstream import streams
 from keylane.jetstream.connection import Connection
 from keylane.server import NatsServer

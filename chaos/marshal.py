@@ -24,7 +24,7 @@ from chaos.marshal_worker import Orders
 from chaos.members import MemberProcess, RunBroken
 from keylane.core.claim_facts import LogRecord
 from keylane.marshal import Admin
-from keylane.marshal.claiming import Mode
+from keylane.marshal.options import Mode
 from tests.peers import tether
 from tests.peers.store import REPOSITORY
 

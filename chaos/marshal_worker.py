@@ -22,9 +22,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 
-from keylane.core.picking import TopicPartition
+from keylane.core.claim_choice import TopicPartition
 from keylane.marshal import Consumer, ConsumerHooks, CoordinationLog, MarshalMessage, Source
-from keylane.marshal.claiming import Mode
+from keylane.marshal.options import Mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,7 +50,9 @@ class Outcome:
 SUITES = {
     "quick": [
         Pass(
-            "rules and properties", ["tests/core", "tests/properties", "--hypothesis-profile=quick"], workers_per_core=1
+            "rules, properties and the simulation",
+            ["tests/core", "tests/properties", "tests/simulation", "--hypothesis-profile=quick"],
+            workers_per_core=1,
         )
     ],
     "test": [
@@ -79,8 +81,8 @@ def main(arguments: list[str]) -> int:
     for line in [*outcome.failed, *outcome.broken]:
         say(f"FAILED {line}")
     minutes, seconds = divmod(round(time.monotonic() - started), 60)
-    counts = f"{outcome.passed} passed, {len(outcome.failed)} failed, {outcome.skipped} skipped"
-    say(f"{counts} in {minutes} min {seconds} s")
+    say(f"took {minutes} min {seconds} s")
+    say(f"{outcome.passed} passed, {len(outcome.failed)} failed, {outcome.skipped} skipped")
     return 1 if outcome.failed or outcome.broken else 0
 
 

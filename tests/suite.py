@@ -92,10 +92,10 @@ def _inside_tests(file: Path, root: Path) -> str:
 
 def _rank(where: str) -> int:
     """One after the other, what is quick runs first: what is wrong shows early."""
-    room = where.partition("/")[0]
-    if room in _FIRST:
-        return _FIRST.index(room) - len(_FIRST)
-    return 1 + _LAST.index(room) if room in _LAST else 0
+    directory = where.partition("/")[0]
+    if directory in _FIRST:
+        return _FIRST.index(directory) - len(_FIRST)
+    return 1 + _LAST.index(directory) if directory in _LAST else 0
 
 
 def _rank_in_parallel(where: str) -> int:

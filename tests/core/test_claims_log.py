@@ -16,7 +16,6 @@ from keylane.core.claim_facts import (
     Verdict,
     overlaps,
 )
-from keylane.core.claim_ledger import EVIDENCE_KEPT, VERDICTS_REMEMBERED
 from keylane.core.claim_records import (
     ClaimingPartition,
     Heartbeat,
@@ -25,6 +24,7 @@ from keylane.core.claim_records import (
     coordinating_partition,
     encode,
 )
+from keylane.core.claim_rules import EVIDENCE_KEPT, VERDICTS_REMEMBERED
 from keylane.core.claims import World, replay
 from keylane.errors import InvalidInput
 from tests.core.claim_traces import GROUP, INTERVAL_S, KEY, TOPIC, message, play, told
@@ -131,7 +131,7 @@ def test_a_log_that_begins_at_its_first_offset_is_whole() -> None:
 def test_where_the_log_begins_is_said_before_it_is_read() -> None:
     world = World(INTERVAL_S)
     world.apply(LogRecord(0, 0, 0, b"noise"))
-    with pytest.raises(InvalidInput, match="say where it begins before that"):
+    with pytest.raises(InvalidInput, match="call begins before the first record"):
         world.begins(0, 0, 1)
 
 

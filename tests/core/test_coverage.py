@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keylane.core.coverage import Coverage, Span
+from keylane.core.sequence_ranges import Coverage, Span
 
 spans = st.tuples(st.integers(0, 30), st.integers(0, 30)).map(lambda pair: (min(pair), max(pair)))
 

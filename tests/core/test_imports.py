@@ -1,7 +1,7 @@
-"""Which way imports point: `core` knows nothing, adapters know `core`, rooms know no other room's insides.
+"""Which way imports point: `core` knows nothing, adapters know `core`, packages know no other package's insides.
 
-The rules are read from source text, never by importing, so they hold for rooms whose dependencies are not
-installed and for rooms that are still to come. A new room fails the test until it has a line in `MAY_IMPORT`.
+The rules are read from source text, never by importing, so they hold for packages whose dependencies are not
+installed and for packages that are still to come. A new package fails the test until it has a line in `MAY_IMPORT`.
 
 `keylane.errors` is the one module outside `core` that `core` may import: it holds only classes, imports
 nothing, and callers must be able to catch `InvalidInput` under one name wherever it was raised.
@@ -19,13 +19,13 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "src" / "keylane"
 
-ROOMS = frozenset({"groups", "priority", "exactly_once", "journal", "fleet", "marshal", "kafka", "spark"})
+PACKAGES = frozenset({"groups", "priority", "exactly_once", "journal", "fleet", "marshal", "kafka", "spark"})
 ADAPTERS = frozenset({"jetstream"})
 FOUNDATION = frozenset({"awaitable_context", "core", "errors", "lazy", "retries"})
 EVERYTHING = frozenset({"*"})
 
-# What each part may import of keylane besides itself. Of another room only its face, `keylane.<room>`, never
-# a module inside it; `EVERYTHING` is for those that wire the rooms together.
+# What each part may import of keylane besides itself. Of another package only its face, `keylane.<package>`, never
+# a module inside it; `EVERYTHING` is for those that wire the packages together.
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "awaitable_context": frozenset(),
     "errors": frozenset(),
@@ -36,14 +36,14 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "dispatch": FOUNDATION,
     "jetstream": FOUNDATION,
     "server": FOUNDATION,
-    **dict.fromkeys(ROOMS, FOUNDATION | ADAPTERS | ROOMS),
-    **dict.fromkeys(("groups", "marshal", "exactly_once"), FOUNDATION | ADAPTERS | ROOMS | {"dispatch"}),
-    "metrics": FOUNDATION | ADAPTERS | ROOMS,
-    "testing": FOUNDATION | ADAPTERS | ROOMS | {"server"},
+    **dict.fromkeys(PACKAGES, FOUNDATION | ADAPTERS | PACKAGES),
+    **dict.fromkeys(("groups", "marshal", "exactly_once"), FOUNDATION | ADAPTERS | PACKAGES | {"dispatch"}),
+    "metrics": FOUNDATION | ADAPTERS | PACKAGES,
+    "testing": FOUNDATION | ADAPTERS | PACKAGES | {"server"},
     "cli": EVERYTHING,
     "web": EVERYTHING,
     "spark.pipelines": EVERYTHING,
-    "__init__": FOUNDATION | ADAPTERS | ROOMS | {"loop", "server", "metrics", "testing"},
+    "__init__": FOUNDATION | ADAPTERS | PACKAGES | {"loop", "server", "metrics", "testing"},
     "__main__": EVERYTHING,
 }
 
@@ -105,7 +105,7 @@ def violations(package: Path) -> list[str]:
     for name, path in modules.items():
         part = part_of(name)
         if not part:
-            found.append(f"{name}: say in MAY_IMPORT what this room may import")
+            found.append(f"{name}: say in MAY_IMPORT what this package may import")
             continue
         for line, target in imports(name, path, modules):
             if reason := refused_outside(part, target) or refused_inside(part, target):
@@ -136,7 +136,7 @@ def refused_inside(part: str, target: str) -> str:
         return "parts import from each other, not from the package that re-exports them"
     if other not in allowed:
         return f"{part} may import only {', '.join(sorted({part, *allowed}))}"
-    if other in ROOMS and inner != other:
+    if other in PACKAGES and inner != other:
         return f"that is inside {other}; import keylane.{other}"
     return ""
 
@@ -246,7 +246,7 @@ def test_each_rule_is_enforced(package: Path, name: str, source: str, said: str)
 
 
 def test_importing_keylane_stays_light() -> None:
-    """Spark, Arrow, Kafka and the terminal libraries load only when their room is used."""
+    """Spark, Arrow, Kafka and the terminal libraries load only when their package is used."""
     seen = subprocess.run(
         [sys.executable, "-c", f"import sys, keylane; print(*(sys.modules.keys() & set({HEAVY!r})))"],
         capture_output=True,

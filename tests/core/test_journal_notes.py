@@ -8,7 +8,7 @@ import pytest
 
 from keylane.core.journal_record import Columns
 from keylane.errors import InvalidInput
-from keylane.journal.noted import Lines, Note
+from keylane.journal.columns import Lines, Note
 
 
 @dataclass

@@ -100,7 +100,7 @@ async def test_a_trimmed_log() -> None:
     lost = await log.append(claim("bert"), 0)
     await catch_up(log, world)
     assert world.verdict_of(*lost) is Verdict.LOST
-    with pytest.raises(ReadIncomplete, match="records 0 to 0 of the coordination log are gone"):
+    with pytest.raises(ReadIncomplete, match="records 0 to 0 of the coordination log have expired"):
         [record async for record in log.read(0, 0)]
 
 

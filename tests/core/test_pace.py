@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.core.pace import Pace, heartbeat_delay_s
+from keylane.core.heartbeat_pace import Pace, heartbeat_delay_s
 from keylane.errors import InvalidInput
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from keylane.core.picking import Appetite, PickOrder, Standing, TopicPartition, give_up, pick
+from keylane.core.claim_choice import Appetite, PickOrder, Standing, TopicPartition, give_up, pick
 from keylane.errors import InvalidInput
 
 TOPICS = {"orders": 3, "refunds": 2}

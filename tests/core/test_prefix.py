@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keylane.core.prefix import Place, Prefix, Resume, resume
+from keylane.core.partition_offsets import Prefix, Resume, ResumePoint, resume
 from keylane.errors import InvalidInput
 
 
@@ -82,18 +82,18 @@ def test_it_is_the_lowest_that_is_not_done(offsets: set[int], data: st.DataObjec
 @pytest.mark.parametrize(
     ("heartbeat", "committed", "found"),
     [
-        (50, 40, Resume(50, Place.HEARTBEAT)),
-        (40, 50, Resume(40, Place.HEARTBEAT)),
-        (None, 40, Resume(40, Place.COMMITTED)),
-        (None, None, Resume(20, Place.EARLIEST)),
-        (20, None, Resume(20, Place.HEARTBEAT)),
-        (100, 40, Resume(100, Place.HEARTBEAT)),
-        (5, 40, Resume(20, Place.HEARTBEAT, lost=15)),
-        (0, None, Resume(20, Place.HEARTBEAT, lost=20)),
-        (None, 5, Resume(20, Place.COMMITTED, lost=15)),
-        (101, 40, Resume(40, Place.COMMITTED)),
-        (101, 102, Resume(20, Place.EARLIEST)),
-        (None, -1, Resume(20, Place.EARLIEST)),
+        (50, 40, Resume(50, ResumePoint.HEARTBEAT)),
+        (40, 50, Resume(40, ResumePoint.HEARTBEAT)),
+        (None, 40, Resume(40, ResumePoint.COMMITTED)),
+        (None, None, Resume(20, ResumePoint.EARLIEST)),
+        (20, None, Resume(20, ResumePoint.HEARTBEAT)),
+        (100, 40, Resume(100, ResumePoint.HEARTBEAT)),
+        (5, 40, Resume(20, ResumePoint.HEARTBEAT, lost=15)),
+        (0, None, Resume(20, ResumePoint.HEARTBEAT, lost=20)),
+        (None, 5, Resume(20, ResumePoint.COMMITTED, lost=15)),
+        (101, 40, Resume(40, ResumePoint.COMMITTED)),
+        (101, 102, Resume(20, ResumePoint.EARLIEST)),
+        (None, -1, Resume(20, ResumePoint.EARLIEST)),
     ],
 )
 def test_where_to_go_on(heartbeat: int | None, committed: int | None, found: Resume) -> None:

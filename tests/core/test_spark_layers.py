@@ -6,7 +6,6 @@ Read from source text, so that nothing of Spark has to be installed.
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,11 +47,3 @@ def test_an_import_within_a_function_is_seen() -> None:
     """The source wires the parts together, late: the same look must find that."""
     found = [module for _, module in imported(SPARK / "source.py")]
     assert any(module.startswith("keylane.spark.executor.") for module in found)
-
-
-def test_the_design_page_names_every_module_once() -> None:
-    page = (SPARK.parents[2] / "docs" / "DESIGN.md").read_text(encoding="utf-8").split("## Modules of `spark/`")[1]
-    rows = [line for line in page.splitlines() if line.startswith("| `")]
-    named = sorted(name for row in rows for name in re.findall(r"`([a-z_/]+)`", row.split("|")[1]))
-    there = [path.relative_to(SPARK).with_suffix("") for path in SPARK.rglob("*.py") if path.name != "__init__.py"]
-    assert named == sorted(map(str, there))

@@ -16,7 +16,7 @@ from keylane.core.plans import Plan, balanced
 from keylane.core.subjects import matches
 from keylane.errors import BrokenGroupRecord
 from keylane.groups.config import Dialect, ElasticConfig, StaticConfig
-from keylane.groups.shape import asking_for, covers
+from keylane.groups.consumer_spec import asking_for, covers
 
 NAMES = st.text("abcXYZ019-_=", min_size=1, max_size=16)
 TOKENS = st.text("abc019-_", min_size=1, max_size=5)

@@ -19,15 +19,15 @@ from keylane.core.handoff import (
     Create,
     Delete,
     Drain,
-    Event,
     Finish,
     GiveBack,
     Handoff,
+    HandoffEvent,
     Look,
     Looked,
     Narrow,
     Opened,
-    Pinned,
+    PinReceived,
     Probe,
     Rename,
     Reset,
@@ -44,9 +44,9 @@ PARTITIONS = range(4)
 SETTLES_WITHIN = 25
 
 EVENTS_OF_THE_PIN: dict[Role, tuple[AnyEvent, ...]] = {
-    Role.STANDBY: (Pinned(anew=True),),
-    Role.ACTIVE: (Pinned(anew=True), Event.UNPINNED, Event.DOUBTED),
-    Role.DOUBTFUL: (Pinned(anew=True), Event.UNPINNED, Event.CONFIRMED),
+    Role.STANDBY: (PinReceived(anew=True),),
+    Role.ACTIVE: (PinReceived(anew=True), HandoffEvent.UNPINNED, HandoffEvent.DOUBTED),
+    Role.DOUBTFUL: (PinReceived(anew=True), HandoffEvent.UNPINNED, HandoffEvent.CONFIRMED),
 }
 
 
@@ -98,10 +98,10 @@ class Walk:
         if not self.state.reading or self.covers is None:
             return
         event = self.random.choice(EVENTS_OF_THE_PIN[self.state.role])
-        if event == Pinned(anew=True) and self.style is Style.IN_PLACE:
+        if event == PinReceived(anew=True) and self.style is Style.IN_PLACE:
             # Whoever was active before may have widened the filters and not rewound the consumer.
             self.add(frozenset(self.random.sample(PARTITIONS, 1)))
-        if event is not Event.CONFIRMED:
+        if event is not HandoffEvent.CONFIRMED:
             self.drained.clear()
             self.looked = False
         self.state = handoff.changed(self.state, event)
@@ -134,36 +134,36 @@ class Walk:
                 return Opened(self.covers, self.style)
             case Look():
                 if self.covers is None:
-                    return Event.GONE
+                    return HandoffEvent.GONE
                 self.looked = True
                 return Looked(self.covers, ours=True)
             case Probe():
-                return Event.FREE
+                return HandoffEvent.FREE
             case Drain(partitions):
                 self.drained |= partitions
                 self.looked = False
-                return Event.DRAINED
+                return HandoffEvent.DRAINED
             case Finish():
                 self.looked = False
-                return Event.FINISHED
+                return HandoffEvent.FINISHED
             case Narrow(kept):
                 self.covers = kept
-                return Event.NARROWED
+                return HandoffEvent.NARROWED
             case Widen(wanted):
                 self.add(wanted)
-                return Event.WIDENED
+                return HandoffEvent.WIDENED
             case Reset():
-                return Event.RESET
+                return HandoffEvent.RESET
             case Rewind():
                 self.not_rewound.clear()
-                return Event.REWOUND
+                return HandoffEvent.REWOUND
             case Rename():
-                return Event.RENAMED
+                return HandoffEvent.RENAMED
             case Delete():
                 self.covers = None
-                return Event.DELETED
+                return HandoffEvent.DELETED
             case Close() | GiveBack():
-                return Event.CLOSED
+                return HandoffEvent.CLOSED
             case Wait():
                 return Want(self.state.wanted)
 
@@ -173,24 +173,24 @@ class Walk:
             return
         chance = self.random.random()
         if chance < 0.1:
-            self.step(Event.FAILED)
+            self.step(HandoffEvent.FAILED)
         elif chance < 0.15 and isinstance(self.action, Widen | Create | Probe):
-            self.step(Event.TAKEN)
+            self.step(HandoffEvent.TAKEN)
         elif chance < 0.2 and self.covers is not None and not isinstance(self.action, Create):
             self.covers = None
-            self.step(Event.GONE)
+            self.step(HandoffEvent.GONE)
         else:
             answer = self.answer()
             if self.random.random() < 0.1:
                 self.pin_changes()
                 if self.covers is None:
-                    answer = Event.GONE
+                    answer = HandoffEvent.GONE
             self.step(answer)
 
     def calm_down(self) -> None:
         """Every action succeeds from now on: it must settle, on what is wanted."""
         if self.state.role is Role.DOUBTFUL:
-            self.step(Event.CONFIRMED)
+            self.step(HandoffEvent.CONFIRMED)
         self.step(Want(self.some()))
         for _ in range(SETTLES_WITHIN):
             if self.action is None:

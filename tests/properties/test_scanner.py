@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from keylane.errors import ProtocolViolation
@@ -235,6 +235,7 @@ def garbled(draw: st.DrawFn) -> bytes:
 
 
 @settings(max_examples=500)
+@example(wire=b"MSG a  8\r\n12345678\r\n", cuts=[1])
 @given(wire=garbled(), cuts=st.lists(st.integers(1, 60), min_size=1, max_size=20))
 def test_garbled_input_gives_what_a_simple_parser_gives(wire: bytes, cuts: list[int]) -> None:
     assert scanned(wire, cuts) == reference(wire, Scanner().max_message_bytes)

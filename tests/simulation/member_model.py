@@ -15,15 +15,15 @@ from keylane.core.handoff import (
     Create,
     Delete,
     Drain,
-    Event,
     Finish,
     GiveBack,
     Handoff,
+    HandoffEvent,
     Look,
     Looked,
     Narrow,
     Opened,
-    Pinned,
+    PinReceived,
     Probe,
     Reset,
     Rewind,
@@ -71,7 +71,7 @@ class Instance:
         self._resetting = False
         self._lanes: Lanes[Delivery] = Lanes(max_tries=None, backoff=lambda tries: 50 * tries, remember=100)
         self._owed: dict[int, Delivery] = {}
-        self._waiting_for_quiet: tuple[frozenset[int] | None, Event] | None = None
+        self._waiting_for_quiet: tuple[frozenset[int] | None, HandoffEvent] | None = None
         self._patient_until = 0
         self._asleep: list[Callable[[], None]] = []
         self._slept_at = 0
@@ -113,7 +113,7 @@ class Instance:
         self._poke()
 
     def leave(self) -> None:
-        self._tell(Event.LEAVE)
+        self._tell(HandoffEvent.LEAVE)
         self._poke()
 
     # ---- time ------------------------------------------------------------------------------------------
@@ -186,37 +186,37 @@ class Instance:
             case Probe(partitions):
                 self._ask(
                     lambda: server.overlaps(name, partitions),
-                    lambda taken: self._step(Event.TAKEN if taken else Event.FREE),
+                    lambda taken: self._step(HandoffEvent.TAKEN if taken else HandoffEvent.FREE),
                 )
             case Drain(partitions):
-                self._drain(partitions, Event.DRAINED)
+                self._drain(partitions, HandoffEvent.DRAINED)
             case Finish():
-                self._drain(None, Event.FINISHED)
+                self._drain(None, HandoffEvent.FINISHED)
             case Narrow(partitions) | Widen(partitions):
-                done = Event.NARROWED if isinstance(action, Narrow) else Event.WIDENED
+                done = HandoffEvent.NARROWED if isinstance(action, Narrow) else HandoffEvent.WIDENED
                 self._on_consumer(
-                    lambda: server.update(name, partitions), lambda ok: self._step(done if ok else Event.TAKEN)
+                    lambda: server.update(name, partitions), lambda ok: self._step(done if ok else HandoffEvent.TAKEN)
                 )
             case Reset():
-                self._reset(None, lambda: self._step(Event.RESET))
+                self._reset(None, lambda: self._step(HandoffEvent.RESET))
             case Rewind():
-                self._reset(1, lambda: self._step(Event.REWOUND))
+                self._reset(1, lambda: self._step(HandoffEvent.REWOUND))
             case Delete(surely):
                 self._close()
-                self._ask(lambda: self._delete(surely=surely), lambda _: self._step(Event.DELETED))
+                self._ask(lambda: self._delete(surely=surely), lambda _: self._step(HandoffEvent.DELETED))
             case GiveBack():
                 ours = self._pin.pin_id
                 self._close()
-                self._ask(lambda: self._give_back(ours), lambda _: self._step(Event.CLOSED))
+                self._ask(lambda: self._give_back(ours), lambda _: self._step(HandoffEvent.CLOSED))
             case Close():
                 self._close()
-                self._step(Event.CLOSED)
+                self._step(HandoffEvent.CLOSED)
             case _:
                 raise AssertionError(action)
 
     def _created(self, consumer: Any) -> None:
         if consumer is None:
-            self._step(Event.TAKEN)
+            self._step(HandoffEvent.TAKEN)
             return
         self._pin, self._pin_of_handoff, self._next_sequence = pin.Pin(), "", 0
         self._open_pulls()
@@ -239,7 +239,7 @@ class Instance:
 
     def _gone(self) -> None:
         self._close()
-        self._step(Event.GONE)
+        self._step(HandoffEvent.GONE)
 
     def consumer_deleted(self) -> None:
         """The server ends all pulls. An action that is under way finds out by itself."""
@@ -247,7 +247,7 @@ class Instance:
             return
         if self._under_way:
             self._lanes.forget()
-            self._tell(Event.UNPINNED)
+            self._tell(HandoffEvent.UNPINNED)
         else:
             self._under_way = True
             self._gone()
@@ -324,9 +324,9 @@ class Instance:
         before = self._pin
         self._pin, actions = pin.step(before, event, seen)
         if self._pin.phase is pin.Phase.DOUBTING and before.phase is not pin.Phase.DOUBTING:
-            self._tell(Event.DOUBTED)
+            self._tell(HandoffEvent.DOUBTED)
         if before.phase is pin.Phase.DOUBTING and self._pin.phase is pin.Phase.PINNED:
-            self._tell(Event.CONFIRMED)
+            self._tell(HandoffEvent.CONFIRMED)
         for action in actions:
             self._pin_action(action, delivery)
 
@@ -336,12 +336,12 @@ class Instance:
                 assert self._pin.pin_id is not None
                 anew = self._pin.pin_id != self._pin_of_handoff
                 self._pin_of_handoff = self._pin.pin_id
-                self._tell(Pinned(anew))
+                self._tell(PinReceived(anew))
                 self._poke()
             case pin.Action.TELL_UNPINNED:
                 self._lanes.forget()
                 self._owed.clear()
-                self._tell(Event.UNPINNED)
+                self._tell(HandoffEvent.UNPINNED)
                 self._quiet()
             case pin.Action.DELIVER:
                 assert delivery is not None
@@ -431,7 +431,7 @@ class Instance:
                 self.consumer_deleted()
         self._after(ACK_WAIT // 3, self._beat)
 
-    def _drain(self, partitions: frozenset[int] | None, then: Event) -> None:
+    def _drain(self, partitions: frozenset[int] | None, then: HandoffEvent) -> None:
         self._waiting_for_quiet = partitions, then
         self._patient_until = self.clock.now + OWED
         self._quiet()

@@ -1,4 +1,4 @@
-"""An even share: which partition a consumer asks for, and which one its owner gives up.
+"""Balancing partitions over consumers: which one a consumer asks for, and which one its owner gives up.
 
 A consumer that has less than others asks: it claims a partition that somebody owns. The claim loses, and is in the
 log for everybody to see (`Claim.requests`); those who know nothing of this ignore it. The owner gives the partition up
@@ -41,13 +41,13 @@ class GroupView(NamedTuple):
         return claim.holds(self.now_ms[claim.log_partition])
 
     def requests(self, claim: Claim) -> Iterator[Request]:
-        """Those that count: somebody owns the partition, or it was just released."""
+        """The requests that count: somebody owns the partition, or it was just released."""
         now_ms = self.now_ms[claim.log_partition]
         if self.holds(claim) or _is_just_released(claim, now_ms, self.interval_ms):
             yield from (one for one in claim.requests if now_ms <= one.time_ms + _COUNTS * self.interval_ms)
 
     def has_asked(self, owner: Owner) -> bool:
-        """Whether a partition may come to be released for this one."""
+        """Whether a partition may be released for this consumer soon."""
         return any(one.owner == owner for claim in self.claims for one in self.requests(claim))
 
     def shares(self) -> Counter[Owner]:
@@ -56,7 +56,7 @@ class GroupView(NamedTuple):
 
 
 def to_give_up(view: GroupView, me: Owner, leaving: Collection[Key] = ()) -> dict[Key, Owner]:
-    """What `me` should release, and who asked for it. `leaving`: what it is releasing already.
+    """What `me` should release, and who asked for it. `leaving`: what it is already releasing.
 
     Requests are judged in the order in which they came. The share of whoever asks is what it owns, and what else it has
     asked for before.
@@ -82,7 +82,7 @@ def to_ask_for(
     choose: Callable[[int], int],
     most: int | None = None,
 ) -> list[Key]:
-    """What `me` should claim although somebody owns it. `most`: it wants to own no more than this.
+    """What `me` should claim although somebody owns it. `most`: the most that it wants to own.
 
     `may_ask`: whether a partition is worth it: of a topic that `me` reads, and not refused lately. `choose(n)`: a
     number from 0 to n - 1. Takes from the largest shares first; what was asked for already counts.

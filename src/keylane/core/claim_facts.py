@@ -1,6 +1,7 @@
-"""What the coordination log says, as values: who owns what, until when, what became of a record, who owned it before.
+"""The value types of a coordination log: records, claims, verdicts, pauses, and the history of owners.
 
-Owns: the words. `core/claims.py` makes these values from the log. Times are the log's, in milliseconds.
+`core/claim_rules.py` and `World` in `core/claims.py` make these values from the log. Times are the log's, in
+milliseconds.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from keylane.core.claim_records import Unreadable
 
 
 class LogRecord(NamedTuple):
-    """One record as the log has it. `time_ms` is what the broker stamped, never what a writer says."""
+    """One record of the log. `time_ms` is the broker's timestamp, never the writer's."""
 
     partition: int
     offset: int
@@ -39,7 +40,7 @@ class Owner(NamedTuple):
 
 
 class Verdict(Enum):
-    """What the log says of one record. Judged once, at the record's own place; nothing later changes it."""
+    """The effect of one record. Judged once, at the record's own offset; nothing later changes it."""
 
     WON = "won"
     """A claim: its writer owns the partition from here on."""
@@ -48,17 +49,17 @@ class Verdict(Enum):
     PAUSED = "paused"
     """A claim: its group was paused here."""
     UNSURE = "unsure"
-    """The log was trimmed shortly before, and an owner from before may live. Its heartbeat will tell."""
+    """Records expired shortly before, and an earlier owner may be alive. Its next heartbeat will show."""
     COUNTED = "counted"
     """A heartbeat, a release or a claim of messages by the owner; a pause or its end."""
     IGNORED = "ignored"
-    """It came from somebody who does not own the partition, or it claims messages that are taken."""
+    """Its writer does not own the partition, or it claims messages that are already taken."""
     UNREADABLE = "unreadable"
     """It is none of the five messages, or on the subject of another key: counted, and skipped."""
     MISPLACED = "misplaced"
     """It is in a partition of the log where the hash does not put it."""
     REPEATED = "repeated"
-    """The log was already read up to here."""
+    """The log was already read beyond it."""
 
 
 class Freshness(Enum):
@@ -71,7 +72,7 @@ class Freshness(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MessageClaim:
-    """The owner took the messages before `proposed`; `at` is the offset of the record that says so."""
+    """The owner took the messages before `proposed`, by the record at offset `at`."""
 
     at: int
     proposed: int
@@ -90,7 +91,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A claim that lost, in record `at`: its writer lives, and wants a partition that somebody else owns."""
+    """A claim that lost, in record `at`: its writer is alive and wants a partition that somebody else owns."""
 
     owner: Owner
     at: int
@@ -99,16 +100,16 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """All that the log says of one key. Compare with the log's time, which is not in here, to know if it holds.
+    """Everything that the log says about one key. Whether the claim holds depends on the log's time.
 
-    `token` is the offset of the record that made the owner the owner. It only grows: carry it into whatever is written
-    downstream, and an owner of yesterday can be told from today's.
+    `token` is the offset of the record that made the owner the owner, and serves as a fencing token: it only grows, so
+    writes of an earlier owner can be told from those of the present one.
     """
 
     key: Key
     log_partition: int
     owner: Owner | None
-    """The last owner, also when its claim has run out; None after a release."""
+    """The last owner, also if its claim has expired; None after a release."""
     token: int | None
     since_ms: int | None
     heartbeat_ms: int | None
@@ -138,7 +139,7 @@ class Claim:
         return Freshness.UNKNOWN if now_ms <= self.holds_until_ms else Freshness.STALE
 
     def is_held_by(self, owner: Owner, token: int, now_ms: int) -> bool:
-        """Whether this very claim of this owner still holds: ask before anything is done in its name."""
+        """Whether this very claim of this owner still holds: check it before you act as the owner."""
         return self.owner == owner and self.token == token and self.holds(now_ms)
 
     def messages_stand(self, owner: Owner, token: int, at: int, now_ms: int) -> bool:
@@ -157,7 +158,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A group rests until the log's time reaches `until_ms`. `by` may claim meanwhile: so positions are set."""
+    """A group is paused until the log's time reaches `until_ms`. `by` may claim meanwhile, to set offsets."""
 
     group: str
     log_partition: int
@@ -191,7 +192,7 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The world as it was when this was taken; it never changes.
+    """An immutable copy of a `World`.
 
     `now_ms` and `ends` have one number for each partition of the log: its time, and the offset after its last record.
     """
@@ -218,28 +219,28 @@ class Snapshot:
 class Began(Enum):
     CLAIM = "claim"
     RECLAIM = "reclaim"
-    """A new instance of the same client went on, by a heartbeat."""
+    """A new instance of the same client took over, by a heartbeat."""
     REVIVAL = "revival"
-    """The claim had run out, nobody took it, and the owner's heartbeat came late."""
+    """The claim had expired, nobody had taken it, and the owner's heartbeat came late."""
     FIRST_HEARTBEAT = "first_heartbeat"
-    """The log does not go back to the claim."""
+    """The record of the claim has expired."""
 
 
 class Ended(Enum):
     RELEASED = "released"
     TAKEN = "taken"
-    """It ran out, and later somebody else won it."""
+    """The claim expired, and later somebody else won the partition."""
     RECLAIMED = "reclaimed"
     LAPSED = "lapsed"
-    """It ran out, and later the owner's late heartbeat revived it."""
+    """The claim expired, and later the owner's late heartbeat revived it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tenure:
     """One owner's time with a key: from a record to a record, and in the log's time.
 
-    `until_ms` is the last moment at which it held, which is before the record `until` where it ran out. Of a tenure
-    that has not ended, `until` and `ended` are None and `until_ms` is when it will run out.
+    `until_ms` is the last moment at which it held, which is before the record `until` if the claim expired. For a
+    tenure that has not ended, `until` and `ended` are None and `until_ms` is when the claim will expire.
     """
 
     key: Key
@@ -265,7 +266,7 @@ class Gap:
 
 
 def gaps(tenures: Iterable[Tenure]) -> Iterator[Gap]:
-    """Where nobody held a key that was held before and after, in the order of keys and time."""
+    """The times in which nobody held a key between two tenures, in the order of keys and time."""
     for before, after in _neighbours(tenures):
         if after.since_ms > before.until_ms:
             assert before.ended is not None, before
@@ -273,7 +274,7 @@ def gaps(tenures: Iterable[Tenure]) -> Iterator[Gap]:
 
 
 def overlaps(tenures: Iterable[Tenure]) -> Iterator[tuple[Tenure, Tenure]]:
-    """Neighbours that held one key at once. The rules make this impossible; an audit looks all the same."""
+    """Tenures that held one key at the same time. The rules make this impossible; an audit checks it anyway."""
     for before, after in _neighbours(tenures):
         if before.until is None or before.until > after.since or before.until_ms > after.since_ms:
             yield before, after

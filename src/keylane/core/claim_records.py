@@ -1,7 +1,7 @@
 """The five messages of a coordination log, as text in its records and as values.
 
 Owns: the format (version 1 of the public Go implementation of Marshal), the rules for ids, and which partition of the
-log coordinates what. Never decides what a message means: that is `core/claims.py`.
+log coordinates which key. Never decides what a message means: that is `core/claim_rules.py`.
 
     Type/Version/unixSeconds/InstanceID/ClientID/GroupID/Topic/Partition[/number]
 
@@ -9,7 +9,7 @@ There is no escaping, so fields are counted exactly and no id may hold a `/`. Wr
 the Go implementation accepts: an id that keylane would not write is still somebody's claim, and to skip it would give a
 partition two owners. So any whole number is a version (the Go admin writes 0), and numbers may have a sign. Two things
 are refused although Go reads them: ids that are not UTF-8, and partitions beyond 31 bits, at which a Go process ends.
-`unixSeconds` is the writer's clock; it is kept for people who look and used for nothing.
+`unixSeconds` is the writer's clock; it is for people who read the log and used for nothing else.
 
 A log with subjects has one for each key. A record that is on another key's subject is refused as well.
 """
@@ -56,7 +56,7 @@ _UNWRITABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The owner lives, and `offset` is the next message that it will read."""
+    """The owner is alive, and `offset` is the next message that it will read."""
 
     instance: str
     client: str
@@ -120,7 +120,7 @@ Message: TypeAlias = Heartbeat | ClaimingPartition | ReleasingPartition | Claimi
 
 Fields: TypeAlias = tuple[str, str, str, str, str, int, int, int]
 """type, instance, client, group, topic, partition, number (0 where there is none), seconds. As in Go, number and
-seconds may be negative: a negative offset says that its writer lives, and nothing of how far it is."""
+seconds may be negative: a negative offset says that its writer is alive, but not how far it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(value: bytes) -> Message | Unreadable:
-    """The message in a record. Never raises: a record that is none is a value too.
+    """The message in a record. Never raises: a record that is not a message gives `Unreadable`.
 
     >>> decode(b"ClaimingPartition/1/1700000000/9f1c/worker-1/billing/orders/3")  # doctest: +ELLIPSIS
     ClaimingPartition(instance='9f1c', client='worker-1', group='billing', topic='orders', partition=3, seconds=...)

@@ -1,7 +1,7 @@
-"""The state of the world, from a coordination log and nothing else: records in, owners out.
+"""`World`: who owns what, computed from the records of a coordination log and nothing else.
 
-Owns: the log as a whole, its partitions side by side. `core/claim_ledger.py` has the rules, which never look across
-partitions: there is no order between them. Never reads a clock: time is the log's own.
+Owns: every question about the log as a whole. `core/claim_rules.py` has the rules, which never look across partitions
+of the log: there is no order between them. Never reads a clock: time is the log's own.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from keylane.core.claim_facts import (
     Tenure,
     Verdict,
 )
-from keylane.core.claim_ledger import LONG_AGO, VERDICTS_REMEMBERED, Ledger
 from keylane.core.claim_records import Placing, check_placing, coordinating_partition
+from keylane.core.claim_rules import LONG_AGO, VERDICTS_REMEMBERED, KeyState, PartitionRules
 from keylane.errors import InvalidInput
 
 __all__ = ["VERDICTS_REMEMBERED", "World", "replay"]
@@ -32,8 +32,8 @@ __all__ = ["VERDICTS_REMEMBERED", "World", "replay"]
 class World:
     """The state of the world after the records applied so far.
 
-    `interval_s` and `placing` must be the same for everybody on the log. `partitions`: how many the log has.
-    `first_offset`: of a log that was never trimmed (Kafka counts from 0, JetStream from 1). `keep_history`: remember
+    `interval_s` and `placing` must be the same for all consumers on the log. `partitions`: how many the log has.
+    `first_offset`: that of a log from which no record has expired (0 for Kafka, 1 for JetStream). `keep_history`: keep
     every tenure, for audits; without it memory is bounded by the number of keys.
 
     >>> world = World(interval_s=60)
@@ -61,8 +61,8 @@ class World:
         self.interval_ms = round(interval_s * 1000)
         self.placing: Placing = check_placing(placing)
         self._other: Placing = "topic" if placing == "topic_partition" else "topic_partition"
-        self._ledgers = [
-            Ledger(
+        self._parts = [
+            PartitionRules(
                 number,
                 self.interval_ms,
                 first_offset=first_offset,
@@ -73,7 +73,7 @@ class World:
         ]
 
     def __repr__(self) -> str:
-        read = [ledger.next_offset for ledger in self._ledgers]
+        read = [part.next_offset for part in self._parts]
         return f"<World of {sum(1 for _ in self.claims())} keys, read to {read}>"
 
     # ---- reading the log ----------------------------------------------------------------------------
@@ -81,146 +81,154 @@ class World:
     @property
     def partitions(self) -> int:
         """How many partitions the log has."""
-        return len(self._ledgers)
+        return len(self._parts)
 
     def begins(self, log_partition: int, first_offset: int, end: int) -> None:
-        """Before the first record of a partition: where the log begins and ended when that was asked.
+        """Before the first record of a partition is applied: the first offset and the end of the log.
 
-        Records from `end` on were written after the trimming, so at least a retention later than all that is gone.
-        With a retention of two intervals or more, no owner from before can live there. Without this call the offset
-        of the first record tells whether the log was trimmed, and claims are unsure for two intervals after it. Say
-        it again as often as you look, as long as there is nothing to read: the first look counts.
+        Records from `end` on are at least the retention younger than the expired ones. With a retention of two
+        intervals or more, no owner from before can be alive there. Without this call the offset of the first record
+        shows whether records have expired, and claims are unsure for two intervals after it. It may be called again
+        as long as there is no record; the first call counts.
         """
-        ledger = self._ledger(log_partition)
-        if ledger.is_begun:
+        part = self._part(log_partition)
+        if part.is_begun:
             raise InvalidInput(
-                f"partition {log_partition} of the log was read already: say where it begins before that"
+                f"partition {log_partition} of the log was already read: call begins before the first record"
             )
-        ledger.begins(first_offset, end)
+        part.begins(first_offset, end)
 
     def apply(self, record: LogRecord) -> Verdict:
-        """Take the next record of a partition of the log. Partitions may come in any mixture.
+        """Apply the next record of a partition of the log. Partitions may be interleaved in any way.
 
-        A record that was applied before changes nothing, so reading on from an earlier place is safe.
+        A record that was applied before changes nothing, so reading again from an earlier offset is safe.
         """
         partition, offset, time_ms, value, subject = record
-        return self._ledger(partition).apply(offset, time_ms, value, subject)
+        return self._part(partition).apply(offset, time_ms, value, subject)
 
     # ---- asking -------------------------------------------------------------------------------------
 
     def where(self, topic: str, partition: int) -> int:
         """The partition of the log that coordinates this partition of this topic."""
-        return coordinating_partition(topic, partition, len(self._ledgers), placing=self.placing)
+        return coordinating_partition(topic, partition, len(self._parts), placing=self.placing)
 
     def now_ms(self, log_partition: int) -> int | None:
         """The log's time in one of its partitions; None before its first record."""
-        now_ms = self._ledger(log_partition).now_ms
+        now_ms = self._part(log_partition).now_ms
         return None if now_ms == LONG_AGO else now_ms
 
     def next_offset(self, log_partition: int) -> int:
         """The offset after the last record applied; everything before it is in this world."""
-        return self._ledger(log_partition).next_offset
+        return self._part(log_partition).next_offset
 
     def claim_of(self, group: str, topic: str, partition: int) -> Claim | None:
-        """What the log says of a key; None if it never spoke of it."""
-        return self._ledgers[self.where(topic, partition)].claim_of(Key(group, topic, partition))
+        """What the log says about a key; None if it has no record of it."""
+        part, state = self._state(group, topic, partition)
+        return None if state is None else part.claim_view(state)
 
     def newest_of(self, group: str, topic: str, partition: int) -> int | None:
-        """The offset of the newest record about a key, whatever it was worth; None if there is none."""
-        return self._ledgers[self.where(topic, partition)].newest_of(Key(group, topic, partition))
+        """The offset of the newest record about a key, whatever its verdict; None if there is none."""
+        _, state = self._state(group, topic, partition)
+        return None if state is None else state.last_at
 
     def holds(self, group: str, topic: str, partition: int) -> bool:
         """Whether somebody's claim holds, at the log's time."""
         claim = self.claim_of(group, topic, partition)
-        return claim is not None and claim.holds(self._ledgers[claim.log_partition].now_ms)
+        return claim is not None and claim.holds(self._parts[claim.log_partition].now_ms)
 
     def freshness(self, group: str, topic: str, partition: int) -> Freshness | None:
-        """How fresh the owner is, at the log's time; None if there is no owner."""
+        """The freshness of the owner, at the log's time; None if there is no owner."""
         claim = self.claim_of(group, topic, partition)
-        return None if claim is None else claim.freshness(self._ledgers[claim.log_partition].now_ms)
+        return None if claim is None else claim.freshness(self._parts[claim.log_partition].now_ms)
 
     def verdict_of(self, log_partition: int, offset: int) -> Verdict | None:
         """What became of the claim (of a partition or of messages) in this record.
 
         None: the log was not read that far, or the verdict is no longer remembered (the newest 10,000 are).
         """
-        return self._ledger(log_partition).verdicts.get(offset)
+        return self._part(log_partition).verdicts.get(offset)
 
     def foresee(self, group: str, topic: str, partition: int, claimer: Owner, *, elapsed_ms: int = 0) -> Verdict:
-        """What a claim would get if it were the next record, `elapsed_ms` after the newest: worth sending, or not.
+        """The verdict that a claim would get as the next record, `elapsed_ms` after the newest one.
 
-        The log's time stands still while nobody writes, so a claimer that has waited says how long.
+        The log's time does not advance while nobody writes, so a claimer that has waited passes how long.
         """
-        return self._ledgers[self.where(topic, partition)].judge(Key(group, topic, partition), claimer, elapsed_ms)
+        return self._parts[self.where(topic, partition)].judge(Key(group, topic, partition), claimer, elapsed_ms)
 
     def claims(self) -> Iterator[Claim]:
-        for ledger in self._ledgers:
-            yield from ledger.claims()
+        for part in self._parts:
+            yield from map(part.claim_view, part.states.values())
 
     def owned_by(self, group: str, client: str, instance: str | None = None) -> list[Claim]:
         """The claims that hold for a client, or for one instance of it, in the order of keys.
 
-        What is in here and unknown to the instance itself it must release at once: it won after it gave up.
+        An instance must release at once the claims that it does not know of: it won them after it had given up.
         """
         found = [
             claim
-            for ledger in self._ledgers
-            for claim in ledger.claims()
+            for part in self._parts
+            for claim in map(part.claim_view, part.states.values())
             if claim.key.group == group
             and claim.owner is not None
             and claim.owner.client == client
             and instance in (None, claim.owner.instance)
-            and claim.holds(ledger.now_ms)
+            and claim.holds(part.now_ms)
         ]
         return sorted(found, key=lambda claim: claim.key)
 
     def pauses(self, group: str | None = None) -> list[Pause]:
         """The pauses in force, one for each partition of the log that has it."""
-        return [pause for ledger in self._ledgers for pause in ledger.pauses() if group in (None, pause.group)]
+        return [
+            pause
+            for part in self._parts
+            for pause in part.pauses.values()
+            if part.now_ms < pause.until_ms and group in (None, pause.group)
+        ]
 
     def groups(self) -> list[str]:
         """Every group that the log has a record of."""
-        return sorted(set().union(*(ledger.groups() for ledger in self._ledgers)))
+        of_keys = {key[0] for part in self._parts for key in part.states}
+        return sorted(of_keys.union(*(part.pauses for part in self._parts)))
 
     @property
     def unreadable(self) -> int:
         """How many records were skipped: none of the five messages, or on another key's subject."""
-        return sum(ledger.unreadable for ledger in self._ledgers)
+        return sum(part.unreadable for part in self._parts)
 
     @property
     def broken(self) -> list[Broken]:
         """The first of them in each partition of the log."""
-        return [broken for ledger in self._ledgers for broken in ledger.broken]
+        return [broken for part in self._parts for broken in part.broken]
 
     @property
     def misplaced(self) -> int:
         """How many records are where the hash does not put them."""
-        return sum(ledger.misplaced for ledger in self._ledgers)
+        return sum(part.misplaced for part in self._parts)
 
     @property
     def misplaced_evidence(self) -> list[Misplaced]:
         """The first of them in each partition of the log."""
-        return [misplaced for ledger in self._ledgers for misplaced in ledger.evidence]
+        return [misplaced for part in self._parts for misplaced in part.evidence]
 
     def other_hash(self, elapsed_ms: Callable[[int], int] = lambda _: 0) -> Misplaced | None:
-        """A record that is where the other hash puts it, of somebody who may still live: stop, two hashes are in use.
+        """A record in the partition of the other hash, whose writer may be alive: stop, two hashes are in use.
 
         `elapsed_ms`: how much later than the newest record of a partition of the log it is. Two intervals after such a
         record nothing can be owned by it; a record that fits neither hash means nothing.
         """
-        for ledger in self._ledgers:
-            found = ledger.other_hash
-            if found and ledger.now_ms + elapsed_ms(ledger.number) <= found.time_ms + 2 * self.interval_ms:
+        for part in self._parts:
+            found = part.other_hash
+            if found and part.now_ms + elapsed_ms(part.number) <= found.time_ms + 2 * self.interval_ms:
                 return found
         return None
 
     def snapshot(self) -> Snapshot:
-        """The world as it is now, for keeps. Only keys that changed since the last one are looked at anew."""
+        """An immutable copy of the present state. Only keys that changed since the last snapshot are built again."""
         return Snapshot(
             claims=MappingProxyType({claim.key: claim for claim in self.claims()}),
             pauses=tuple(self.pauses()),
-            now_ms=tuple(ledger.now_ms for ledger in self._ledgers),
-            ends=tuple(ledger.next_offset for ledger in self._ledgers),
+            now_ms=tuple(part.now_ms for part in self._parts),
+            ends=tuple(part.next_offset for part in self._parts),
             unreadable=self.unreadable,
             misplaced=self.misplaced,
         )
@@ -228,30 +236,39 @@ class World:
     def tenures(self) -> list[Tenure]:
         """Who owned what, from when to when, and why it ended, in the order of keys and of the log."""
         found: list[Tenure] = []
-        for ledger in self._ledgers:
-            tenures = ledger.tenures()
-            if tenures is None:
+        for part in self._parts:
+            if part.ended is None:
                 raise InvalidInput("this world keeps no history: make it with keep_history=True")
-            found += tenures
+            owned = (state for state in part.states.values() if state.owner is not None)
+            found += [*part.ended, *map(part.open_tenure, owned)]
         return sorted(found, key=lambda tenure: (tenure.key, tenure.since))
 
     def take_ended(self, log_partition: int) -> list[Tenure]:
         """The tenures of a partition of the log that ended since this was last asked. `tenures` forgets them.
 
-        For histories that are written down as they come: with `keep_history`, and this, memory stays bounded.
+        For histories that are stored as they grow: with `keep_history` and this, memory stays bounded.
         """
-        return self._ledger(log_partition).take_ended()
+        part = self._part(log_partition)
+        ended = part.ended
+        if not ended:
+            return []
+        part.ended = []
+        return ended
 
-    def _ledger(self, number: int) -> Ledger:
-        if 0 <= number < len(self._ledgers):
-            return self._ledgers[number]
+    def _state(self, group: str, topic: str, partition: int) -> tuple[PartitionRules, KeyState | None]:
+        part = self._parts[self.where(topic, partition)]
+        return part, part.states.get((group, topic, partition))
+
+    def _part(self, number: int) -> PartitionRules:
+        if 0 <= number < len(self._parts):
+            return self._parts[number]
         raise InvalidInput(
-            f"partition {number} of a coordination log with {len(self._ledgers)} partitions: the number of "
-            "partitions decides where claims are kept and must not change; stop all consumers before it does"
+            f"partition {number} of a coordination log with {len(self._parts)} partitions: the number of "
+            "partitions decides where claims are kept and must not change; stop all consumers before you change it"
         )
 
     def _placed(self, topic: str, partition: int) -> tuple[int, int]:
-        other = coordinating_partition(topic, partition, len(self._ledgers), placing=self._other)
+        other = coordinating_partition(topic, partition, len(self._parts), placing=self._other)
         return self.where(topic, partition), other
 
 
@@ -267,7 +284,7 @@ def replay(
 ) -> World:
     """The world after all these records, or as it was at an earlier time of the log.
 
-    `until_ms`: in each partition of the log, stop before the first record that is younger.
+    `until_ms`: in each partition of the log, stop before the first younger record.
     """
     world = World(interval_s, partitions, placing=placing, first_offset=first_offset, keep_history=keep_history)
     if until_ms is None:

@@ -72,7 +72,7 @@ class Want:
 
 
 @dataclass(frozen=True, slots=True)
-class Pinned:
+class PinReceived:
     """This instance is active. `anew`: under another pin than before, so another instance may have been in between."""
 
     anew: bool
@@ -106,7 +106,7 @@ class Surprised:
     partitions: Partitions
 
 
-class Event(Enum):
+class HandoffEvent(Enum):
     """Events that say all by their name."""
 
     UNPINNED = auto()
@@ -141,7 +141,7 @@ class Event(Enum):
     """The member stops: finish, and hand the consumer over."""
 
 
-AnyEvent: TypeAlias = Want | Pinned | Looked | Opened | Surprised | Event
+AnyEvent: TypeAlias = Want | PinReceived | Looked | Opened | Surprised | HandoffEvent
 
 
 # ---- actions: what to do next ----------------------------------------------------------------------------
@@ -397,7 +397,7 @@ def _want(state: Handoff, event: Want) -> Handoff:
     return replace(state, wanted=event.partitions, exact=event.exact, ours=None, taken=False, free=False)
 
 
-def _pinned(state: Handoff, event: Pinned) -> Handoff:
+def _pinned(state: Handoff, event: PinReceived) -> Handoff:
     state = replace(state, role=Role.ACTIVE)
     if not event.anew:
         return state
@@ -456,34 +456,45 @@ def _closed(state: Handoff) -> Handoff:
     return Handoff(wanted=state.wanted, leaving=state.leaving, kept=state.kept, style=state.style)
 
 
-_CHANGES: dict[Event, Callable[[Handoff], Handoff]] = {
-    Event.UNPINNED: _unpinned,
-    Event.DOUBTED: _doubted,
-    Event.CONFIRMED: lambda s: replace(s, role=Role.ACTIVE),
-    Event.DRAINED: lambda s: replace(s, drained=True, ours=None),
-    Event.FINISHED: lambda s: replace(s, finished=True, ours=None),
-    Event.NARROWED: lambda s: replace(s, covers=s.covers & s.wanted, exact=True, reset_due=True),
-    Event.RESET: lambda s: replace(s, reset_due=False, draining=NONE, drained=False),
-    Event.WIDENED: lambda s: replace(s, covers=s.wanted, exact=True, draining=s.draining - s.wanted, rewind_due=True),
-    Event.REWOUND: lambda s: replace(
+_CHANGES: dict[HandoffEvent, Callable[[Handoff], Handoff]] = {
+    HandoffEvent.UNPINNED: _unpinned,
+    HandoffEvent.DOUBTED: _doubted,
+    HandoffEvent.CONFIRMED: lambda s: replace(s, role=Role.ACTIVE),
+    HandoffEvent.DRAINED: lambda s: replace(s, drained=True, ours=None),
+    HandoffEvent.FINISHED: lambda s: replace(s, finished=True, ours=None),
+    HandoffEvent.NARROWED: lambda s: replace(s, covers=s.covers & s.wanted, exact=True, reset_due=True),
+    HandoffEvent.RESET: lambda s: replace(s, reset_due=False, draining=NONE, drained=False),
+    HandoffEvent.WIDENED: lambda s: replace(
+        s, covers=s.wanted, exact=True, draining=s.draining - s.wanted, rewind_due=True
+    ),
+    HandoffEvent.REWOUND: lambda s: replace(
         s, rewind_due=False, held=NONE, holds_all=False, draining=s.draining - s.wanted, drained=False
     ),
-    Event.RENAMED: lambda s: replace(s, exact=True),
-    Event.FREE: lambda s: replace(s, free=True),
+    HandoffEvent.RENAMED: lambda s: replace(s, exact=True),
+    HandoffEvent.FREE: lambda s: replace(s, free=True),
     # Refused: the filters are as they were. Whoever asked looks again before it believes that.
-    Event.TAKEN: lambda s: replace(s, taken=True, certain=False, kept=NONE if s.taken else s.kept),
-    Event.DELETED: _closed,
-    Event.CLOSED: lambda s: replace(_closed(s), kept=NONE),
-    Event.GONE: lambda s: replace(_closed(s), kept=NONE),
-    Event.UNUSABLE: _unusable,
-    Event.FAILED: _failed,
-    Event.LEAVE: lambda s: replace(s, leaving=True, finished=False),
+    HandoffEvent.TAKEN: lambda s: replace(s, taken=True, certain=False, kept=NONE if s.taken else s.kept),
+    HandoffEvent.DELETED: _closed,
+    HandoffEvent.CLOSED: lambda s: replace(_closed(s), kept=NONE),
+    HandoffEvent.GONE: lambda s: replace(_closed(s), kept=NONE),
+    HandoffEvent.UNUSABLE: _unusable,
+    HandoffEvent.FAILED: _failed,
+    HandoffEvent.LEAVE: lambda s: replace(s, leaving=True, finished=False),
 }
 
-_ANSWERS = frozenset({
-    Event.DRAINED, Event.FINISHED, Event.NARROWED, Event.RESET, Event.WIDENED, Event.REWOUND, Event.RENAMED, Event.FREE,
-    Event.TAKEN,
-})  # fmt: skip
+_ANSWERS = frozenset(
+    {
+        HandoffEvent.DRAINED,
+        HandoffEvent.FINISHED,
+        HandoffEvent.NARROWED,
+        HandoffEvent.RESET,
+        HandoffEvent.WIDENED,
+        HandoffEvent.REWOUND,
+        HandoffEvent.RENAMED,
+        HandoffEvent.FREE,
+        HandoffEvent.TAKEN,
+    }
+)
 """They mean nothing if the pin changed since the action began. That a consumer is gone stays true."""
 
 
@@ -492,7 +503,7 @@ def changed(state: Handoff, event: AnyEvent) -> Handoff:
     match event:
         case Want():
             return _want(state, event)
-        case Pinned():
+        case PinReceived():
             return _pinned(state, event)
         case Opened():
             return _opened(state, event)
@@ -500,8 +511,8 @@ def changed(state: Handoff, event: AnyEvent) -> Handoff:
             return _surprised(state, event)
         case Looked():
             return _failed(state) if state.stale else _looked(state, event)
-        case Event():
-            return _CHANGES[Event.FAILED if state.stale and event in _ANSWERS else event](state)
+        case HandoffEvent():
+            return _CHANGES[HandoffEvent.FAILED if state.stale and event in _ANSWERS else event](state)
 
 
 def step(state: Handoff, event: AnyEvent) -> tuple[Handoff, Action | None]:

@@ -24,9 +24,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+from keylane.core.load_balance import lowest_top, spread_loads
 from keylane.core.names import check_member_name
 from keylane.core.partitions import check_partition_count
-from keylane.core.spread import lowest_top, spread_loads
 from keylane.core.subjects import shown
 from keylane.errors import InvalidInput
 

@@ -65,7 +65,7 @@ class Policy(Protocol[T]):
         ...
 
 
-class Journal(Protocol[T_contra]):
+class OutcomeJournal(Protocol[T_contra]):
     """Is told what became of every try."""
 
     def now_ns(self) -> int: ...
@@ -86,7 +86,7 @@ class Dispatcher(Generic[T]):
         concurrency: int,
         log: logging.Logger,
         admit: Callable[[Entry[T]], bool] | None = None,
-        journal: Journal[T] | None = None,
+        journal: OutcomeJournal[T] | None = None,
         grace_s: float = 1.0,
     ) -> None:
         """`name`: whose messages these are, for errors and logs.

@@ -11,8 +11,8 @@ from __future__ import annotations
 from keylane.errors import ExtraMissing
 
 try:
-    from keylane.exactly_once.acking import ack_then_commit
-    from keylane.exactly_once.handlers import ExactlyOnce
+    from keylane.exactly_once.double_ack import ack_then_commit
+    from keylane.exactly_once.transactions import ExactlyOnce
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] != "sqlalchemy":
         raise

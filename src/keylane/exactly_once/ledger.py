@@ -19,7 +19,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql import Executable
 
 from keylane.errors import InvalidInput, StreamMadeAnew
-from keylane.exactly_once.standing import Claim, Entry, Epoch
+from keylane.exactly_once.fencing import Epoch, FenceClaim, LedgerEntry
 from keylane.exactly_once.tables import epoch, fence, progress
 from keylane.groups import GroupSource
 
@@ -30,7 +30,7 @@ _ANY = ""
 class Superseded(Exception):
     """The partition's row is not what this instance put there. Never leaves this package."""
 
-    def __init__(self, stored: Claim | None) -> None:
+    def __init__(self, stored: FenceClaim | None) -> None:
         super().__init__(stored)
         self.stored = stored
 
@@ -148,7 +148,7 @@ def _made_anew(names: tuple[str, str], sign: str) -> StreamMadeAnew:
     )
 
 
-def claim(connection: Connection, entry: Entry, mine: Claim, number: int, instance: str) -> None:
+def claim(connection: Connection, entry: LedgerEntry, mine: FenceClaim, number: int, instance: str) -> None:
     """Take the partition, unless a newer owner has it: then `Superseded`. `EpochChanged` if this epoch is over.
 
     Newer is a later revision of the group, or within one revision a later pin of the same member. Pins of two members
@@ -164,7 +164,7 @@ def claim(connection: Connection, entry: Entry, mine: Claim, number: int, instan
     _check_owner(_owner(connection, where), mine)
 
 
-def newest_done(connection: Connection, entry: Entry, mine: Claim) -> int:
+def newest_done(connection: Connection, entry: LedgerEntry, mine: FenceClaim) -> int:
     """The newest message of the key that is done; 0 if none is. `Superseded` if the partition is not ours."""
     where = {
         "stream": entry.stream,
@@ -173,12 +173,12 @@ def newest_done(connection: Connection, entry: Entry, mine: Claim) -> int:
         "lane": entry.lane,
     }
     found = connection.execute(_OWNER_AND_PROGRESS, where).one_or_none()
-    _check_owner(Claim(*found[:3]) if found is not None else None, mine)
+    _check_owner(FenceClaim(*found[:3]) if found is not None else None, mine)
     assert found is not None
     return found.sequence or 0
 
 
-def note(connection: Connection, entry: Entry) -> None:
+def note(connection: Connection, entry: LedgerEntry) -> None:
     """Note the message as done; `DoneElsewhere` if another transaction did that meanwhile.
 
     Comes after the effect: an effect that hid an error of the database has lost its transaction, and is told here.
@@ -201,12 +201,12 @@ def forget(connection: Connection, stream: str, group: str) -> int:
     return gone.rowcount
 
 
-def _owner(connection: Connection, where: dict[str, Any]) -> Claim | None:
+def _owner(connection: Connection, where: dict[str, Any]) -> FenceClaim | None:
     found = connection.execute(_OWNER, where).one_or_none()
-    return Claim(*found) if found is not None else None
+    return FenceClaim(*found) if found is not None else None
 
 
-def _check_owner(stored: Claim | None, mine: Claim) -> None:
+def _check_owner(stored: FenceClaim | None, mine: FenceClaim) -> None:
     if stored != mine:
         raise Superseded(stored)
 

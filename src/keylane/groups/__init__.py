@@ -20,14 +20,14 @@ from keylane.groups.admin import (
     step_down,
 )
 from keylane.groups.config import ElasticConfig, StaticConfig
-from keylane.groups.creating import create_elastic, create_static, delete
+from keylane.groups.consumer_spec import queue_stream
+from keylane.groups.creation import create_elastic, create_static, delete
+from keylane.groups.instance import GroupSource, Origin
 from keylane.groups.limits import partition_limit
 from keylane.groups.member import Member, MemberHooks, join
 from keylane.groups.message import GroupMessage, Placing
-from keylane.groups.origin import GroupSource, Origin
-from keylane.groups.placing import placing_by
-from keylane.groups.shape import queue_stream
-from keylane.groups.unpublished import Unpublished, put_unpublished
+from keylane.groups.message_keys import placing_by
+from keylane.groups.unpublished_letters import Unpublished, put_unpublished
 
 __all__ = [
     "ElasticConfig",

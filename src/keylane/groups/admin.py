@@ -9,9 +9,9 @@ from typing import Literal
 from keylane.core.names import check_member_name, check_stream_name
 from keylane.core.plans import Plan, balanced, sticky
 from keylane.errors import GroupError, InvalidInput, NotAMember, NotFound
-from keylane.groups import shape
+from keylane.groups import consumer_spec
 from keylane.groups.config import ElasticConfig, GroupConfig, StaticConfig
-from keylane.groups.creating import (
+from keylane.groups.creation import (
     Mappings,
     check_names,
     plan_of,
@@ -80,8 +80,8 @@ async def step_down(connection: Connection, stream: str, group: str, member: str
     try:
         await consumers.unpin(
             connection,
-            shape.consumer_stream(config, stream, group),
-            shape.consumer_name(config, group, member),
+            consumer_spec.consumer_stream(config, stream, group),
+            consumer_spec.consumer_name(config, group, member),
             config.priority_group(member),
         )
     except NotFound as error:
@@ -238,8 +238,8 @@ async def _consumer(
     try:
         return await consumers.info(
             connection,
-            shape.consumer_stream(config, stream, group),
-            shape.consumer_name(config, group, member),
+            consumer_spec.consumer_stream(config, stream, group),
+            consumer_spec.consumer_name(config, group, member),
         )
     except NotFound:
         return None

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from keylane.errors import ApiError, GroupConflict
-from keylane.groups import shape
-from keylane.groups.remote import NOT_CHANGEABLE, RemoteConsumer, StreamFacts, has_lost_its_files, pinned
+from keylane.groups import consumer_spec
+from keylane.groups.consumer_requests import NOT_CHANGEABLE, RemoteConsumer, StreamFacts, has_lost_its_files, pinned
 from keylane.jetstream.consumers import ConsumerConfig, ConsumerInfo
 
 _log = logging.getLogger("keylane.groups")
@@ -75,7 +75,7 @@ class ConsumerEntry:
     async def _meet(self, wanted: ConsumerConfig) -> Entered | Later:
         """The consumer exists, made with other settings: of an older membership, or by an instance that differs."""
         info = await self._consumer.info()
-        different = shape.difference(wanted, info.config)
+        different = consumer_spec.difference(wanted, info.config)
         if different is None:
             return await self._entered(info, joined=True)
         if not info.num_waiting and not pinned(info):
@@ -111,4 +111,4 @@ class ConsumerEntry:
 
 
 def _patience_s(wanted: ConsumerConfig) -> float:
-    return wanted.priority_timeout_s or shape.DEFAULT_ACK_WAIT_S
+    return wanted.priority_timeout_s or consumer_spec.DEFAULT_ACK_WAIT_S

@@ -7,8 +7,8 @@ import time
 from collections.abc import Hashable
 
 from keylane.core.lanes import Lanes
+from keylane.groups.handler_options import Crowded
 from keylane.groups.message import GroupMessage
-from keylane.groups.terms import Crowded
 
 _log = logging.getLogger("keylane.groups")
 

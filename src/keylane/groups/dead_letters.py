@@ -37,7 +37,7 @@ from keylane.errors import (
     PublishRejected,
     RequestTimeout,
 )
-from keylane.groups.letter_headers import (
+from keylane.groups.dead_letter_headers import (
     MAX_HEADER_BYTES,
     ORIGINAL,
     escaped,
@@ -55,7 +55,7 @@ from keylane.jetstream.consumers import parse_time
 from keylane.jetstream.direct import StoredMessage, read_batch
 from keylane.jetstream.headers import parse_headers
 from keylane.jetstream.publish import PublishAck
-from keylane.jetstream.publish_raw import publish_raw
+from keylane.jetstream.raw_publish import publish_raw
 from keylane.jetstream.settings import check_seconds
 
 if TYPE_CHECKING:

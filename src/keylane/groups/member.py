@@ -34,14 +34,15 @@ from keylane.errors import (
     PermissionDenied,
     RequestTimeout,
 )
-from keylane.groups import shape
+from keylane.groups import consumer_spec
 from keylane.groups.config import ElasticConfig, StaticConfig
 from keylane.groups.dead_letters import DeadLetters
-from keylane.groups.handling import Handling
-from keylane.groups.member_consumer import ConsumerHooks, MemberConsumer
+from keylane.groups.handler_options import Crowded, Failure, GiveUp, Handler, HandlerOptions, Noted, Order
+from keylane.groups.instance import Origin
+from keylane.groups.member_consumer import MemberConsumer, MemberConsumerHooks
 from keylane.groups.message import GroupMessage
-from keylane.groups.origin import Origin
-from keylane.groups.placing import KeyOf, placing_by
+from keylane.groups.message_keys import KeyOf, placing_by
+from keylane.groups.message_processor import MessageProcessor
 from keylane.groups.store import (
     Kind,
     StoredGroup,
@@ -52,7 +53,6 @@ from keylane.groups.store import (
     record_name,
     static_bucket,
 )
-from keylane.groups.terms import Crowded, Failure, GiveUp, Handler, Noted, Order, Terms
 from keylane.jetstream import streams
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.consumers import ConsumerConfig
@@ -143,7 +143,7 @@ async def join(
     check_member_name(member)
     stored = await read_any(connection, stream, group, kind)
     wanted = _wanted(settings or ConsumerConfig(), max_ack_pending)
-    shape.check_settings(stored.config, wanted)
+    consumer_spec.check_settings(stored.config, wanted)
     if isinstance(stored.config, ElasticConfig) and key is not None:
         raise InvalidInput("key is for static groups: what the key of an elastic group is, its configuration says")
     if isinstance(stored.config, StaticConfig) and not stored.config.has_member(member):
@@ -170,11 +170,11 @@ async def join(
     if order == "strict":
         wanted = replace(wanted, max_ack_pending=1)
     one_by_one = order == "strict" or wanted.ack_policy == "all"
-    terms = Terms(
+    terms = HandlerOptions(
         order="strict" if one_by_one else order,
         concurrency=1 if one_by_one else concurrency,
-        ack_wait_s=shape.ack_wait_s(stored.config, wanted),
-        remember=2 * (wanted.max_ack_pending or shape.DEFAULT_MAX_ACK_PENDING),
+        ack_wait_s=consumer_spec.ack_wait_s(stored.config, wanted),
+        remember=2 * (wanted.max_ack_pending or consumer_spec.DEFAULT_MAX_ACK_PENDING),
         manual_ack=manual_ack,
         acks=wanted.ack_policy != "none",
         max_tries=max_tries,
@@ -205,7 +205,7 @@ def _dead_letters(connection: Connection, stream: str, group: str, member: str) 
 
 def _wanted(settings: ConsumerConfig, max_ack_pending: int | None) -> ConsumerConfig:
     if max_ack_pending is None:
-        max_ack_pending = settings.max_ack_pending or shape.DEFAULT_MAX_ACK_PENDING
+        max_ack_pending = settings.max_ack_pending or consumer_spec.DEFAULT_MAX_ACK_PENDING
     elif settings.max_ack_pending not in (None, max_ack_pending):
         raise InvalidInput(
             f"max_ack_pending is {max_ack_pending}, and {settings.max_ack_pending} in the settings: give it once"
@@ -232,8 +232,8 @@ class Member:
         self._wanted = wanted
         self._hooks = hooks
         self._stop_timeout_s = check_seconds(stop_timeout_s, "stop_timeout_s")
-        self._tick_s = shape.ack_wait_s(stored.config, wanted) + 0.5
-        self._handling: Handling | None = None
+        self._tick_s = consumer_spec.ack_wait_s(stored.config, wanted) + 0.5
+        self._handling: MessageProcessor | None = None
         self._consumer: MemberConsumer | None = None
         self._origin: Origin | None = None
         self._poke = asyncio.Event()
@@ -274,16 +274,16 @@ class Member:
 
     # ---- life ---------------------------------------------------------------------------------------
 
-    async def start(self, handler: Handler, terms: Terms, key_of: KeyOf | None) -> None:
+    async def start(self, handler: Handler, terms: HandlerOptions, key_of: KeyOf | None) -> None:
         config = self._stored.config
         place = placing_by(
             await self._partitioning(config),
             whole_subject=isinstance(config, ElasticConfig) and not config.partitioning,
             key_of=key_of,
         )
-        self._handling = Handling(handler, terms, f"member {self.member!r} of {self.stream}/{self.group}")
+        self._handling = MessageProcessor(handler, terms, f"member {self.member!r} of {self.stream}/{self.group}")
         await self._handling.start(self._poke.set)
-        hooks = ConsumerHooks(
+        hooks = MemberConsumerHooks(
             stirred=self._stirred,
             activated=self._activated,
             deactivated=self._deactivated,
@@ -292,8 +292,8 @@ class Member:
             is_current=self._is_current,
         )
         consumer = (
-            shape.consumer_stream(config, self.stream, self.group),
-            shape.consumer_name(config, self.group, self.member),
+            consumer_spec.consumer_stream(config, self.stream, self.group),
+            consumer_spec.consumer_name(config, self.group, self.member),
         )
         self._origin = Origin(
             self._connection,
@@ -310,7 +310,7 @@ class Member:
             self._handling,
             place=place,
             origin=self._origin,
-            max_held=self._wanted.max_ack_pending or shape.DEFAULT_MAX_ACK_PENDING,
+            max_held=self._wanted.max_ack_pending or consumer_spec.DEFAULT_MAX_ACK_PENDING,
             hooks=hooks,
         )
         self._show_state()
@@ -379,7 +379,7 @@ class Member:
     async def _take_part(self) -> str:
         """Until the end; returns the reason of a normal one."""
         bucket = static_bucket if isinstance(self._stored.config, StaticConfig) else elastic_bucket
-        key = shape.key_of_group(self.stream, self.group)
+        key = consumer_spec.key_of_group(self.stream, self.group)
         async with bucket(self._connection).hints(key, self._hinted):
             self._told(self._hooks.on_joined)
             while not self._stopping:
@@ -475,14 +475,16 @@ class Member:
         config = await self._read_config()
         if not config.plan.partitions_of(self.member) or self._is_overloaded(config):
             return await self._consumer.approach(None)
-        return await self._consumer.approach(shape.consumer_config(config, self.group, self.member, self._wanted))
+        return await self._consumer.approach(
+            consumer_spec.consumer_config(config, self.group, self.member, self._wanted)
+        )
 
     async def _read_config(self) -> StaticConfig | ElasticConfig:
         before = self._stored.config
         read = read_static if isinstance(before, StaticConfig) else read_elastic
         stored = await read(self._connection, self.stream, self.group)
         if stored is None:
-            bucket = shape.STATIC_BUCKET if isinstance(before, StaticConfig) else shape.ELASTIC_BUCKET
+            bucket = consumer_spec.STATIC_BUCKET if isinstance(before, StaticConfig) else consumer_spec.ELASTIC_BUCKET
             raise _GroupDeleted(
                 f"group {self.group!r} of stream {self.stream!r} was deleted: "
                 f"{record_name(bucket, self.stream, self.group)} is gone"

@@ -23,16 +23,16 @@ from keylane.core.handoff import (
     Create,
     Delete,
     Drain,
-    Event,
     Finish,
     GiveBack,
     Handoff,
+    HandoffEvent,
     Look,
     Looked,
     Narrow,
     Opened,
     Partitions,
-    Pinned,
+    PinReceived,
     Probe,
     Rename,
     Reset,
@@ -46,12 +46,9 @@ from keylane.core.handoff import (
 )
 from keylane.core.plans import ranges
 from keylane.errors import ApiError, ConsumerGone, GroupEnded, KeylaneError, NotFound
-from keylane.groups import shape
+from keylane.groups import consumer_spec
 from keylane.groups.consumer_entry import ConsumerEntry, Later
-from keylane.groups.handling import Handling
-from keylane.groups.message import GroupMessage, Placing
-from keylane.groups.origin import Origin
-from keylane.groups.remote import (
+from keylane.groups.consumer_requests import (
     FILTERS_OVERLAP,
     RemoteConsumer,
     StreamFacts,
@@ -60,11 +57,14 @@ from keylane.groups.remote import (
     partitions_in,
     pinned,
 )
+from keylane.groups.instance import Origin
+from keylane.groups.message import GroupMessage, Placing
+from keylane.groups.message_processor import MessageProcessor
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.consumers import ConsumerConfig, ConsumerInfo
 from keylane.jetstream.feed import Feed, FeedOptions, open_feed
 from keylane.jetstream.message import Message
-from keylane.jetstream.pinning import PinOptions
+from keylane.jetstream.pin_performer import PinOptions
 
 T = TypeVar("T")
 
@@ -82,7 +82,7 @@ _LOOK_BELOW_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerHooks:
+class MemberConsumerHooks:
     """Told what happens to a member's consumer."""
 
     stirred: Callable[[], None]
@@ -103,12 +103,12 @@ class MemberConsumer:
         self,
         connection: Connection,
         consumer: tuple[str, str],
-        handling: Handling,
+        handling: MessageProcessor,
         *,
         place: Placing,
         origin: Origin,
         max_held: int,
-        hooks: ConsumerHooks,
+        hooks: MemberConsumerHooks,
     ) -> None:
         self._connection = connection
         self._remote = RemoteConsumer(connection, *consumer)
@@ -183,7 +183,7 @@ class MemberConsumer:
         except ApiError as error:
             return await self._after_refusal(error)
         except BaseException:
-            self._tell(Event.FAILED)
+            self._tell(HandoffEvent.FAILED)
             raise
         finally:
             self._tell_partitions()
@@ -205,7 +205,7 @@ class MemberConsumer:
             return
         try:
             if self._acked:
-                action = self._step(Event.LEAVE)
+                action = self._step(HandoffEvent.LEAVE)
                 while action is not None and not isinstance(action, Wait):
                     event = await self._perform(action)
                     assert not isinstance(event, float)
@@ -244,9 +244,9 @@ class MemberConsumer:
         """After a standstill it is not known at once whether this instance is still the active one."""
         in_doubt = self._feed is not None and not self._feed.may_hand_out()
         if in_doubt and self._state.role is Role.ACTIVE:
-            self._tell(Event.DOUBTED)
+            self._tell(HandoffEvent.DOUBTED)
         elif not in_doubt and self._state.role is Role.DOUBTFUL:
-            self._tell(Event.CONFIRMED if self.is_active else Event.UNPINNED)
+            self._tell(HandoffEvent.CONFIRMED if self.is_active else HandoffEvent.UNPINNED)
 
     async def _after_refusal(self, error: ApiError) -> float:
         """What an error of the server means for the consumer; raises those that mean nothing for it."""
@@ -255,9 +255,9 @@ class MemberConsumer:
             return 0.0
         if has_lost_its_files(error) and self._state.reading:
             _log.warning("%s cannot be changed any more (%s); making it again", self._remote, error)
-            self._tell(Event.UNUSABLE)
+            self._tell(HandoffEvent.UNUSABLE)
             return 0.0
-        self._tell(Event.FAILED)
+        self._tell(HandoffEvent.FAILED)
         if error.err_code == _STREAM_MISSING:
             return await self._dried_up(self._remote.is_gone)
         raise error
@@ -294,7 +294,7 @@ class MemberConsumer:
                 return await self._delete(surely=surely)
             case Close():
                 await self._drop_feed()
-                return Event.CLOSED
+                return HandoffEvent.CLOSED
         feed = self._feed
         assert feed is not None
         match action:
@@ -302,19 +302,19 @@ class MemberConsumer:
                 return self._seen(await self._remote.info(), feed)
             case Drain(partitions):
                 await self._drain(partitions, feed)
-                return Event.DRAINED
+                return HandoffEvent.DRAINED
             case Finish():
                 await self._finish(feed)
-                return Event.FINISHED
+                return HandoffEvent.FINISHED
             case Reset():
                 await feed.reset()
-                return Event.RESET
+                return HandoffEvent.RESET
             case Rewind():
                 await feed.reset(1)
-                return Event.REWOUND
+                return HandoffEvent.REWOUND
             case GiveBack():
                 await self._give_back(feed)
-                return Event.CLOSED
+                return HandoffEvent.CLOSED
         raise AssertionError(action)
 
     async def _change(self, action: Create | Probe | Narrow | Widen | Rename) -> AnyEvent | float:
@@ -329,19 +329,19 @@ class MemberConsumer:
                 case Create():
                     return await self._enter(config)
                 case Probe():
-                    return Event.FREE if await self._remote.is_free(filters) else Event.TAKEN
+                    return HandoffEvent.FREE if await self._remote.is_free(filters) else HandoffEvent.TAKEN
             await self._remote.update(config)
         except ApiError as error:
             if error.err_code != FILTERS_OVERLAP:
                 raise
-            return Event.TAKEN
+            return HandoffEvent.TAKEN
         self._filters = filters
         match action:
             case Narrow():
-                return Event.NARROWED
+                return HandoffEvent.NARROWED
             case Widen():
-                return Event.WIDENED
-        return Event.RENAMED
+                return HandoffEvent.WIDENED
+        return HandoffEvent.RENAMED
 
     def _seen(self, info: ConsumerInfo, feed: Feed) -> Looked:
         """A standby only watches, unless nobody is active. Who was active may have lost its pin and not know it yet."""
@@ -354,7 +354,7 @@ class MemberConsumer:
 
     def _fits(self, wanted: ConsumerConfig) -> bool:
         return self._filters == wanted.filter_subjects or (
-            self._durable and shape.covers(self._filters, wanted.filter_subjects or ())  # see `_enter`
+            self._durable and consumer_spec.covers(self._filters, wanted.filter_subjects or ())  # see `_enter`
         )
 
     async def _drain(self, partitions: Partitions, feed: Feed) -> None:
@@ -392,7 +392,7 @@ class MemberConsumer:
         if not gone and self._wanted is not None:
             # Two instances that wait on one consumer would make way for each other for ever: this one stays away.
             await asyncio.sleep(random.uniform(*_AWAY_S))  # noqa: S311
-        return Event.DELETED
+        return HandoffEvent.DELETED
 
     async def _give_back(self, feed: Feed) -> None:
         """Make what was delivered and not handled deliverable at once, to whoever is pinned next."""
@@ -432,7 +432,7 @@ class MemberConsumer:
         is_normal = not has_lost_something or not await self._hooks.is_current()
         _log.log(logging.INFO if is_normal else logging.WARNING, "%s is gone (%s); making it again", self._remote, why)
         await self._drop_feed(consumer_is_gone=True)
-        self._tell(Event.GONE)
+        self._tell(HandoffEvent.GONE)
 
     async def _dried_up(self, reason: str) -> float:
         """Nothing will come any more. If the group's record changed too, it says more: it is read again first."""
@@ -475,7 +475,7 @@ class MemberConsumer:
         if self._durable and set(self._filters) != set(wanted.filter_subjects or ()):
             # An instance in Go made it for a mapped group: it asks for whole partitions, whatever the group's filters
             # are. The consumer stays as it is, and what the group did not ask for ends here.
-            self._is_asked_for = shape.asking_for(wanted.filter_subjects or ())
+            self._is_asked_for = consumer_spec.asking_for(wanted.filter_subjects or ())
         in_place = self._remote.can_reset and not entered.stream.clustered
         options = self._feed_options(wanted)
         self._feed = await open_feed(self._connection, self._remote.stream, self._remote.name, options)
@@ -490,7 +490,7 @@ class MemberConsumer:
         )
 
     def _feed_options(self, wanted: ConsumerConfig) -> FeedOptions:
-        timeout_s = wanted.priority_timeout_s or shape.DEFAULT_ACK_WAIT_S
+        timeout_s = wanted.priority_timeout_s or consumer_spec.DEFAULT_ACK_WAIT_S
         expires_s = min(max((wanted.ack_wait_s or timeout_s) / 2, 1.0), timeout_s / 2)
         assert wanted.priority_groups is not None
         return FeedOptions(
@@ -590,7 +590,7 @@ class MemberConsumer:
         return asked
 
     def _activated(self, pin_id: str) -> None:
-        self._tell(Pinned(anew=pin_id != self._pin_id))
+        self._tell(PinReceived(anew=pin_id != self._pin_id))
         self._pin_id = self._origin.pin_id = pin_id
         self.is_other_active, self.no_message_because = False, None
         if not self._told_active:
@@ -600,12 +600,12 @@ class MemberConsumer:
 
     def _feed_ended(self, _end: asyncio.Task[None]) -> None:
         """Its consumer is gone, or the connection is: what has not started here may start elsewhere."""
-        self._tell(Event.UNPINNED)
+        self._tell(HandoffEvent.UNPINNED)
         self._handling.forget()
         self._hooks.stirred()
 
     def _deactivated(self, _pin_id: str) -> None:
-        self._tell(Event.UNPINNED)
+        self._tell(HandoffEvent.UNPINNED)
         self.is_other_active = True  # most likely; the next look tells
         self._handling.forget()
         self._handling.revoke()

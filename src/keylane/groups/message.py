@@ -9,7 +9,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, cast
 
 from keylane.errors import InvalidInput
-from keylane.groups.origin import Origin
+from keylane.groups.instance import Origin
 from keylane.jetstream.message import Message
 
 if TYPE_CHECKING:

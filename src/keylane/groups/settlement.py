@@ -15,8 +15,8 @@ from keylane.dispatch import Dispatcher, Settling, error_line
 from keylane.dispatch.dead_letters import put_away
 from keylane.errors import Fenced, LedgerMismatch
 from keylane.groups.acks import Acks
+from keylane.groups.handler_options import HandlerOptions
 from keylane.groups.message import GroupMessage, Outcome
-from keylane.groups.terms import Terms
 from keylane.retries import backoff_s
 
 _log = logging.getLogger("keylane.groups")
@@ -29,7 +29,7 @@ _SETTLED = (Outcome.DONE, Outcome.TERMINATED)
 class Settlement:
     """Settles the messages of one member."""
 
-    def __init__(self, terms: Terms, acks: Acks, may_go_on: Callable[[], bool]) -> None:
+    def __init__(self, terms: HandlerOptions, acks: Acks, may_go_on: Callable[[], bool]) -> None:
         self._terms = terms
         self._acks = acks
         self._may_go_on = may_go_on

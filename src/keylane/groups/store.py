@@ -8,7 +8,7 @@ from typing import Literal
 
 from keylane.errors import GroupError, InvalidInput, NoSuchGroup
 from keylane.groups.config import ElasticConfig, StaticConfig
-from keylane.groups.shape import ELASTIC_BUCKET, STATIC_BUCKET, key_of_group
+from keylane.groups.consumer_spec import ELASTIC_BUCKET, STATIC_BUCKET, key_of_group
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.kv import Bucket, KvEntry, change
 

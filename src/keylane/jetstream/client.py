@@ -25,7 +25,7 @@ from nats.aio.subscription import Subscription
 from nats.aio.transport import WebSocketTransport
 
 from keylane.errors import PermissionDenied
-from keylane.jetstream.outstanding import Outstanding, let_go
+from keylane.jetstream.pending_requests import Outstanding, let_go
 from keylane.jetstream.protocol import BrokenProtocol, BulkRoute, Control, Event, Route, Scanner, Unrouted, parse_info
 from keylane.jetstream.transport import DirectTransport
 

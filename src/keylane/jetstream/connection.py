@@ -32,12 +32,12 @@ from keylane.errors import (
 )
 from keylane.jetstream.api import JetStreamApi
 from keylane.jetstream.client import Client
-from keylane.jetstream.dialing import Watch, dial
 from keylane.jetstream.features import SINCE, Feature, Version, supports
 from keylane.jetstream.hooks import HookList, Hooks
 from keylane.jetstream.login import LoginClient, LoginRefused, is_auth_refusal
 from keylane.jetstream.permissions import Denial, Purposes, denied, parse_denial
-from keylane.jetstream.settings import Given, Settings, StrPath, check_seconds, resolve
+from keylane.jetstream.server_selection import Watch, dial
+from keylane.jetstream.settings import ConnectionSettings, Given, StrPath, check_seconds, resolve
 
 _log = logging.getLogger("keylane.connection")
 
@@ -137,7 +137,9 @@ async def connect(
 class Connection:
     """A connection to NATS with JetStream. Made by `connect`; use it with `async with`."""
 
-    def __init__(self, client: LoginClient, watch: Watch, settings: Settings, request_timeout_s: float) -> None:
+    def __init__(
+        self, client: LoginClient, watch: Watch, settings: ConnectionSettings, request_timeout_s: float
+    ) -> None:
         self._client = client
         self._settings = settings
         self._hooks = HookList()

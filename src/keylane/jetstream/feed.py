@@ -27,8 +27,8 @@ from keylane.jetstream import consumers
 from keylane.jetstream.feed_options import FeedOptions, Notice
 from keylane.jetstream.hooks import Hooks
 from keylane.jetstream.message import ACK_PREFIX, Message
-from keylane.jetstream.pinning import Pinning, PinOptions, settle_acks
-from keylane.jetstream.pulling import Pulling
+from keylane.jetstream.pin_performer import Pinning, PinOptions, settle_acks
+from keylane.jetstream.pull_loop import Pulling
 
 if TYPE_CHECKING:
     from keylane.jetstream.connection import Connection

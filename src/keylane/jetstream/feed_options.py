@@ -10,7 +10,7 @@ from typing import Any
 from keylane.core.pulls import Meaning
 from keylane.errors import InvalidInput
 from keylane.jetstream.message import Message
-from keylane.jetstream.pinning import PinOptions
+from keylane.jetstream.pin_performer import PinOptions
 from keylane.jetstream.settings import check_seconds
 
 

@@ -28,7 +28,7 @@ from keylane.errors import (
 from keylane.jetstream.client import Client
 from keylane.jetstream.features import MINIMUM_SERVER, Version, parse_version
 from keylane.jetstream.protocol import BrokenProtocol, broken, check_info
-from keylane.jetstream.settings import Settings
+from keylane.jetstream.settings import ConnectionSettings
 from keylane.jetstream.transport import DirectTransport, PlainTextBeforeTls
 from keylane.jetstream.urls import ServerUrl
 
@@ -57,7 +57,7 @@ class LoginRefused(nats.errors.Error):
 class LoginClient(Client):
     """The client with the checks of a login, and with its reasons kept."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ConnectionSettings) -> None:
         super().__init__()
         self.settings = settings
         self._auth_configured = settings.auth is not None
@@ -280,7 +280,7 @@ def explain(error: BaseException, client: LoginClient, server: ServerUrl, waited
     return ServerUnreachable(f"{server}: {_link_reason(error, client, waited_s)}")
 
 
-def _auth_reason(said: str, server: ServerUrl, settings: Settings) -> str:
+def _auth_reason(said: str, server: ServerUrl, settings: ConnectionSettings) -> str:
     words = said.removeprefix("nats: ").strip("'")
     if settings.auth is None:
         return (
@@ -290,7 +290,7 @@ def _auth_reason(said: str, server: ServerUrl, settings: Settings) -> str:
     return f"{server} refused {settings.auth.describe()} ({words}). Check that the server knows this login"
 
 
-def _tls_reason(error: ssl.SSLError, settings: Settings) -> str:
+def _tls_reason(error: ssl.SSLError, settings: ConnectionSettings) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return _certificate_reason(error, settings)
     reason = error.reason or str(error)
@@ -304,7 +304,7 @@ def _tls_reason(error: ssl.SSLError, settings: Settings) -> str:
     return f"the TLS handshake failed ({reason})"
 
 
-def _certificate_reason(error: ssl.SSLCertVerificationError, settings: Settings) -> str:
+def _certificate_reason(error: ssl.SSLCertVerificationError, settings: ConnectionSettings) -> str:
     said = error.verify_message
     if error.verify_code in _UNKNOWN_CA:
         asked = f"the CA in {settings.tls_ca}" if settings.tls_ca else "the CAs of this machine"

@@ -216,7 +216,7 @@ class Scanner:
         size = len(data)
         position = 0
         self._need = 0
-        sid = b""
+        sid = b"-"  # that of no message: the first one's is looked up
         route: Route | None = None
         while position < size:
             end_of_line = find(b"\n", position, position + MAX_CONTROL_LINE)

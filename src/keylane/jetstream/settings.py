@@ -65,7 +65,7 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class SettingsSource:
     """What one source says, checked. What belongs together is one setting: a login, a key with its cert."""
 
     name: str
@@ -81,7 +81,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class ConnectionSettings:
     """What a connection is made from."""
 
     servers: tuple[ServerUrl, ...]
@@ -102,13 +102,13 @@ class Settings:
         return self.tls_first or any(asked) or any(server.secure for server in self.servers)
 
 
-def resolve(arguments: Given, context: str | None, environ: Mapping[str, str] | None = None) -> Settings:
+def resolve(arguments: Given, context: str | None, environ: Mapping[str, str] | None = None) -> ConnectionSettings:
     """Put the sources together; raises `InvalidInput` for anything that breaks a rule."""
     sources = list(_sources(arguments, context, os.environ if environ is None else environ))
     with_servers = next(source for source in sources if source.servers)
     assert with_servers.servers is not None
     auth: Auth | None = next((source.auth for source in sources if source.auth), None)
-    return Settings(
+    return ConnectionSettings(
         servers=with_servers.servers,
         servers_from=with_servers.name,
         auth=auth,
@@ -131,7 +131,7 @@ def check_seconds(value: float, name: str) -> float:
     return value
 
 
-def _sources(arguments: Given, context: str | None, environ: Mapping[str, str]) -> Iterator[Source]:
+def _sources(arguments: Given, context: str | None, environ: Mapping[str, str]) -> Iterator[SettingsSource]:
     """The sources that count, the strongest first.
 
     A context named in the call is complete by itself, so the environment is not asked. NATS_CONTEXT is part
@@ -191,9 +191,9 @@ def _from_context(context: NatsContext, how: str = "") -> Given:
     )
 
 
-def _checked(given: Given) -> Source:
+def _checked(given: Given) -> SettingsSource:
     servers, login = parse_servers(given.url) if given.url not in (None, "") else (None, None)
-    return Source(
+    return SettingsSource(
         name=given.source,
         servers=servers,
         auth=_only_auth(given, login),

@@ -16,7 +16,7 @@ from urllib.parse import ParseResult
 
 from nats.aio.transport import Transport
 
-from keylane.jetstream.awake import Awake
+from keylane.jetstream.busy_poll import Awake
 from keylane.jetstream.protocol import MAX_CONTROL_LINE, BrokenProtocol, broken
 
 _READ_SIZE = 64 * 1024  # larger reads make larger batches, and the server waits for their acks

@@ -27,7 +27,7 @@ from keylane.errors import InvalidInput, NotStored, OutcomeUnknown, PublishDenie
 from keylane.jetstream.hooks import Hooks
 from keylane.jetstream.publish import PublishAck, Publisher, open_publisher
 from keylane.jetstream.settings import check_seconds
-from keylane.journal.noted import Handled, Line, Lines, Note, Origin
+from keylane.journal.columns import Handled, Line, Lines, Note, RecordOrigin
 from keylane.journal.stream import journal_stream, prepare
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Journal:
         # Taken once: a clock that is set meanwhile must not make a handler's time wrong.
         self._epoch_ns = time.time_ns() - time.monotonic_ns()
         self._lines = Lines(stream)
-        self._last_origin: Origin | None = None
+        self._last_origin: RecordOrigin | None = None
         self._pending: list[Note] = []
         self._timer: asyncio.TimerHandle | None = None
         self._sealed: deque[list[Note]] = deque()
@@ -213,7 +213,7 @@ class Journal:
         elif size == 1:
             self._begin()
 
-    def _meet(self, origin: Origin) -> None:
+    def _meet(self, origin: RecordOrigin) -> None:
         if origin.stream != self.stream:
             raise InvalidInput(
                 f"a message of stream {origin.stream!r} for the journal of {self.stream!r}: each stream has its own"

@@ -1,11 +1,11 @@
-"""Apache Kafka as keylane reaches it: one address, its clients, blocking calls with deadlines, clear errors.
+"""The connection to a Kafka cluster: its address, its clients, blocking calls with deadlines, and clear errors.
 
-Owns: the settings that every client of a cluster shares, and what an error of the client library means to a caller.
-Never knows what the messages say.
+Owns: the settings that all clients of a cluster share, and the translation of the client library's errors. Never knows
+what the messages contain.
 
-The client library's own asyncio classes hand every call to a pool of a hundred threads, and their producer waits to
-fill batches. Here admin calls are futures already, a producer needs one thread for its answers (`producing.py`), and
-one thread reads any number of partitions (`fetching.py`).
+The client library's own asyncio classes run every call in a pool of a hundred threads, and their producer waits to
+fill batches. Here admin calls are futures already, a producer needs one thread for delivery reports (`producer.py`),
+and one thread fetches any number of partitions (`partition_fetcher.py`).
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ Setting: TypeAlias = str | int | float | bool
 
 _THREADS = 8
 _SLACK_S = 2.0
-"""How much later than a call's own deadline we stop to wait for it."""
+"""How long after a call's own deadline we still wait for it."""
 _LISTEN_S = 0.1
 _BROKER = re.compile(r"(?:[A-Z_]+://)?(?:\[[0-9A-Fa-f:.]+\]|[^\s:,/\[\]]+)(?::\d{1,5})?")
 
 _COMMON: Mapping[str, Setting] = {
     "client.id": "keylane",
-    # A broker that comes back is found within a second.
+    # A client reconnects to a broker within a second of its return.
     "reconnect.backoff.ms": 50,
     "reconnect.backoff.max.ms": 1000,
     "retry.backoff.ms": 50,
@@ -90,9 +90,9 @@ def _codes(*names: str) -> frozenset[int]:
     return frozenset(getattr(KafkaError, name) for name in names)
 
 
-_LOST_LINK = _codes("_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", "NETWORK_EXCEPTION", "_DESTROY")
+_DISCONNECTED = _codes("_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", "NETWORK_EXCEPTION", "_DESTROY")
 _SLOW = _codes("_TIMED_OUT", "_TIMED_OUT_QUEUE", "_MSG_TIMED_OUT", "REQUEST_TIMED_OUT")
-_PASSING = _codes(
+_UNAVAILABLE = _codes(
     "BROKER_NOT_AVAILABLE",
     "COORDINATOR_LOAD_IN_PROGRESS",
     "COORDINATOR_NOT_AVAILABLE",
@@ -120,12 +120,12 @@ _FORBIDDEN = _codes(
 _LOGIN = _codes("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "ILLEGAL_SASL_STATE")
 _TLS = _codes("_SSL")
 _TOO_OLD = _codes("UNSUPPORTED_VERSION", "_UNSUPPORTED_FEATURE", "UNSUPPORTED_FOR_MESSAGE_FORMAT")
-_TELLING = _LOGIN | _TLS | _codes("_RESOLVE", "_TRANSPORT")
-"""What the library says on the side, about links: the reason why a call then times out."""
+_CONNECTION_ERRORS = _LOGIN | _TLS | _codes("_RESOLVE", "_TRANSPORT")
+"""Connection errors that the library reports to `error_cb`: the reason why a call then times out."""
 
 
-class _Quietly:
-    """The library calls every lost link an error. Those who wait for an answer are told by an exception."""
+class _InfoLogger:
+    """The library logs every lost connection as an error. Here callers get an exception, so INFO is enough."""
 
     def log(self, level: int, *args: object) -> None:
         _log.log(min(level, logging.INFO), *args)
@@ -133,10 +133,11 @@ class _Quietly:
 
 @dataclass(frozen=True, slots=True)
 class KafkaAddress:
-    """Where a cluster is, and how to log in there.
+    """The brokers of a cluster, and how to log in there.
 
     `options`: settings of the client library, such as `security.protocol`, `sasl.mechanism`, `sasl.username`,
-    `sasl.password`, `ssl.ca.location`. Those that decide what is safe are keylane's own and refused.
+    `sasl.password`, `ssl.ca.location`. keylane itself sets those on which the safety of claims depends, and refuses
+    them here.
 
     >>> KafkaAddress("broker-1:9092,broker-2:9092")
     KafkaAddress(bootstrap='broker-1:9092,broker-2:9092')
@@ -161,12 +162,12 @@ class KafkaAddress:
 
 
 class KafkaLink:
-    """The way to one cluster. Made by `open_kafka`; its clients say on the side why a link fails, which it keeps."""
+    """The clients of one cluster. Made by `open_kafka`. It keeps the last connection error that a client reported."""
 
     def __init__(self, address: KafkaAddress, timeout_s: float) -> None:
         self.address = address
         self.timeout_s = timeout_s
-        self._told: KafkaError | None = None
+        self._reported: KafkaError | None = None
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="keylane-kafka")
         self.admin: AdminClient = self._new(AdminClient, {})
 
@@ -174,19 +175,19 @@ class KafkaLink:
         return f"<KafkaLink {self.address.bootstrap}>"
 
     def new_consumer(self, settings: Mapping[str, Setting]) -> Consumer:
-        """A consumer that commits nothing by itself. `group.id` is wanted even by one that joins no group."""
+        """A consumer that never commits by itself. `group.id` is required even if it joins no group."""
         return self._new(Consumer, {"enable.auto.commit": False, "enable.auto.offset.store": False, **settings})
 
     def new_producer(self, settings: Mapping[str, Setting]) -> Producer:
         return self._new(Producer, settings)
 
     async def call(self, function: Callable[..., _T], *args: Any, doing: str, timeout_s: float | None = None) -> _T:
-        """A blocking call of a client, in a thread. It must end by itself within `timeout_s`, or the link's."""
+        """Run a blocking call of a client in a thread. It must return within `timeout_s`, by default the link's."""
         running = asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*args))
         return await self._within(running, doing, timeout_s)
 
     async def answer(self, future: Future[_T], *, doing: str, timeout_s: float | None = None) -> _T:
-        """What an admin call answers. Give the call itself `request_timeout=link.timeout_s`."""
+        """Await the result of an admin call. Give the call itself `request_timeout=link.timeout_s`."""
         return await self._within(asyncio.wrap_future(future), doing, timeout_s)
 
     async def _within(self, running: asyncio.Future[_T], doing: str, timeout_s: float | None) -> _T:
@@ -198,31 +199,31 @@ class KafkaLink:
             raise self.problem(error.args[0], doing) from error
         except TimeoutError as late:
             raise RequestTimeout(f"{doing}: no answer within {allowed_s + _SLACK_S:g} s{self._why()}") from late
-        self._told = None
+        self._reported = None
         return result
 
     async def connect(self) -> None:
-        """Wait until a broker answers. A refused login is told at once, though the library would go on trying."""
+        """Wait until a broker answers. A failed login is raised at once, although the library would go on trying."""
         doing = f"connecting to Kafka at {self.address.bootstrap}"
         asked = self.admin.describe_cluster(request_timeout=self.timeout_s)
         answer = asyncio.ensure_future(self.answer(asked, doing=doing))
         while not (await asyncio.wait({answer}, timeout=_LISTEN_S))[0]:
             self.admin.poll(0)
-            if self._told is not None and self._told.code() in _LOGIN | _TLS:
+            if self._reported is not None and self._reported.code() in _LOGIN | _TLS:
                 answer.cancel()
-                raise translate(self._told, doing)
+                raise translate(self._reported, doing)
         answer.result()
 
     def problem(self, error: KafkaError, doing: str) -> KeylaneError:
-        """What an error means to a caller. One about time or links says what the library told on the side."""
-        self.admin.poll(0)  # what it has to tell
-        told = self._told
-        if told is not None and error.code() in _SLOW | _LOST_LINK and told.code() in _LOGIN | _TLS:
-            return translate(told, doing)
+        """Translate an error. A timeout or connection error includes the last reported connection error."""
+        self.admin.poll(0)  # runs `error_cb`
+        reported = self._reported
+        if reported is not None and error.code() in _SLOW | _DISCONNECTED and reported.code() in _LOGIN | _TLS:
+            return translate(reported, doing)
         return translate(error, doing, self._why())
 
     async def close(self) -> None:
-        """End its threads. Whoever made consumers and producers has closed them."""
+        """End its threads. The callers of `new_consumer` and `new_producer` have closed theirs before."""
         await asyncio.to_thread(self._threads.shutdown)
 
     def _new(self, kind: Callable[..., _T], settings: Mapping[str, Setting]) -> _T:
@@ -234,18 +235,18 @@ class KafkaLink:
             **settings,
         }
         try:
-            return kind({**config, "error_cb": self._tell}, logger=_Quietly())
+            return kind({**config, "error_cb": self._report}, logger=_InfoLogger())
         except KafkaException as error:
             raise InvalidInput(
                 f"Kafka options {sorted(self.address.options)} do not fit: {error.args[0].str()}; correct them"
             ) from error
 
-    def _tell(self, error: KafkaError) -> None:
-        if error.code() in _TELLING:
-            self._told = error
+    def _report(self, error: KafkaError) -> None:
+        if error.code() in _CONNECTION_ERRORS:
+            self._reported = error
 
     def _why(self) -> str:
-        return "" if self._told is None else f"; the last trouble was: {self._told.str()}"
+        return "" if self._reported is None else f"; the last connection error was: {self._reported.str()}"
 
 
 @asynccontextmanager
@@ -278,9 +279,9 @@ def translate(error: KafkaError, doing: str, why: str = "") -> KeylaneError:
     """An error of the client library as one of keylane's."""
     code, text = error.code(), f"{doing}: {error.str()} ({error.name()}){why}"
     kinds: list[tuple[frozenset[int], type[KeylaneError], str]] = [
-        (_LOST_LINK, Disconnected, ""),
+        (_DISCONNECTED, Disconnected, ""),
         (_SLOW, RequestTimeout, ""),
-        (_PASSING, BrokerUnavailable, ""),
+        (_UNAVAILABLE, BrokerUnavailable, ""),
         (_UNKNOWN, NoSuchTopic, "; check the name, and that this user may describe it"),
         (_FORBIDDEN, PermissionDenied, "; this user lacks a permission (ACL) for it"),
         (_LOGIN, AuthenticationFailed, "; check the sasl.* options"),

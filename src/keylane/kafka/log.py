@@ -1,16 +1,17 @@
 """The coordination log in a Kafka topic: the broker's offsets are its order, the broker's clock is its time.
 
-Owns: what a log promises, on Kafka. An append is confirmed by all in-sync copies. A read asks the leader for the end
-first and gives everything before it, or an error. Kafka cannot compare and set: a claim is written, read back and
-judged by its place, so losers leave a record too.
+Owns: the guarantees of `CoordinationLog` on Kafka. All in-sync replicas confirm an append. A read asks the leader for
+the end first and returns everything before it, or raises. Kafka cannot compare and set: a claim is written, read back
+and judged by its offset, so claims that lost leave a record too.
 
-The topic is looked at again and again: one that was deleted, made anew or given more partitions ends its users.
+The topic is checked regularly: if it was deleted, recreated or given more partitions, every call raises `LogReplaced`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
@@ -20,25 +21,91 @@ from keylane.core.claim_facts import LogRecord
 from keylane.core.claim_records import Message, encode
 from keylane.errors import BrokerUnavailable, InvalidInput, LogReplaced, NoSuchTopic, ReadIncomplete, UnsafeLog
 from keylane.kafka.client import KafkaLink
-from keylane.kafka.ends import Ends
-from keylane.kafka.fetching import Fetcher, open_fetcher
-from keylane.kafka.producing import Writer, open_writer
-from keylane.kafka.tail import Tail
+from keylane.kafka.partition_fetcher import FetchedPartition, PartitionFetcher, open_fetcher
+from keylane.kafka.partition_offsets import PartitionOffsets
+from keylane.kafka.producer import RecordProducer, open_producer
 from keylane.kafka.topic import (
     DEFAULT_TOPIC,
     LEAST_INTERVALS,
     LogTopic,
+    TopicWatch,
     check_topic_name,
     provide,
     retention_of,
     settings,
 )
-from keylane.kafka.watch import TopicWatch
 from keylane.marshal import Bounds, Newest, Position
 
-_LONGEST_BETWEEN_LOOKS_S = 2.0
-_BELIEVED_CUT_OFF_S = 60.0
-"""How long a leader may not know of a record that was confirmed: one that was replaced learns of it in less."""
+_BATCH = 5000
+_KEPT = 2000
+_LONGEST_BETWEEN_CHECKS_S = 2.0
+_BELIEVED_TRUNCATED_S = 60.0
+"""How long a leader may lack a record that was confirmed: one that was replaced learns of it sooner."""
+
+
+class _PartitionTail:
+    """One partition of the log, read onwards for any number of readers.
+
+    All readers are near the end of the log, so records that one of them fetched are kept here for the others. A reader
+    that begins further back moves the position, and all go on from there. `follow` begins at an offset; `records`
+    converts messages to records, or raises.
+    """
+
+    def __init__(
+        self,
+        follow: Callable[[int], Awaitable[FetchedPartition]],
+        records: Callable[[list[KafkaMessage]], list[LogRecord]],
+        timeout_s: float,
+    ) -> None:
+        self._follow = follow
+        self._records = records
+        self._timeout_s = timeout_s
+        self._turn = asyncio.Lock()
+        self._fetched: FetchedPartition | None = None
+        self._recent: list[LogRecord] = []
+        self._from = 0
+        """`_recent` has every record from this offset to the position of `_fetched`."""
+
+    async def next(self, offset: int, end: int) -> tuple[list[LogRecord], int]:
+        """Some records from an offset on and before `end`, and the next offset: `end` when there are no more."""
+        async with self._turn:
+            fetched = self._fetched
+            if fetched is None or not self._from <= offset <= fetched.position:
+                fetched = await self._begin(offset)
+            if offset == fetched.position:
+                await self._fetch(fetched, end)
+            low, high = (bisect_left(self._recent, at, key=_offset) for at in (offset, end))
+            found = self._recent[low : min(high, low + _BATCH)]
+            is_all = low + len(found) == high and fetched.position >= end
+            return found, end if is_all else found[-1].offset + 1 if found else fetched.position
+
+    async def stop(self) -> None:
+        fetched, self._fetched, self._recent = self._fetched, None, []
+        if fetched is not None:
+            await fetched.stop()
+
+    async def _begin(self, offset: int) -> FetchedPartition:
+        await self.stop()
+        self._from = offset
+        fetched = self._fetched = await self._follow(offset)
+        return fetched
+
+    async def _fetch(self, fetched: FetchedPartition, end: int) -> None:
+        try:
+            messages = await fetched.take(_BATCH, within_s=self._timeout_s, before=end)
+            records = self._records(messages)
+        except BaseException:  # messages that were taken and not kept must be fetched again
+            await self.stop()
+            raise
+        if not messages and fetched.position < end:
+            await self.stop()
+            raise ReadIncomplete(
+                f"record {fetched.position} of {end - 1} did not come within {self._timeout_s:g} s; read again"
+            )
+        if len(self._recent) > _KEPT:
+            self._from = self._recent[-_KEPT].offset
+            del self._recent[:-_KEPT]
+        self._recent += records
 
 
 class KafkaLog:
@@ -48,16 +115,22 @@ class KafkaLog:
     compares = False
 
     def __init__(  # noqa: PLR0917 - made in one place
-        self, link: KafkaLink, topic: LogTopic, writer: Writer, fetcher: Fetcher, watch: TopicWatch, interval_s: float
+        self,
+        link: KafkaLink,
+        topic: LogTopic,
+        producer: RecordProducer,
+        fetcher: PartitionFetcher,
+        watch: TopicWatch,
+        interval_s: float,
     ) -> None:
         self.name = topic.name
         self.interval_s = interval_s
         self.partitions = topic.partitions
         self._link = link
         self._watch = watch
-        self._writer = writer
+        self._producer = producer
         self._fetcher = fetcher
-        self._ends = Ends(link, topic.name)
+        self._offsets = PartitionOffsets(link, topic.name)
         self._appended_to = [0] * topic.partitions
         self._behind_since: dict[int, float] = {}
         self._tails = [self._tail(number) for number in range(topic.partitions)]
@@ -66,20 +139,20 @@ class KafkaLog:
         return f"<KafkaLog {self.name} of {self.partitions} partitions>"
 
     async def append(self, message: Message, partition: int, *, expect: Newest | None = None) -> Position:
-        """As the port says; `expect` is ignored. `OutcomeUnknown`: it may be in the log, or come to be."""
+        """As in `CoordinationLog`; `expect` is ignored. `OutcomeUnknown`: it may be in the log, or arrive later."""
         self._check_partition(partition)
         value = encode(message)
         self._watch.check()
-        async with self._a_look_if_unknown():
-            stored = await self._writer.append(self.name, partition, value)
+        async with self._check_if_unknown():
+            stored = await self._producer.append(self.name, partition, value)
         self._appended_to[partition] = max(self._appended_to[partition], stored.offset + 1)
         return Position(*stored)
 
     async def bounds(self, partition: int) -> Bounds:
         self._check_partition(partition)
         self._watch.check()
-        async with self._a_look_if_unknown():
-            first = await self._ends.ask("begins", partition)
+        async with self._check_if_unknown():
+            first = await self._offsets.ask("begins", partition)
         return Bounds(first, await self._end(partition))
 
     async def read(self, partition: int, offset: int) -> AsyncIterator[LogRecord]:
@@ -100,8 +173,8 @@ class KafkaLog:
 
     # ---- reading ------------------------------------------------------------------------------------
 
-    def _tail(self, partition: int) -> Tail:
-        return Tail(
+    def _tail(self, partition: int) -> _PartitionTail:
+        return _PartitionTail(
             lambda offset: self._fetcher.follow(self.name, partition, offset),
             lambda messages: self._records(partition, messages),
             self._link.timeout_s,
@@ -117,32 +190,32 @@ class KafkaLog:
                 raise UnsafeLog(
                     f"record {offset} in partition {partition} of coordination log {self.name!r} has its writer's "
                     "time: it was written while message.timestamp.type was not LogAppendTime; use another topic, or "
-                    "wait until such records are gone"
+                    "wait until such records have expired"
                 )
             records.append(LogRecord(partition, offset, time_ms, message.value() or b""))
         return records
 
     async def _end(self, partition: int) -> int:
         own = self._appended_to[partition]
-        async with self._a_look_if_unknown():
-            end = await self._ends.ask("ends", partition)
+        async with self._check_if_unknown():
+            end = await self._offsets.ask("ends", partition)
         if end >= own:
             self._behind_since.pop(partition, None)
             return end
-        await self._watch.look()
+        await self._watch.check_now()
         said = f"partition {partition} of coordination log {self.name!r} ends at {end}, before record {own - 1}"
         now = asyncio.get_running_loop().time()
-        if now - self._behind_since.setdefault(partition, now) > _BELIEVED_CUT_OFF_S:
-            raise LogReplaced(f"{said}, which was confirmed: it was cut off; stop all its consumers")
-        raise ReadIncomplete(f"{said}, which was confirmed: its leader does not know yet that it is none; read again")
+        if now - self._behind_since.setdefault(partition, now) > _BELIEVED_TRUNCATED_S:
+            raise LogReplaced(f"{said}, which was confirmed: it was truncated; stop all its consumers")
+        raise ReadIncomplete(f"{said}, which was confirmed: its leader does not know yet of a newer one; read again")
 
     @asynccontextmanager
-    async def _a_look_if_unknown(self) -> AsyncIterator[None]:
-        """A topic that is not known is deleted, or on its way to a broker that starts."""
+    async def _check_if_unknown(self) -> AsyncIterator[None]:
+        """A topic that a broker does not know was deleted, or the broker is starting and has not learned of it yet."""
         try:
             yield
         except NoSuchTopic as error:
-            await self._watch.look()
+            await self._watch.check_now()
             raise BrokerUnavailable(str(error)) from error
 
     def _check_partition(self, partition: int) -> None:
@@ -162,12 +235,12 @@ async def open_kafka_log(
     retention_s: float | None = None,
     copies: int | None = None,
 ) -> AsyncIterator[KafkaLog]:
-    """A coordination log for as long as the block lasts; its topic is made if it is missing.
+    """A coordination log for as long as the block lasts; its topic is created if it is missing.
 
-    A topic that is there with settings that break the rules is refused with `UnsafeLog`. `interval_s`: the heartbeat
-    interval of everybody on the log. `partitions`: 8 if not given and the topic is made; one that is there must have as
-    many. `retention_s`: how long records are kept, 7 days if not given. `copies`: three if not given, or as many as
-    there are brokers. The link's deadline is that of every append, and of a read that hears nothing.
+    `UnsafeLog` if the topic exists with settings that could lose claims. `interval_s`: the heartbeat interval of all
+    consumers on the log. `partitions`: 8 by default for a new topic; an existing one must have exactly as many.
+    `retention_s`: how long records are kept, 7 days by default. `copies`: the replication factor, by default three or
+    the number of brokers. The link's timeout is the deadline of every append, and of a read that receives nothing.
 
     >>> async with open_kafka("127.0.0.1:9092") as link, open_kafka_log(link, interval_s=10) as log:
     ...     world = World(interval_s=10, partitions=log.partitions)
@@ -186,13 +259,13 @@ async def open_kafka_log(
         link, topic, interval_s=interval_s, partitions=partitions, retention_s=retention_s, copies=copies
     )
     async with (
-        open_writer(link) as writer,
-        # Every record counts, also one of a transaction that was given up: so all readers see the same.
+        open_producer(link) as producer,
+        # Every record counts, also those of aborted transactions, so that all readers see the same.
         open_fetcher(link, settings={"isolation.level": "read_uncommitted"}) as fetcher,
     ):
-        watch = TopicWatch(link, found, min(interval_s / 2, _LONGEST_BETWEEN_LOOKS_S))
+        watch = TopicWatch(link, found, min(interval_s / 2, _LONGEST_BETWEEN_CHECKS_S))
         try:
-            yield KafkaLog(link, found, writer, fetcher, watch, interval_s)
+            yield KafkaLog(link, found, producer, fetcher, watch, interval_s)
         finally:
             await watch.close()
 
@@ -201,3 +274,7 @@ def _check_positive(value: float, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
         raise InvalidInput(f"{name} is {value!r}: give seconds, more than 0")
     return value
+
+
+def _offset(record: LogRecord) -> int:
+    return record.offset

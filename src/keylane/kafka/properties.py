@@ -1,7 +1,7 @@
-"""A file of Kafka client properties, as the tools of Kafka take it with `--command-config`.
+"""Kafka client properties files, as Kafka's own tools accept them with `--command-config`.
 
-Owns: the few places where the Java client's names and those of the client library here differ. Everything else is
-handed on as it is; the library says what it does not know.
+Owns: the few names that differ between the Java client and the client library used here. Everything else is passed on
+unchanged; the library rejects what it does not know.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def parse_properties(text: str, name: str) -> dict[str, str]:
 
 
 def _login(value: str, name: str) -> dict[str, str]:
-    """User and password from the Java client's way of saying them."""
+    """User and password from the Java client's `sasl.jaas.config`."""
     module = _LOGIN.fullmatch(value)
     words = {} if module is None else {key: quoted or plain for key, quoted, plain in _WORD.findall(module["rest"])}
     if not words.keys() >= {"username", "password"}:

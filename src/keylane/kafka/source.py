@@ -1,10 +1,10 @@
-"""Topics of Kafka as a source of Marshal: partitions and offsets are Kafka's own.
+"""Kafka topics as a Marshal source: partitions and offsets are Kafka's own.
 
-Owns: the readers, and the offsets committed under the group's name, which other tools read for lag. Nothing here joins
-a group of Kafka: who may read a partition is decided by the coordination log alone.
+Owns: the readers, and the offsets committed under the group's name, from which other tools compute the lag. Nothing
+here joins a Kafka group: the coordination log alone decides who may read a partition.
 
-Offsets that are gone by age are passed over to the earliest that there is, never to the latest. An offset beyond the
-end means that the topic was made anew or cut off, and ends the reading.
+A reader skips offsets that have expired, to the earliest that exists, never to the latest. An offset beyond the end
+means that the topic was recreated or truncated, and raises `TopicReplaced`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # it
 
 from keylane.errors import BrokerUnavailable, InvalidInput, KafkaRefused, NoSuchTopic, ReadIncomplete, TopicReplaced
 from keylane.kafka.client import KafkaLink, translate
-from keylane.kafka.committed import CommittedOffsets
-from keylane.kafka.ends import checked_offset
-from keylane.kafka.fetching import Fetcher, open_fetcher
-from keylane.kafka.following import Following
+from keylane.kafka.offset_commits import CommittedOffsets
+from keylane.kafka.partition_fetcher import FetchedPartition, PartitionFetcher, open_fetcher
+from keylane.kafka.partition_offsets import checked_offset
 from keylane.marshal import Extent, Reader, SourceRecord
 
 _log = logging.getLogger("keylane.kafka")
@@ -50,7 +49,7 @@ _IN_USE = (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.NON_EMPTY_GROUP, KafkaError.
 class KafkaSource:
     """The topics of one cluster. Made by `open_kafka_source`, for one consumer."""
 
-    def __init__(self, link: KafkaLink, fetcher: Fetcher, isolation: Isolation, *, commits: bool) -> None:
+    def __init__(self, link: KafkaLink, fetcher: PartitionFetcher, isolation: Isolation, *, commits: bool) -> None:
         self._link = link
         self._fetcher = fetcher
         self._isolation = _LEVELS[isolation]
@@ -84,7 +83,7 @@ class KafkaSource:
         return Extent(earliest, max(earliest, end))
 
     async def backlog(self, topic: str, partition: int, offset: int) -> int:
-        """In offsets: markers of transactions and what a compacted topic dropped count as well."""
+        """Counted in offsets, including transaction markers and messages that compaction has removed."""
         earliest, end = await self.extent(topic, partition)
         return max(end - max(offset, earliest), 0)
 
@@ -92,7 +91,7 @@ class KafkaSource:
         return await self._offsets_of(group).get(topic, partition) if self._commits else None
 
     async def commit(self, group: str, topic: str, partition: int, offset: int) -> None:
-        """Where consumers of Kafka's own have joined the group, nothing is committed; that is logged."""
+        """If consumers have joined the group in Kafka itself, nothing is committed, and a warning is logged."""
         if not self._commits:
             return
         try:
@@ -110,7 +109,7 @@ class KafkaSource:
     async def reader(self, topic: str, partition: int, offset: int) -> AsyncIterator[Reader]:
         place = (topic, partition)
         if place in self._read:
-            raise ReadIncomplete(f"{topic}/{partition} is still read here by somebody else: wait until that has ended")
+            raise ReadIncomplete(f"{topic}/{partition} is still read here by another reader: wait until it has ended")
         self._read.add(place)
         reading = _KafkaReader(self, self._fetcher, place, offset)
         try:
@@ -120,7 +119,7 @@ class KafkaSource:
             await reading.close()
 
     async def close(self) -> None:
-        """End what it keeps for committed offsets. The link stays open."""
+        """Close the consumers that commit offsets. The link stays open."""
         await asyncio.gather(*(one.close() for one in self._committed.values()))
 
     def _offsets_of(self, group: str) -> CommittedOffsets:
@@ -129,7 +128,7 @@ class KafkaSource:
         return self._committed[group]
 
     async def _waiting_for_leaders(self, ask: Callable[[], Awaitable[int]]) -> int:
-        """A topic that was just made, or whose leader is gone, has one again soon."""
+        """Retry while a partition has no leader: a new topic, or one whose leader died, gets one soon."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._link.timeout_s
         while True:
@@ -151,7 +150,7 @@ class KafkaSource:
         except KafkaRefused as refused:
             if refused.code != KafkaError._NOENT:
                 raise
-            if partition >= await self._count(topic):  # else it has no leader for the moment
+            if partition >= await self._count(topic):  # else it has no leader at the moment
                 raise InvalidInput(f"{doing}: the topic has no such partition") from refused
             raise BrokerUnavailable(str(refused)) from refused
 
@@ -159,43 +158,43 @@ class KafkaSource:
 class _KafkaReader:
     """One partition from an offset on."""
 
-    def __init__(self, source: KafkaSource, fetcher: Fetcher, place: tuple[str, int], offset: int) -> None:
+    def __init__(self, source: KafkaSource, fetcher: PartitionFetcher, place: tuple[str, int], offset: int) -> None:
         self._source = source
         self._fetcher = fetcher
         self._place = place
         self._offset = offset
-        self._following: Following | None = None
+        self._fetched: FetchedPartition | None = None
 
     async def next(self, most: int, wait_s: float) -> list[SourceRecord]:
-        if self._following is None:
-            self._following = await self._fetcher.follow(*self._place, self._offset)
+        if self._fetched is None:
+            self._fetched = await self._fetcher.follow(*self._place, self._offset)
         try:
-            found = [_record(one) for one in await self._following.take(most, within_s=wait_s)]
+            found = [_record(one) for one in await self._fetched.take(most, within_s=wait_s)]
         except ReadIncomplete as error:
             await self.close()
-            await self._pass_over(error)
+            await self._skip_expired(error)
             return []
         if found:
             self._offset = found[-1].offset + 1
         return found
 
     async def close(self) -> None:
-        following, self._following = self._following, None
-        if following is not None:
-            await following.stop()
+        fetched, self._fetched = self._fetched, None
+        if fetched is not None:
+            await fetched.stop()
 
-    async def _pass_over(self, error: ReadIncomplete) -> None:
-        """The next offset cannot be read: go on at the earliest that there is, if that is why."""
+    async def _skip_expired(self, error: ReadIncomplete) -> None:
+        """The next offset cannot be read: continue at the earliest one, if that is the reason."""
         topic, partition = self._place
         earliest, end = await self._source.extent(topic, partition)
         if self._offset > end:
             raise TopicReplaced(
-                f"{topic}/{partition} ends at {end} and was read to {self._offset}: the topic was made anew, or lost "
-                "what was written; stop all consumers of the group and see to it"
+                f"{topic}/{partition} ends at {end} and was read to {self._offset}: the topic was recreated, or "
+                "lost messages; stop all consumers of the group, and restore the topic or use a new group"
             ) from error
         if self._offset >= earliest:
             raise error
-        _log.warning("%s/%d: offsets %d to %d are gone by age", topic, partition, self._offset, earliest - 1)
+        _log.warning("%s/%d: offsets %d to %d have expired", topic, partition, self._offset, earliest - 1)
         self._offset = earliest
 
 
@@ -205,8 +204,8 @@ async def open_kafka_source(
 ) -> AsyncIterator[KafkaSource]:
     """The topics of a cluster as a source, for as long as the block lasts; for one consumer.
 
-    `isolation`: whether messages of transactions that were not committed are left out. `commits`: whether offsets are
-    committed under the group's name, so that other tools see the lag; it needs the permission to read that group.
+    `isolation`: `read_committed` omits messages of uncommitted transactions. `commits`: whether offsets are committed
+    under the group's name, so that other tools see the lag; this needs the permission to read that group.
 
     >>> async with open_kafka("127.0.0.1:9092") as link, open_kafka_source(link) as source:
     ...     await source.partitions("orders")

@@ -1,11 +1,13 @@
-"""The topic of a coordination log: made with safe settings if it is missing, refused if its settings lose claims.
+"""The topic of a coordination log: its creation, the settings that it needs, and whether it is still the same topic.
 
-Owns: which settings a coordination log needs, and why. Never changes a topic that is there.
+Owns: which settings are safe, and why; and the periodic check that the topic was not deleted, recreated or given
+partitions. Never changes an existing topic.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,27 +20,40 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its own doc
     TopicDescription,
 )
 
-from keylane.errors import BrokerUnavailable, InvalidInput, KafkaRefused, NoSuchTopic, PermissionDenied, UnsafeLog
+from keylane.errors import (
+    BrokerUnavailable,
+    InvalidInput,
+    KafkaRefused,
+    KeylaneError,
+    LogReplaced,
+    NoSuchTopic,
+    PermissionDenied,
+    UnsafeLog,
+)
 from keylane.kafka.client import KafkaLink
-from keylane.kafka.ends import Ends
+from keylane.kafka.partition_offsets import PartitionOffsets
+
+_log = logging.getLogger("keylane.kafka")
 
 DEFAULT_TOPIC = "__marshal"
 DEFAULT_PARTITIONS = 8
 DEFAULT_RETENTION_S = 7 * 24 * 3600.0
 LEAST_INTERVALS = 10
-"""How long records must stay, at least. A claim lives for two; the rest is for slow readers and brokers' clocks."""
+"""The shortest retention. A claim holds for two; the rest is for slow readers and for brokers' clocks."""
 
 _SAFE_COPIES = 3
 _SEGMENTS = 7
 _LONGEST_SEGMENT_S = 24 * 3600.0
 _SEGMENT_BYTES = 64 << 20
 _PAUSE_S = 0.05
+_BELIEVED_GONE_S = 3.0
+"""How long the topic must be unknown before it counts as deleted: a starting broker may not know it yet."""
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
 @dataclass(frozen=True, slots=True)
 class LogTopic:
-    """A topic as it was found. `topic_id` is new when a topic is made anew under the same name."""
+    """A topic as it was found. `topic_id` changes when a topic is recreated under the same name."""
 
     name: str
     topic_id: str
@@ -63,7 +78,7 @@ async def provide(
     retention_s: float | None,
     copies: int | None,
 ) -> LogTopic:
-    """The topic, made if it is missing. `UnsafeLog` if it cannot be a coordination log."""
+    """The topic, created if it is missing. `UnsafeLog` if it cannot be a coordination log."""
     try:
         topic = await describe(link, name)
     except NoSuchTopic:
@@ -79,7 +94,7 @@ async def provide(
 
 
 async def describe(link: KafkaLink, name: str) -> LogTopic:
-    """`NoSuchTopic` if there is none, or if this user may not know."""
+    """`NoSuchTopic` if there is none, or if this user may not describe it."""
     asked = link.admin.describe_topics(TopicCollection([name]), request_timeout=link.timeout_s)[name]
     found: TopicDescription = await link.answer(asked, doing=f"looking for topic {name!r}")
     copies = min(len(partition.replicas) for partition in found.partitions)
@@ -87,7 +102,7 @@ async def describe(link: KafkaLink, name: str) -> LogTopic:
 
 
 async def settings(link: KafkaLink, name: str) -> dict[str, str]:
-    """All settings of a topic, those by default among them."""
+    """All settings of a topic, including defaults."""
     resource = ConfigResource(ResourceType.TOPIC, name)
     asked = link.admin.describe_configs([resource], request_timeout=link.timeout_s)[resource]
     try:
@@ -100,13 +115,13 @@ async def settings(link: KafkaLink, name: str) -> dict[str, str]:
 
 
 def retention_of(config: Mapping[str, str]) -> float | None:
-    """How many seconds a record stays at least; None: for ever."""
+    """How many seconds a record is kept, at least; None: for ever."""
     retention_ms = int(config["retention.ms"])
     return None if retention_ms < 0 else retention_ms / 1000
 
 
 def problem_of(config: Mapping[str, str], copies: int, interval_s: float) -> str:
-    """Why a topic would lose claims or put them out of order; empty if it would not."""
+    """Why a topic would lose or reorder claims; empty if it would not."""
     retention_s, in_sync = retention_of(config), int(config["min.insync.replicas"])
     most = copies // 2 + 1
     wrong = {
@@ -134,7 +149,7 @@ def problem_of(config: Mapping[str, str], copies: int, interval_s: float) -> str
 
 
 def safe_settings(retention_s: float, copies: int) -> dict[str, str]:
-    """What a coordination log is made with. Old records go segment by segment, so segments are short."""
+    """The settings of a new coordination log. Records expire by segment, so segments are short."""
     segment_s = min(retention_s / _SEGMENTS, _LONGEST_SEGMENT_S)
     return {
         "cleanup.policy": "delete",
@@ -164,22 +179,98 @@ async def _create(link: KafkaLink, name: str, partitions: int, retention_s: floa
     except KafkaRefused as refused:
         if refused.code == KafkaError.INVALID_REPLICATION_FACTOR:
             raise InvalidInput(f"copies is {copies}: there are not so many brokers ({refused})") from refused
-        if refused.code != KafkaError.TOPIC_ALREADY_EXISTS:  # another consumer made it at the same moment
+        if refused.code != KafkaError.TOPIC_ALREADY_EXISTS:  # another consumer created it at the same moment
             raise
-    return await _made(link, name)
+    return await _wait_for_leaders(link, name)
 
 
-async def _made(link: KafkaLink, name: str) -> LogTopic:
-    """Brokers hear of a new topic one after the other, and leaders of what they lead."""
+async def _wait_for_leaders(link: KafkaLink, name: str) -> LogTopic:
+    """Wait until all brokers know a new topic, and its partitions have leaders."""
     loop = asyncio.get_running_loop()
-    deadline, ends = loop.time() + link.timeout_s, Ends(link, name)
+    deadline, offsets = loop.time() + link.timeout_s, PartitionOffsets(link, name)
     while True:
         try:
             topic = await describe(link, name)
-            await asyncio.gather(*(ends.ask("ends", number) for number in range(topic.partitions)))
+            await asyncio.gather(*(offsets.ask("ends", number) for number in range(topic.partitions)))
         except (NoSuchTopic, BrokerUnavailable):
             if loop.time() > deadline:
                 raise
             await asyncio.sleep(_PAUSE_S)
         else:
             return topic
+
+
+class TopicWatch:
+    """Checks, when the topic is used and at most every `between_s`, that it is still the topic that was opened."""
+
+    def __init__(self, link: KafkaLink, topic: LogTopic, between_s: float) -> None:
+        self._link = link
+        self._topic = topic
+        self._between_s = between_s
+        self._loop = asyncio.get_running_loop()
+        self._began_at = self._loop.time()
+        self._checking: asyncio.Task[None] | None = None
+        self._unknown_since: float | None = None
+        self._verdict: str | None = None
+
+    def check(self) -> None:
+        """`LogReplaced` if it is known to be another one. Starts a check if one is due, without waiting for it."""
+        if self._verdict is not None:
+            raise LogReplaced(self._verdict)
+        if self._checking is None and self._loop.time() > self._began_at + self._between_s:
+            self._begin()
+
+    async def check_now(self) -> None:
+        """Check now and wait for the result. `BrokerUnavailable` if the topic is unknown, which may be transient."""
+        await asyncio.shield(self._checking or self._begin())
+
+    async def close(self) -> None:
+        if self._checking is not None:
+            self._checking.cancel()
+            await asyncio.wait({self._checking})
+
+    def _begin(self) -> asyncio.Task[None]:
+        self._began_at = self._loop.time()
+        # Not in a task group: callers do not wait for it, and `_verdict` keeps its result.
+        checking = self._checking = asyncio.create_task(self._check())
+        checking.add_done_callback(_log_error)
+        return checking
+
+    async def _check(self) -> None:
+        try:
+            self._compare(await describe(self._link, self._topic.name))
+        except NoSuchTopic as error:
+            self._is_unknown(error)
+        finally:
+            self._checking = None
+        if self._verdict is not None:
+            raise LogReplaced(self._verdict)
+
+    def _compare(self, found: LogTopic) -> None:
+        self._unknown_since = None
+        if found.topic_id != self._topic.topic_id:
+            self._verdict = (
+                f"coordination log {found.name!r} was recreated: the claims in the old one are void; stop all its "
+                "consumers and start them again"
+            )
+        elif found.partitions != self._topic.partitions:
+            self._verdict = (
+                f"coordination log {found.name!r} had {self._topic.partitions} partitions and has {found.partitions}: "
+                "the number decides where claims are kept; stop all its consumers, and start them on a new topic"
+            )
+
+    def _is_unknown(self, error: NoSuchTopic) -> None:
+        name, now = self._topic.name, self._loop.time()
+        if self._unknown_since is None:
+            self._unknown_since = now
+        if now - self._unknown_since <= _BELIEVED_GONE_S:
+            raise BrokerUnavailable(f"coordination log {name!r} is unknown at the moment: {error}") from error
+        self._verdict = f"coordination log {name!r} was deleted; stop all its consumers"
+
+
+def _log_error(check: asyncio.Task[None]) -> None:
+    """The verdict is kept, and every other call raises errors of the brokers as well."""
+    if not check.cancelled() and (error := check.exception()) is not None:
+        if not isinstance(error, KeylaneError):
+            raise error
+        _log.info("checking the topic of the coordination log: %s", error)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from keylane.lazy import loader
 
 if TYPE_CHECKING:
+    from keylane.core.claim_choice import Appetite, TopicPartition
     from keylane.core.claim_facts import (
         Claim,
         Freshness,
@@ -25,15 +26,14 @@ if TYPE_CHECKING:
         Verdict,
     )
     from keylane.core.claims import World, replay
-    from keylane.core.picking import Appetite, TopicPartition
     from keylane.marshal.admin import Admin, Load, PartitionLoad
     from keylane.marshal.consumer import Consumer
     from keylane.marshal.jetstream_log import JetStreamLog, open_jetstream_log
     from keylane.marshal.log import Bounds, CoordinationLog, MemoryLog, Newest, Position, catch_up
     from keylane.marshal.message import MarshalMessage
+    from keylane.marshal.options import ConsumerHooks
     from keylane.marshal.source import Extent, MemorySource, Reader, Source, SourceRecord
     from keylane.marshal.stream_source import StreamSource
-    from keylane.marshal.terms import ConsumerHooks
 
 _HOMES = {
     "keylane.core.claim_facts": (
@@ -51,7 +51,7 @@ _HOMES = {
         "Verdict",
     ),
     "keylane.core.claims": ("World", "replay"),
-    "keylane.core.picking": ("Appetite", "TopicPartition"),
+    "keylane.core.claim_choice": ("Appetite", "TopicPartition"),
     "keylane.marshal.admin": ("Admin", "Load", "PartitionLoad"),
     "keylane.marshal.consumer": ("Consumer",),
     "keylane.marshal.jetstream_log": ("JetStreamLog", "open_jetstream_log"),
@@ -59,7 +59,7 @@ _HOMES = {
     "keylane.marshal.message": ("MarshalMessage",),
     "keylane.marshal.source": ("Extent", "MemorySource", "Reader", "Source", "SourceRecord"),
     "keylane.marshal.stream_source": ("StreamSource",),
-    "keylane.marshal.terms": ("ConsumerHooks",),
+    "keylane.marshal.options": ("ConsumerHooks",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

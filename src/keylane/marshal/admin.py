@@ -1,6 +1,6 @@
 """The admin's view of a coordination log: who owns what, now or earlier, how far behind, and pausing a group.
 
-Owns: `ReleaseGroup`, and the numbers that operators look at. It owns no partition and claims none.
+Owns: `ReleaseGroup` records, and the figures that operators look at. It never claims a partition.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from keylane.core.claim_choice import TopicPartition
 from keylane.core.claim_facts import Claim, Freshness, Owner
 from keylane.core.claim_records import Placing, check_id
 from keylane.core.claims import World
-from keylane.core.picking import TopicPartition
 from keylane.errors import InvalidInput, KeylaneError, TwoHashes
-from keylane.marshal.author import Author, new_instance
 from keylane.marshal.log import CoordinationLog, catch_up
+from keylane.marshal.log_view import ClientIdentity, new_instance
+from keylane.marshal.options import interval_of
+from keylane.marshal.retry import Backoff
 from keylane.marshal.source import Source
-from keylane.marshal.terms import interval_of
-from keylane.marshal.trouble import Patience
 
 _log = logging.getLogger("keylane.marshal")
 
-_PATIENCE_S = 30.0
+_LONGEST_RETRY_S = 30.0
 _LONG_PAST_S = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionLoad:
-    """One partition of a group: how far it is, and how many messages wait. `offset` None: nobody ever read it."""
+    """One partition of a group: its offset, and how many messages wait. `offset` None: nobody has ever read it."""
 
     where: TopicPartition
     offset: int | None
@@ -40,19 +40,19 @@ class PartitionLoad:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one consumer has to do; `owner` None: what nobody owns."""
+    """The partitions of one consumer; `owner` None: those that nobody owns."""
 
     owner: Owner | None
     partitions: tuple[PartitionLoad, ...]
 
     @property
     def lag(self) -> int:
-        """Messages that wait in all its partitions."""
+        """How many messages wait in all its partitions."""
         return sum(one.lag for one in self.partitions)
 
 
 class Admin:
-    """Looks at a coordination log, and pauses groups. `heartbeat_interval_s`: for a log that does not know its own.
+    """Inspects a coordination log, and pauses groups. `heartbeat_interval_s`: for a log that does not know its own.
 
     >>> admin = Admin(log)
     >>> await admin.release_group("billing", until=datetime.now(UTC) + timedelta(minutes=5))
@@ -73,12 +73,12 @@ class Admin:
         self._client_id = check_id(client_id, "client id")
         self._instance = new_instance()
         self._wall_clock = wall_clock
-        self._new_world()  # refuses what is wrong before anything is asked
+        self._new_world()  # raises for invalid arguments now
 
     def __repr__(self) -> str:
         return f"<Admin of {self._log!r}>"
 
-    # ---- looking ------------------------------------------------------------------------------------
+    # ---- inspecting ---------------------------------------------------------------------------------
 
     async def world(self, *, keep_history: bool = False) -> World:
         """The world as the log has it now."""
@@ -100,7 +100,7 @@ class Admin:
         return world
 
     async def loads(self, source: Source, group: str, topics: Sequence[str]) -> list[Load]:
-        """What each consumer of a group owns and how far behind it is; what nobody owns comes last."""
+        """What each consumer of a group owns, and its lag; partitions that nobody owns come last."""
         world = await self.world()
         by_owner: dict[Owner | None, list[PartitionLoad]] = {}
         for topic in topics:
@@ -126,7 +126,7 @@ class Admin:
     async def release_group(self, group: str, until: datetime) -> None:
         """Pause a group until then: its owners release, nobody claims. It ends by itself, or by `resume`.
 
-        A group that the log knows nothing of is paused as well, with a warning: ask `World.groups` for those it knows.
+        A group that is not in the log is paused as well, with a warning; `World.groups` lists those that are.
         """
         until_ms = _unix_ms(until, "until")
         if until_ms <= self._wall_clock() * 1000:
@@ -144,8 +144,8 @@ class Admin:
         await self._write_everywhere(group, _LONG_PAST_S)
 
     async def _write_everywhere(self, group: str, expiry_s: int) -> None:
-        """Every partition of the log: there is no order between them, and each has owners of its own."""
-        author = Author(self._client_id, group, self._instance, self._wall_clock)
+        """Write to every partition of the log: there is no order between them, and each has its own owners."""
+        identity = ClientIdentity(self._client_id, group, self._instance, self._wall_clock)
         world = await self.world()
         if world.other_hash(lambda number: max(int(self._wall_clock() * 1000) - (world.now_ms(number) or 0), 0)):
             raise TwoHashes(
@@ -155,13 +155,13 @@ class Admin:
         if group not in world.groups():
             _log.warning("the coordination log has no record of a group %r; it has of %s", group, world.groups())
         for number in range(self._log.partitions):
-            patience = Patience("the coordination log", _PATIENCE_S)
+            backoff = Backoff("the coordination log", _LONGEST_RETRY_S)
             while True:
                 try:
-                    await self._log.append(author.release_group(expiry_s), number)
+                    await self._log.append(identity.release_group(expiry_s), number)
                     break
                 except KeylaneError as error:
-                    await patience.after(error)  # to say the same twice changes nothing
+                    await backoff.after(error)  # writing the same record twice changes nothing
 
     def _new_world(self, keep_history: bool = False) -> World:
         return World(

@@ -1,28 +1,28 @@
-"""At least once: work first, and let the heartbeats say how far everything is done.
+"""At least once: handle messages first, and let the heartbeats say up to which offset everything is done.
 
-Owns: the positions of one tenure. Messages may be done in any order; a heartbeat names the first that is not. Whoever
-comes next begins there, so what was done since the last heartbeat is done again.
+Owns: the offsets of one owned partition. Messages may be done in any order; a heartbeat names the first that is not.
+The next owner begins there, so messages done since the last heartbeat are handled again.
 """
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from typing import TYPE_CHECKING
 
-from keylane.core.prefix import Prefix
-from keylane.marshal.crew import Crew
-from keylane.marshal.reading import batches
-from keylane.marshal.source import Source
-from keylane.marshal.tenure import Tenure
-from keylane.marshal.trouble import Patience
+from keylane.core.partition_offsets import Prefix
+
+if TYPE_CHECKING:
+    from keylane.marshal.owned_partition import OwnedPartition
 
 
 class AtLeastOnce:
-    """How far one partition is, and the reading of it."""
+    """The progress through one partition."""
 
     retries = True
     hold = 1.0
-    """Whoever dies has begun one interval of messages at most that no heartbeat told of."""
+    """Intervals after a heartbeat in which handlers may start. So an owner that dies has started at most one interval
+    of messages that no heartbeat reported."""
 
     def __init__(self, offset: int) -> None:
         self._prefix = Prefix(offset)
@@ -33,36 +33,37 @@ class AtLeastOnce:
 
     @property
     def offset(self) -> int:
+        """The next message to read, for whoever owns the partition next."""
         return self._prefix.offset
 
     @property
-    def at_work(self) -> int:
+    def in_flight(self) -> int:
+        """How many messages were read and are not done."""
         return self._prefix.at_work
 
     def finish(self, offset: int) -> None:
         self._prefix.finish(offset)
 
-    async def run(
-        self, tenure: Tenure, source: Source, crew: Crew, patience: Patience, *, batch_size: int, max_in_flight: int
-    ) -> None:
-        """Read and hand out until the tenure is over."""
+    async def run(self, owned: OwnedPartition) -> None:
+        """Read and dispatch until the partition is over."""
+        options = owned.options
 
-        async def room() -> int:
-            await tenure.fewer_than(max_in_flight)
-            return min(batch_size, max(max_in_flight - self.at_work, 1))
+        async def limit() -> int:
+            await owned.fewer_than(options.max_in_flight)
+            return min(options.batch_size, max(options.max_in_flight - self.in_flight, 1))
 
-        async with aclosing(batches(source, tenure.where, self.read_to, room, patience)) as found:
-            async for records in found:
-                if tenure.is_over:
+        async with aclosing(owned.batches(self.read_to, limit)) as batches:
+            async for records in batches:
+                if owned.is_over:
                     return
                 for record in records:
                     self._prefix.start(record.offset)
                 self.read_to = records[-1].offset + 1
-                crew.offer(tenure, records)
+                owned.dispatch(records)
 
-    async def stop(self, running: asyncio.Task[None], tenure: Tenure, grace_s: float) -> None:
-        """Read nothing more. What has not started is for whoever comes next."""
+    async def stop(self, running: asyncio.Task[None], owned: OwnedPartition) -> None:
+        """Read nothing more. Messages that have not started are left to the next owner."""
         running.cancel()
 
     def close(self) -> None:
-        """Nothing is shared with other tenures."""
+        """Nothing is shared with other partitions."""

@@ -1,8 +1,8 @@
-"""At most once: take a batch of messages in the log first, and work on it only when the log says that it is ours.
+"""At most once: take a batch of messages in the log first, and handle it only when the log says that it is ours.
 
-Owns: the order of these steps for one tenure, and the allowance that all tenures of a consumer share. No more than one
-batch is taken and not done in the whole consumer, so a consumer that dies loses one batch at most. Nothing is tried
-again: a message whose handler failed is over.
+Owns: the order of these steps for one partition, and the allowance that all partitions of a consumer share. At most one
+batch is taken and not done in the whole consumer, so a consumer that dies loses one batch at most. Nothing is retried:
+a message whose handler failed is done.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import asyncio
 import logging
 from collections import deque
 from contextlib import aclosing
+from typing import TYPE_CHECKING
 
-from keylane.marshal.crew import Crew
-from keylane.marshal.reading import batches
-from keylane.marshal.source import Source, SourceRecord
-from keylane.marshal.tenure import MARGIN, Tenure
-from keylane.marshal.trouble import Patience
+from keylane.marshal.partition_claim import MARGIN
+
+if TYPE_CHECKING:
+    from keylane.marshal.owned_partition import OwnedPartition
+    from keylane.marshal.source import SourceRecord
 
 _log = logging.getLogger("keylane.marshal")
 
@@ -24,11 +25,11 @@ _PARTS = 4
 _MOMENT_S = 0.02
 
 
-class Allowance:
+class BatchAllowance:
     """How many messages a consumer may have taken and not done, over all its partitions. First come, first served.
 
-    No partition gets more than a part of it, so that one whose handlers hang leaves something to the others. Whoever
-    cannot have all that it wants gets what is left a moment later: what is done meanwhile adds up, so that batches do
+    No partition gets more than a share, so that one whose handlers hang leaves something to the others. A partition
+    that cannot have all it wants gets what is left a moment later: what is given back meanwhile adds up, so batches do
     not become ever smaller.
     """
 
@@ -41,7 +42,7 @@ class Allowance:
         self._moment: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
-        return f"<Allowance {self._left} of {self.most} left, {len(self._waiting)} wait>"
+        return f"<BatchAllowance {self._left} of {self.most} left, {len(self._waiting)} wait>"
 
     async def take(self, wanted: int) -> int:
         """How many may be taken now, at least one."""
@@ -79,12 +80,12 @@ class Allowance:
 
 
 class AtMostOnce:
-    """How far one partition is taken, and the reading of it."""
+    """The progress through one partition."""
 
     retries = False
     hold = 2 - MARGIN
 
-    def __init__(self, offset: int, allowance: Allowance) -> None:
+    def __init__(self, offset: int, allowance: BatchAllowance) -> None:
         self.offset = offset
         self.read_to = offset
         self._allowance = allowance
@@ -92,10 +93,10 @@ class AtMostOnce:
         self._taking = asyncio.Lock()
 
     def __repr__(self) -> str:
-        return f"<taken to {self.offset}, {self.at_work} at work>"
+        return f"<taken to {self.offset}, {self.in_flight} in flight>"
 
     @property
-    def at_work(self) -> int:
+    def in_flight(self) -> int:
         return len(self._open)
 
     def finish(self, offset: int) -> None:
@@ -104,77 +105,77 @@ class AtMostOnce:
             self._allowance.give_back(1)
 
     def close(self) -> None:
-        """The tenure is over: what is not done will not be."""
+        """Messages that are not done now never will be: they no longer count against the allowance."""
         count = len(self._open)
         self._open.clear()
         self._allowance.give_back(count)
 
-    async def run(
-        self, tenure: Tenure, source: Source, crew: Crew, patience: Patience, *, batch_size: int, max_in_flight: int
-    ) -> None:
-        """Make sure that it is ours, fetch, take, confirm, work; until the tenure is over or the partition is lost."""
+    async def run(self, owned: OwnedPartition) -> None:
+        """Confirm the claim, fetch, take, confirm, dispatch; until the partition is over or lost."""
+        options = owned.options
 
-        async def room() -> int:
-            await tenure.fewer_than(1)
-            return min(batch_size, max_in_flight) if await tenure.is_still_ours() else 0
+        async def limit() -> int:
+            await owned.fewer_than(1)
+            return min(options.batch_size, options.max_in_flight) if await owned.is_still_ours() else 0
 
         self._allowance.sharing += 1
         try:
-            async with aclosing(batches(source, tenure.where, self.offset, room, patience)) as found:
-                async for records in found:
-                    if not await self._take_all(tenure, crew, records):
+            async with aclosing(owned.batches(self.offset, limit)) as batches:
+                async for records in batches:
+                    if not await self._take_all(owned, records):
                         return
         finally:
             self._allowance.sharing -= 1
 
-    async def stop(self, running: asyncio.Task[None], tenure: Tenure, grace_s: float) -> None:
-        """Take nothing more. What is taken is handled first: nobody else will."""
+    async def stop(self, running: asyncio.Task[None], owned: OwnedPartition) -> None:
+        """Take nothing more. Messages that are taken are handled first: nobody else gets them."""
+        grace_s = owned.options.grace_s
         try:
             async with asyncio.timeout(grace_s):
                 async with self._taking:
                     running.cancel()
-                await tenure.fewer_than(1)
+                await owned.fewer_than(1)
         except TimeoutError:
             _log.error(
                 "%s/%d: %d messages that were taken are lost: they were not handled within %g s",
-                *tenure.where,
-                self.at_work,
+                *owned.where,
+                self.in_flight,
                 grace_s,
             )
         finally:
             running.cancel()
 
-    async def _take_all(self, tenure: Tenure, crew: Crew, records: list[SourceRecord]) -> bool:
-        """One batch after the other, each when the one before is done. False: no more are taken here."""
+    async def _take_all(self, owned: OwnedPartition, records: list[SourceRecord]) -> bool:
+        """One batch after the other, each when the one before is done. False: take no more here."""
         while records:
-            await tenure.fewer_than(1)
-            taken = await self._take_some(tenure, crew, records)
+            await owned.fewer_than(1)
+            taken = await self._take_some(owned, records)
             if not taken:
                 return False
             records = records[taken:]
         return True
 
-    async def _take_some(self, tenure: Tenure, crew: Crew, records: list[SourceRecord]) -> int:
-        """Take and hand out as many as are allowed; how many. 0: the partition is lost, or is to be let go."""
+    async def _take_some(self, owned: OwnedPartition, records: list[SourceRecord]) -> int:
+        """Take and dispatch as many as are allowed; returns how many. 0: the partition is lost or being given up."""
         allowed = unused = await self._allowance.take(len(records))
         try:
             async with self._taking:
                 some = records[:allowed]
-                if tenure.is_over or tenure.asked is not None or not await self._take(tenure, some):
+                if owned.is_over or owned.end_request is not None or not await self._take(owned, some):
                     return 0
                 unused = 0
-                crew.offer(tenure, some)
+                owned.dispatch(some)
                 return allowed
         finally:
             self._allowance.give_back(unused)
 
-    async def _take(self, tenure: Tenure, records: list[SourceRecord]) -> bool:
+    async def _take(self, owned: OwnedPartition, records: list[SourceRecord]) -> bool:
         """Make a batch ours; False: the partition is lost."""
         self.read_to = records[-1].offset + 1
-        if not await tenure.take(self.read_to):
+        if not await owned.take(self.read_to):
             return False
-        self.offset = self.read_to  # from here on the batch is nobody else's, whatever comes
-        if not await tenure.heartbeat():
+        self.offset = self.read_to  # from here on nobody else gets the batch, whatever happens
+        if not await owned.heartbeat():
             return False
         self._open.update(record.offset for record in records)
         return True

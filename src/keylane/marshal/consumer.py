@@ -1,8 +1,8 @@
-"""A Marshal consumer: one process that claims partitions, works on their messages, and lets them go.
+"""A Marshal consumer: one process that claims partitions, handles their messages, and gives them up.
 
-Level-triggered: again and again it reads the log, and does what follows from it: it claims what is free, releases what
-it must not have, and serves what it owns. Each partition that it owns is served by a task of its own, from the win to
-the release. What may pass is waited out; anything else ends the consumer with its reason, and its claims run out.
+Level-triggered: it reads the log again and again and does what follows from it: it claims free partitions, releases
+those that it must not have, and serves those that it owns, each in its own task from the won claim to the release.
+Transient errors are retried; any other error ends the consumer, and its claims expire.
 """
 
 from __future__ import annotations
@@ -17,30 +17,29 @@ from types import TracebackType
 from typing import Self
 
 from keylane.core.balance import is_spoken_for, to_ask_for, to_give_up
+from keylane.core.claim_choice import Appetite, PickOrder, Standing, TopicPartition, give_up, pick
 from keylane.core.claim_facts import Claim, Key, Owner, Verdict
 from keylane.core.claim_records import Placing, check_id
-from keylane.core.picking import Appetite, PickOrder, Standing, TopicPartition, give_up, pick
 from keylane.dispatch import Executor
 from keylane.errors import InvalidInput, KeylaneError, RequestTimeout
-from keylane.marshal.author import Author, new_instance
-from keylane.marshal.claiming import Claimer, Mode, Work
-from keylane.marshal.crew import Crew, Order
+from keylane.marshal.claim_attempts import Claimer
 from keylane.marshal.log import CoordinationLog
-from keylane.marshal.logbook import LogBook, own_clock
+from keylane.marshal.log_view import ClientIdentity, LogView, new_instance, own_clock
 from keylane.marshal.message import GiveUp, Handler
-from keylane.marshal.serving import serve
+from keylane.marshal.message_dispatcher import MessageDispatcher
+from keylane.marshal.options import ConsumerHooks, ConsumerOptions, Mode, Order, interval_of
+from keylane.marshal.owned_partition import DeliveryMode, OwnedPartition
+from keylane.marshal.partition_claim import PartitionClaim
+from keylane.marshal.retry import Backoff, first_error
 from keylane.marshal.source import Source
-from keylane.marshal.tenure import Tenure
-from keylane.marshal.terms import ConsumerHooks, Terms, interval_of
-from keylane.marshal.trouble import Patience, first_error
 
 _log = logging.getLogger("keylane.marshal")
 
-_LOOK_EVERY = 0.3
-"""Of an interval. A partition whose owner died is free two intervals after its last heartbeat."""
-_LOOK_EVERY_ASKED = 0.05
-"""While this consumer has asked for a partition, which is nobody's from its release until it is claimed."""
-_MOST_PATIENT = 32
+_READ_EVERY = 0.3
+"""Of an interval: how often the log is read. A partition whose owner died is free after two intervals."""
+_READ_EVERY_ASKED = 0.05
+"""The same while this consumer has asked for a partition: nobody serves it between its release and the next claim."""
+_LONGEST_BETWEEN_REQUESTS = 32
 """Intervals between two requests to an owner that gives nothing up."""
 _BETWEEN_CLAIMS = 0.02
 _COUNT_TOPICS_EVERY = 10
@@ -52,24 +51,24 @@ _LAST_WRITES_S = 10.0
 class Consumer:
     """Claims partitions of topics for a group, and runs the handler on their messages.
 
-    `log` decides who owns what, `source` has the messages. `client_id` is this consumer's name in the group: one that
-    stays the same over a restart takes its partitions back at once. `mode`: `at_least_once`, or `at_most_once` with
-    no more than `batch_size` messages taken and not done.
+    `log` decides who owns what, `source` has the messages. `client_id` is this consumer's name in the group: a consumer
+    that restarts with the same one takes its partitions back at once. `mode`: `at_least_once`, or `at_most_once` with
+    at most `batch_size` messages taken and not done.
 
-    `pick`: `random`, `round_robin`, or an `Appetite` with more wishes; `max_claims`: own no more than this.
-    `placing` must be the same for everybody on the log, and so must the heartbeat interval, which is the log's;
-    `heartbeat_interval_s` is for a log that does not know its own. `rebalance`: ask those who own more for partitions,
-    and give some up to those who own less. `release_when_behind`: give up a partition that this consumer cannot keep
-    up with. `order`: one message at a time per `key`, or per `partition`.
-    `max_in_flight`: messages of one partition that are read and not done. A message that failed is tried again, for
-    ever or `max_tries` times; then `give_up` is awaited and it counts as done. When a partition is let go, handlers at
-    work have `grace_s` to end. Trouble with the log or the source that lasts longer than `patience_s` ends it.
+    `pick`: `random`, `round_robin`, or an `Appetite` with more options; `max_claims`: own at most this many partitions.
+    `placing` must be the same for all consumers on the log, and so must the heartbeat interval, which is the log's;
+    `heartbeat_interval_s` is for a log that does not know its own. `rebalance`: ask consumers that own more for
+    partitions, and give some up to those that own less. `release_when_behind`: give up a partition that this consumer
+    cannot keep up with. `order`: one message at a time per `key`, or per `partition`.
+    `max_in_flight`: messages of one partition that are read and not done. A failed message is retried, for ever or
+    `max_tries` times; then `give_up` is awaited and the message counts as done. When a partition is given up, running
+    handlers have `grace_s` to end. If the log or the source fails for longer than `patience_s`, the consumer ends.
 
     >>> async with Consumer(log, source, "billing", "worker-1", ["orders"], handler) as consumer:
     ...     await consumer.wait()
     """
 
-    def __init__(  # noqa: PLR0917 - what a consumer is made of; the rest is named
+    def __init__(  # noqa: PLR0917 - the required ones; the rest are keywords
         self,
         log: CoordinationLog,
         source: Source,
@@ -98,7 +97,7 @@ class Consumer:
         instance_id: str | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._terms = Terms(
+        self._options = ConsumerOptions(
             mode=mode,
             appetite=_appetite(pick, max_claims),
             heartbeat_interval_s=interval_of(log, heartbeat_interval_s),
@@ -115,67 +114,66 @@ class Consumer:
             patience_s=patience_s,
         )
         self._topics = _checked_topics(topics)
-        self._author = Author(client_id, group, instance_id or new_instance(), wall_clock)
+        self._identity = ClientIdentity(client_id, group, instance_id or new_instance(), wall_clock)
         self._handler = handler
         self._source = source
         self._hooks = hooks or ConsumerHooks()
-        self._book = LogBook(
+        self._view = LogView(
             log,
-            self._terms.heartbeat_interval_s,
-            lambda: self._patience("the coordination log"),
+            self._identity,
+            self._options.heartbeat_interval_s,
+            lambda: self._backoff("the coordination log"),
             placing=placing,
-            wall_s=wall_clock,
         )
-        self._claimer = Claimer(
-            self._book, self._author, source, mode, self._patience("the source"), batch_size=batch_size
-        )
+        self._claimer = Claimer(self._view, source, mode, self._backoff("the source"), batch_size=batch_size)
         self._counts: dict[str, int] = {}
         self._counted_at = 0.0
-        self._tenures: dict[TopicPartition, Tenure] = {}
+        self._owned: dict[TopicPartition, OwnedPartition] = {}
         self._cooling: dict[TopicPartition, float] = {}
-        self._unheard: dict[Owner, tuple[int, float]] = {}
-        """Whom this consumer asked for a partition: how often in vain, and when it may ask again."""
+        self._unanswered: dict[Owner, tuple[int, float]] = {}
+        """Owners that this consumer asked for a partition: how often in vain, and when it may ask again."""
         self._has_asked = False
         self._after: TopicPartition | None = None
         self._stop = asyncio.Event()
-        self._let_one_go = asyncio.Event()
+        self._one_ended = asyncio.Event()
         self._release = True
-        self._crew: Crew | None = None
+        self._dispatcher: MessageDispatcher | None = None
         self._running: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         state = "new" if self._running is None else "ended" if self._running.done() else "running"
-        return f"<Consumer {self._author.client} of {self._author.group} {state}, {len(self._tenures)} partitions>"
+        return f"<Consumer {self._identity.client} of {self._identity.group} {state}, {len(self._owned)} partitions>"
 
     @property
     def instance_id(self) -> str:
-        return self._author.instance
+        return self._identity.instance
 
     @property
     def owned(self) -> list[TopicPartition]:
-        """The partitions that it serves now."""
-        return sorted(self._tenures)
+        """The partitions that it owns now."""
+        return sorted(self._owned)
 
-    # ---- life ---------------------------------------------------------------------------------------
+    # ---- start and end ------------------------------------------------------------------------------
 
     async def start(self) -> Self:
-        """Check the topics, read the log, and begin. Raises what is wrong with them."""
+        """Check the topics, read the log, and begin. Raises if a topic or the log is not as it must be."""
         if self._running is not None:
             raise InvalidInput("this consumer was started before: make a new one")
         await self._count_topics()
-        await self._book.read()
-        self._crew = Crew(
+        await self._view.read()
+        dispatcher = MessageDispatcher(
             self._handler,
-            concurrency=self._terms.concurrency,
-            name=f"consumer {self._author.client!r} of group {self._author.group!r}",
-            executor=self._terms.executor,
-            order=self._terms.order,
-            max_tries=self._terms.max_tries,
-            give_up=self._terms.give_up,
+            concurrency=self._options.concurrency,
+            name=f"consumer {self._identity.client!r} of group {self._identity.group!r}",
+            executor=self._options.executor,
+            order=self._options.order,
+            max_tries=self._options.max_tries,
+            give_up=self._options.give_up,
             on_failure=self._hooks.on_failure,
         )
-        await self._crew.start()
-        self._running = asyncio.create_task(self._run(self._crew), name=f"marshal {self._author.client}")
+        await dispatcher.start()
+        # Not in a task group: it lives until `terminate`, which is another call.
+        self._running = asyncio.create_task(self._run(dispatcher), name=f"marshal {self._identity.client}")
         return self
 
     async def wait(self) -> None:
@@ -185,23 +183,23 @@ class Consumer:
         await asyncio.shield(self._running)
 
     async def terminate(self, release: bool = True) -> None:
-        """End it: handlers at work may finish, then its partitions are released for others.
+        """End it: running handlers may finish, then its partitions are released for others.
 
-        Without `release` the claims stay in the log until they run out: a restart with the same client id takes them
-        back at once. Raises the error that ended it before, if one did.
+        Without `release` the claims stay in the log until they expire: a restart with the same client id takes the
+        partitions back at once. Raises the error that ended the consumer earlier, if one did.
         """
         if self._running is None:
             return
         self._release = release
         self._stop.set()
-        done, _ = await asyncio.wait({self._running}, timeout=self._terms.grace_s + _LAST_WRITES_S)
+        done, _ = await asyncio.wait({self._running}, timeout=self._options.grace_s + _LAST_WRITES_S)
         if not done:
             self._running.cancel()
             with suppress(asyncio.CancelledError):
                 await self._running
             raise RequestTimeout(
-                f"consumer {self._author.client!r} could not release {len(self._tenures)} partitions within "
-                f"{self._terms.grace_s + _LAST_WRITES_S:g} s; its claims run out by themselves"
+                f"consumer {self._identity.client!r} gave up after {self._options.grace_s + _LAST_WRITES_S:g} s trying "
+                f"to release {len(self._owned)} partitions; its claims expire by themselves"
             )
         self._running.result()
 
@@ -219,197 +217,200 @@ class Consumer:
             if failure is not error:
                 _log.error("%r ended with %r while another error was on its way", self, failure)
 
-    async def _run(self, crew: Crew) -> None:
+    async def _run(self, dispatcher: MessageDispatcher) -> None:
         try:
             with first_error():
                 async with asyncio.TaskGroup() as tasks:
-                    watching = tasks.create_task(self._watch(crew))
-                    await self._reclaim(tasks, crew)
-                    await self._look_for_ever(tasks, crew)
-                    for tenure in self._tenures.values():
-                        tenure.ask_to_end("the consumer ends", release=self._release)
+                    watching = tasks.create_task(self._watch(dispatcher))
+                    await self._reclaim(tasks, dispatcher)
+                    await self._claim_and_release(tasks, dispatcher)
+                    for owned in self._owned.values():
+                        owned.ask_to_end("the consumer ends", release=self._release)
                     await self._nothing_served()
                     watching.cancel()
         finally:
-            for tenure in self._tenures.values():
-                tenure.end()
-            await crew.close()
+            await dispatcher.close()
 
-    async def _watch(self, crew: Crew) -> None:
-        """A worker that broke ends the consumer."""
-        raise await crew.failure
+    async def _watch(self, dispatcher: MessageDispatcher) -> None:
+        """A handler that crashed ends the consumer."""
+        raise await dispatcher.failure
 
     async def _nothing_served(self) -> None:
-        while self._tenures:
-            self._let_one_go.clear()
-            await self._let_one_go.wait()
+        while self._owned:
+            self._one_ended.clear()
+            await self._one_ended.wait()
 
-    # ---- looking ------------------------------------------------------------------------------------
+    # ---- assignment ---------------------------------------------------------------------------------
 
-    async def _look_for_ever(self, tasks: asyncio.TaskGroup, crew: Crew) -> None:
-        """Read the whole log now and then; between that, as long as there is something to claim, only what matters."""
-        interval_s = self._terms.heartbeat_interval_s
-        look_at = 0.0
+    async def _claim_and_release(self, tasks: asyncio.TaskGroup, dispatcher: MessageDispatcher) -> None:
+        """Read the whole log periodically; in between, while there is something to claim, only the parts needed."""
+        interval_s = self._options.heartbeat_interval_s
+        read_at = 0.0
         while not self._stop.is_set():
             if own_clock() > self._counted_at + _COUNT_TOPICS_EVERY * interval_s:
                 await self._count_topics()
-            if own_clock() >= look_at:
-                await self._book.read(self._log_partitions())
-                await self._rebalance(tasks, crew)
-                look_at = own_clock() + (_LOOK_EVERY_ASKED if self._has_asked else _LOOK_EVERY) * interval_s
-            self._obey()
-            for stray in self._claimer.strays(set(self._tenures)):
+            if own_clock() >= read_at:
+                await self._view.read(self._log_partitions())
+                await self._rebalance(tasks, dispatcher)
+                read_at = own_clock() + (_READ_EVERY_ASKED if self._has_asked else _READ_EVERY) * interval_s
+            self._release_excess()
+            for stray in self._claimer.strays(set(self._owned)):
                 await self._claimer.release_stray(stray)
-            tried = await self._claim_some(tasks, crew)
-            # Consumers that start together and try one at a time share what there is.
+            tried = await self._claim_some(tasks, dispatcher)
+            # Consumers that start together and claim one partition at a time get equal shares.
             spread_s = _BETWEEN_CLAIMS * interval_s * random.random()  # noqa: S311 - guards nothing
-            pause_s = spread_s if tried else max(look_at - own_clock(), 0.0)
+            pause_s = spread_s if tried else max(read_at - own_clock(), 0.0)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._stop.wait()
 
     def _log_partitions(self) -> set[int]:
-        """Those that say something of our topics."""
-        return {self._book.where(self._author.key(one)) for one in self._all()}
+        """Those partitions of the log that coordinate our topics."""
+        return {self._view.world.where(*one) for one in self._all()}
 
     def _all(self) -> list[TopicPartition]:
         return [TopicPartition(topic, number) for topic, count in self._counts.items() for number in range(count)]
 
-    def _obey(self) -> None:
-        """Let go of what the log, or our own rules, say that we must not have."""
-        for pause in self._book.world.pauses(self._author.group):
-            if pause.by != self._author.owner:
-                for tenure in self._tenures.values():
-                    if self._book.where(tenure.key) == pause.log_partition:
-                        tenure.ask_to_end("the group is paused")
-        for where in give_up(self._terms.appetite, self._counts, self._standing):
-            self._tenures[where].ask_to_end("partition 0 of its topic is not ours")
+    def _release_excess(self) -> None:
+        """Give up what this consumer must not have, by the log or by its own options."""
+        for pause in self._view.world.pauses(self._identity.group):
+            if pause.by != self._identity.owner:
+                for owned in self._owned.values():
+                    if self._view.world.where(*owned.where) == pause.log_partition:
+                        owned.ask_to_end("the group is paused")
+        for where in give_up(self._options.appetite, self._counts, self._standing):
+            self._owned[where].ask_to_end("partition 0 of its topic is not ours")
 
     def _standing(self, where: TopicPartition) -> Standing:
-        if where in self._tenures:
+        if where in self._owned:
             return Standing.OURS
-        if self._cooling.get(where, 0.0) > own_clock() or self._claimer.foresee(where) is not Verdict.WON:
+        if self._cooling.get(where, 0.0) > own_clock() or self._view.foresee(where) is not Verdict.WON:
             return Standing.TAKEN
         return Standing.TAKEN if self._is_spoken_for(where) else Standing.FREE
 
     def _is_spoken_for(self, where: TopicPartition) -> bool:
-        key = self._author.key(where)
-        claim = self._book.claim_of(key)
-        now_ms = self._book.now_ms(key) + self._book.elapsed_ms(self._book.where(key))
-        return claim is not None and is_spoken_for(claim, self._author.owner, now_ms, self._book.world.interval_ms)
+        world = self._view.world
+        claim = world.claim_of(self._identity.group, *where)
+        if claim is None:
+            return False
+        now_ms = self._view.expected_ms(claim.log_partition)
+        return is_spoken_for(claim, self._identity.owner, now_ms, world.interval_ms)
 
-    async def _rebalance(self, tasks: asyncio.TaskGroup, crew: Crew) -> None:
-        """Give up what others asked for and have less of; ask for what others have more of."""
+    async def _rebalance(self, tasks: asyncio.TaskGroup, dispatcher: MessageDispatcher) -> None:
+        """Give partitions up to consumers that asked and own less; ask consumers that own more."""
         self._has_asked = False
-        if not self._terms.rebalance or self._terms.appetite.whole_topic:
+        if not self._options.rebalance or self._options.appetite.whole_topic:
             return
-        view, me = self._book.view(self._author.group), self._author.owner
-        leaving = {tenure.key for tenure in self._tenures.values() if tenure.asked is not None}
+        view, me = self._view.group_view(), self._identity.owner
+        leaving = {owned.key for owned in self._owned.values() if owned.end_request is not None}
         for key, who in to_give_up(view, me, leaving).items():
-            if (tenure := self._tenures.get(_place_of(key))) is not None:
-                tenure.ask_to_end(f"for an even share: {who.client} asked for it and owns less")
+            if (owned := self._owned.get(_where(key))) is not None:
+                owned.ask_to_end(f"for an even share: {who.client} asked for it and owns less")
         wanted = to_ask_for(
-            view, me, may_ask=self._may_ask, choose=random.randrange, most=self._terms.appetite.max_claims
+            view, me, may_ask=self._may_ask, choose=random.randrange, most=self._options.appetite.max_claims
         )
         owners = {claim.owner for claim in view.claims if claim.key in wanted and claim.owner is not None}
         for owner in owners:
-            tries = self._unheard.get(owner, (0, 0.0))[0] + 1
-            wait_s = min(2 ** (tries + 1), _MOST_PATIENT) * self._terms.heartbeat_interval_s
-            self._unheard[owner] = tries, own_clock() + wait_s
+            tries = self._unanswered.get(owner, (0, 0.0))[0] + 1
+            wait_s = min(2 ** (tries + 1), _LONGEST_BETWEEN_REQUESTS) * self._options.heartbeat_interval_s
+            self._unanswered[owner] = tries, own_clock() + wait_s
         for key in wanted:
-            await self._claim(_place_of(key), tasks, crew)
-        self._has_asked = self._book.view(self._author.group).has_asked(me)
+            await self._claim(_where(key), tasks, dispatcher)
+        self._has_asked = self._view.group_view().has_asked(me)
 
     def _may_ask(self, claim: Claim) -> bool:
-        """A partition of our topics, whose owner may listen."""
-        where = _place_of(claim.key)
+        """A partition of our topics whose owner may answer."""
+        where = _where(claim.key)
         assert claim.owner is not None, claim
         return (
             where.partition < self._counts.get(where.topic, 0)
             and where not in self._claimer.trying
             and self._cooling.get(where, 0.0) <= own_clock()
-            and self._unheard.get(claim.owner, (0, 0.0))[1] <= own_clock()
-            and self._claimer.foresee(where) is Verdict.LOST
+            and self._unanswered.get(claim.owner, (0, 0.0))[1] <= own_clock()
+            and self._view.foresee(where) is Verdict.LOST
         )
 
-    async def _claim_some(self, tasks: asyncio.TaskGroup, crew: Crew) -> bool:
-        """Try what was picked; whether anything was."""
-        picked = pick(self._terms.appetite, self._counts, self._standing, choose=random.randrange, after=self._after)
+    async def _claim_some(self, tasks: asyncio.TaskGroup, dispatcher: MessageDispatcher) -> bool:
+        """Claim the partitions that were picked; returns whether there were any."""
+        picked = pick(self._options.appetite, self._counts, self._standing, choose=random.randrange, after=self._after)
         if not picked:
             return False
         self._after = picked[-1]
-        await self._book.read(self._book.where(self._author.key(one)) for one in picked)
+        await self._view.read(self._view.world.where(*one) for one in picked)
         picked = [one for one in picked if self._standing(one) is Standing.FREE]
         with first_error():
             async with asyncio.TaskGroup() as claims:
                 for where in picked:
-                    claims.create_task(self._claim(where, tasks, crew))
+                    claims.create_task(self._claim(where, tasks, dispatcher))
         return True
 
-    async def _claim(self, where: TopicPartition, tasks: asyncio.TaskGroup, crew: Crew) -> None:
-        self._begin(await self._claimer.claim(where), tasks, crew)
+    async def _claim(self, where: TopicPartition, tasks: asyncio.TaskGroup, dispatcher: MessageDispatcher) -> None:
+        self._begin(await self._claimer.claim(where), tasks, dispatcher)
 
-    async def _reclaim(self, tasks: asyncio.TaskGroup, crew: Crew) -> None:
-        """What an earlier instance of this client had when it stopped, as far as its claims hold."""
+    async def _reclaim(self, tasks: asyncio.TaskGroup, dispatcher: MessageDispatcher) -> None:
+        """Take back what an earlier instance of this client owned when it stopped, as far as its claims hold."""
         ours = set(self._all())
         held = [
             claim
-            for claim in self._book.world.owned_by(self._author.group, self._author.client)
+            for claim in self._view.world.owned_by(self._identity.group, self._identity.client)
             if TopicPartition(claim.key.topic, claim.key.partition) in ours
         ]
-        for claim in held[: _most(self._terms.appetite, len(held))]:
-            self._begin(await self._claimer.reclaim(claim), tasks, crew)
+        for claim in held[: _most(self._options.appetite, len(held))]:
+            self._begin(await self._claimer.reclaim(claim), tasks, dispatcher)
 
     async def _count_topics(self) -> None:
-        patience = self._patience("the source")
+        backoff = self._backoff("the source")
         for topic in self._topics:
             while True:
                 try:
                     count = await self._source.partitions(topic)
                 except KeylaneError as error:
-                    await patience.after(error)
+                    await backoff.after(error)
                 else:
                     break
             if count < self._counts.get(topic, 0):
                 raise InvalidInput(
-                    f"topic {topic!r} had {self._counts[topic]} partitions and has {count} now: it was made anew; "
+                    f"topic {topic!r} had {self._counts[topic]} partitions and has {count} now: it was recreated; "
                     "stop all consumers of the group and start them again"
                 )
             self._counts[topic] = count
         self._counted_at = own_clock()
 
-    # ---- serving ------------------------------------------------------------------------------------
+    # ---- partitions ---------------------------------------------------------------------------------
 
-    def _begin(self, won: tuple[Tenure, Work] | None, tasks: asyncio.TaskGroup, crew: Crew) -> None:
+    def _begin(
+        self, won: tuple[PartitionClaim, DeliveryMode] | None, tasks: asyncio.TaskGroup, dispatcher: MessageDispatcher
+    ) -> None:
         if won is None:
             return
-        tenure, work = won
-        self._tenures[tenure.where] = tenure
-        claim = self._book.claim_of(tenure.key)
-        if claim is not None and claim.released is not None:
-            self._unheard.pop(claim.released.owner, None)
+        claim, delivery = won
+        backoff = self._backoff(f"{claim.where.topic}/{claim.where.partition}")
+        owned = OwnedPartition(claim, delivery, self._source, dispatcher, backoff, self._options)
+        self._owned[owned.where] = owned
+        known = self._view.world.claim_of(*owned.key)
+        if known is not None and known.released is not None:
+            self._unanswered.pop(known.released.owner, None)
         if self._hooks.on_claimed is not None:
-            self._hooks.on_claimed(tenure.where, tenure.token)
-        tasks.create_task(self._serve(tenure, work, crew))
+            self._hooks.on_claimed(owned.where, owned.token)
+        tasks.create_task(self._serve(owned))
 
-    async def _serve(self, tenure: Tenure, work: Work, crew: Crew) -> None:
-        patience = self._patience(f"{tenure.where.topic}/{tenure.where.partition}")
+    async def _serve(self, owned: OwnedPartition) -> None:
         why = "the consumer failed"
         try:
-            why = await serve(tenure, work, self._source, crew, patience=patience, terms=self._terms)
+            why = await owned.serve()
         finally:
-            del self._tenures[tenure.where]
-            self._let_one_go.set()
-            if tenure.asked is not None and tenure.asked.cool_down:
-                self._cooling[tenure.where] = own_clock() + _COOL_DOWN * self._terms.heartbeat_interval_s
+            del self._owned[owned.where]
+            self._one_ended.set()
+            if owned.end_request is not None and owned.end_request.cool_down:
+                self._cooling[owned.where] = own_clock() + _COOL_DOWN * self._options.heartbeat_interval_s
             if self._hooks.on_let_go is not None:
-                self._hooks.on_let_go(tenure.where, why)
+                self._hooks.on_let_go(owned.where, why)
 
-    def _patience(self, what: str) -> Patience:
-        return Patience(what, self._terms.patience_s, self._hooks.on_trouble)
+    def _backoff(self, what: str) -> Backoff:
+        return Backoff(what, self._options.patience_s, self._hooks.on_trouble)
 
 
-def _place_of(key: Key) -> TopicPartition:
+def _where(key: Key) -> TopicPartition:
     return TopicPartition(key.topic, key.partition)
 
 
@@ -417,7 +418,7 @@ def _appetite(pick: PickOrder | Appetite, max_claims: int | None) -> Appetite:
     if not isinstance(pick, Appetite):
         return Appetite(pick, max_claims=max_claims)
     if max_claims is not None:
-        raise InvalidInput("max_claims is given beside an Appetite: say it in the Appetite")
+        raise InvalidInput("max_claims is given beside an Appetite: set it in the Appetite")
     return pick
 
 
@@ -430,5 +431,5 @@ def _checked_topics(topics: Sequence[str]) -> tuple[str, ...]:
 
 
 def _most(appetite: Appetite, held: int) -> int:
-    """How many partitions a restarted consumer takes back. Whole topics are put right by the next look."""
+    """How many partitions a restarted consumer takes back. Whole topics are corrected by the next read."""
     return held if appetite.max_claims is None or appetite.whole_topic else min(appetite.max_claims, held)

@@ -1,11 +1,11 @@
 """The coordination log in a JetStream stream: one partition, one subject for each (group, topic, partition).
 
-Owns: the stream, its settings, its subjects. The stream's sequence is the offset and the fencing token; the server's
-timestamp is the log's time. The payload is the same as on Kafka, so one reader reads both.
+Owns: the stream, its settings and its subjects. The stream sequence is the offset and the fencing token; the server's
+timestamp is the log's time. The payload is the same as on Kafka, so one reader can read both.
 
-With a subject per key the server compares for us: a claim whose writer has not read the newest record of its subject
-loses at once, in one round trip, and leaves no trace. What is newest is known by the subject alone, whatever a record
-holds: one that cannot be read changes nothing for those who have read beyond it.
+With a subject per key the server compares and sets: a claim whose writer has not read the newest record of its subject
+is rejected in one round trip and leaves no record. Only the subject decides which record is the newest, so a record
+that cannot be read does not hinder a writer that has read beyond it.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class JetStreamLog:
         return f"<JetStreamLog {self.name}>"
 
     async def append(self, message: Message, partition: int = 0, *, expect: Newest | None = None) -> Position:
-        """As the port says. `OutcomeUnknown`: it may be in the log; read it before you write again."""
+        """As in `CoordinationLog`. `OutcomeUnknown`: it may be in the log; read the log before you write again."""
         self._check_partition(partition)
         value = encode(message)
         subject = subject_of(self.name, message)
@@ -102,8 +102,8 @@ class JetStreamLog:
             actual = _ACTUAL_LAST.search(str(conflict.__cause__))
             if actual is None or int(actual[1]) >= max(last, expect.read_to):
                 raise
-            # Nobody was quicker: the newest record of the subject was read, and says nothing about the key; or what
-            # was read is gone by age, and nothing came after it.
+            # Nobody else wrote: the newest record of the subject was read and is not about the key, or the record that
+            # was read has expired and nothing came after it.
             return await self._store(subject, value, int(actual[1]))
 
     async def bounds(self, partition: int = 0) -> Bounds:
@@ -114,13 +114,13 @@ class JetStreamLog:
             raise LogReplaced(f"coordination log {self.name!r} was deleted; stop all its consumers") from gone
         if state.created != self._created:
             raise LogReplaced(
-                f"coordination log {self.name!r} was made anew at {state.created.isoformat()}: what was claimed in the "
-                "old one is void; stop all its consumers and start them again"
+                f"coordination log {self.name!r} was recreated at {state.created.isoformat()}: the claims in the old "
+                "one are void; stop all its consumers and start them again"
             )
         return Bounds(max(state.first_sequence, self.first_offset), state.last_sequence + 1)
 
     async def read(self, partition: int = 0, offset: int = 1) -> AsyncIterator[LogRecord]:
-        """As the port says. In a cluster any replica may answer; one that lags is asked again, until the deadline."""
+        """As in `CoordinationLog`. In a cluster any replica may answer; a replica that lags is asked again."""
         first, end = await self.bounds(partition)
         self._check_not_gone(offset, first)
         loop = asyncio.get_running_loop()
@@ -150,7 +150,7 @@ class JetStreamLog:
                 offset = message.sequence + 1
 
     def _subject(self, subject: str) -> str:
-        """As the rules know it. A stream that was made by hand may have others, which are no key's."""
+        """The subject without the log's prefix. A stream created by hand may have others, which belong to no key."""
         return subject[len(self._prefix) :] if subject.startswith(self._prefix) else f".{subject}"
 
     async def kept_for_s(self) -> float | None:
@@ -175,9 +175,9 @@ class JetStreamLog:
             ) from rejected
 
     def _check_not_gone(self, offset: int, first: int) -> None:
-        """A stream that denies deletes loses records by age only, from the front."""
+        """In a stream that denies deletes, records only expire, the oldest first."""
         if first > offset:
-            raise ReadIncomplete(f"coordination log {self.name!r}: records {offset} to {first - 1} are gone by age")
+            raise ReadIncomplete(f"coordination log {self.name!r}: records {offset} to {first - 1} have expired")
 
     def _check_partition(self, partition: int) -> None:
         if partition != 0:
@@ -194,13 +194,13 @@ async def open_jetstream_log(
     replicas: int | None = None,
     timeout_s: float = 10.0,
 ) -> AsyncIterator[JetStreamLog]:
-    """A coordination log for as long as the block lasts; its stream is made if it is missing.
+    """A coordination log for as long as the block lasts; its stream is created if it is missing.
 
-    A stream that is there with settings that break the rules is refused with `UnsafeLog`. `interval_s`: the heartbeat
-    interval of everybody on the log. The stream keeps it in its metadata: leave it out, and it is what the stream says,
-    or 10 for a new one; any other is refused. `max_age_s`: how long records are kept, 7 days if not given. `replicas`:
-    three if not given, or one where there are not three servers. `timeout_s`: for every append, and for a read that
-    hears nothing.
+    `UnsafeLog` if the stream exists with settings that could lose claims. `interval_s`: the heartbeat interval of all
+    consumers on the log, which the stream keeps in its metadata. By default it is that of the stream, or 10 for a new
+    one; a different one is refused. `max_age_s`: how long records are kept, 7 days by default. `replicas`: by default
+    three, or one if there are fewer than three servers. `timeout_s`: the deadline of every append, and of a read that
+    receives nothing.
 
     >>> async with open_jetstream_log(connection, interval_s=10) as log:
     ...     world = World(interval_s=10, first_offset=log.first_offset)
@@ -234,7 +234,7 @@ def _check_age(max_age_s: float | None, interval_s: float) -> None:
 
 
 def _interval_of(config: StreamConfig, name: str, given_s: float | None) -> float:
-    """What the stream says; of one that was made without, what its user says."""
+    """The interval in the stream's metadata; if there is none, the given one."""
     said = (config.metadata or {}).get(_INTERVAL)
     if said is None:
         return DEFAULT_INTERVAL_S if given_s is None else given_s
@@ -252,7 +252,7 @@ def _interval_of(config: StreamConfig, name: str, given_s: float | None) -> floa
 
 
 def subject_of(name: str, message: Message) -> str:
-    """Where a message goes: all about one key on one subject.
+    """The subject of a message: all messages about one key have the same.
 
     >>> from keylane.core.claim_records import ClaimingPartition
     >>> subject_of("marshal", ClaimingPartition("i", "c", "billing.eu", "orders", 3, 0))
@@ -299,12 +299,12 @@ async def _create(
             ) from error
         if error.err_code != _EXISTS_DIFFERENTLY:
             raise
-    # Another consumer made it at the same moment.
+    # Another consumer created it at the same moment.
     return (await streams.info(connection, name)).config
 
 
 def _problem(config: StreamConfig, name: str, interval_s: float) -> str:
-    """Why a stream would lose claims or change their order; empty if it would not."""
+    """Why a stream would lose or reorder claims; empty if it would not."""
     if not any(is_subset(subjects_of(name), subject) for subject in config.subjects or ()):
         return f"its subjects are {config.subjects}, without {subjects_of(name)}; add it, or choose another name"
     max_age_s = config.max_age or 0

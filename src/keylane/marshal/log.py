@@ -1,9 +1,9 @@
-"""The coordination log as the rest of Marshal sees it, and one in memory for tests.
+"""`CoordinationLog`, what Marshal requires of a log; reading one into a `World`; and `MemoryLog` for tests.
 
-Owns: what a log must promise, and reading it into a world. Never decides what a record means: `core/claims.py` does.
+Never decides what a record means: `core/claim_rules.py` does.
 
-A log is a few partitions. Each is a total order of records with growing offsets and the log's own time on every record;
-an append that returned is in it for good, and a read that begins afterwards sees it.
+A log has one or more partitions. Each is a total order of records with growing offsets and the log's own timestamp on
+every record. A record whose append returned is stored, and every read that begins afterwards returns it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from keylane.core.claims import World
 from keylane.errors import InvalidInput, LogReplaced, ReadIncomplete, RevisionConflict
 
 DEFAULT_INTERVAL_S = 10.0
-"""The heartbeat interval where nobody says another one."""
+"""The default heartbeat interval."""
 
 
 class Position(NamedTuple):
@@ -35,10 +35,10 @@ class Bounds(NamedTuple):
 
 
 class Newest(NamedTuple):
-    """What a writer has read: the newest record about a key, None if there is none; and all before `read_to`.
+    """What a writer has read: everything before `read_to`, and the newest record about a key, if there is one.
 
-    `offset` is only where a log looks first. That nothing is on the key's subject from `read_to` on is what counts: a
-    record there that cannot be read, or is about another key, is newer than `offset`.
+    An append that expects this succeeds if the key's subject has no record from `read_to` on. `offset` is only where a
+    log looks first: a record that cannot be read, or is about another key, may be newer than it.
     """
 
     offset: int | None
@@ -46,52 +46,53 @@ class Newest(NamedTuple):
 
 
 class CoordinationLog(Protocol):
-    """What Marshal needs of a log."""
+    """What Marshal requires of a log."""
 
     @property
     def partitions(self) -> int: ...
 
     @property
     def first_offset(self) -> int:
-        """The offset of the first record of a log that was never trimmed."""
+        """The offset of the first record of a log from which no record has expired."""
         ...
 
     @property
     def compares(self) -> bool:
-        """Whether `append` honours `expect`. One that does not ignores it."""
+        """Whether `append` honours `expect`; other logs ignore it."""
         ...
 
     @property
     def interval_s(self) -> float | None:
-        """The heartbeat interval that it was opened with; None: everybody who uses it says what it is."""
+        """The heartbeat interval that it was opened with; None: every user of the log must give it."""
         ...
 
     async def append(self, message: Message, partition: int, *, expect: Newest | None = None) -> Position:
         """Write a message. It is in the log when this returns.
 
-        `expect`: only if nothing is there about the message's key that was not read; else `RevisionConflict`, and
-        nothing was written. A loser of a race is told at once, and the log holds the winner's claim alone.
+        `expect`: write only if the writer has read every record about the message's key; otherwise raise
+        `RevisionConflict` and write nothing. So the loser of a race knows at once, and the log has the winner's claim
+        only.
         """
         ...
 
     async def bounds(self, partition: int) -> Bounds:
-        """What the partition holds now."""
+        """The first offset and the end of a partition now."""
         ...
 
     def read(self, partition: int, offset: int) -> AsyncIterator[LogRecord]:
-        """The records from an offset to the end as it is when the reading begins: all of them, or an error.
+        """The records from an offset to the end at the time when the read begins: all of them, or an error.
 
-        `ReadIncomplete`: among others if records after `offset` are gone by age.
+        `ReadIncomplete`: for example if records after `offset` have expired.
         """
         ...
 
     async def kept_for_s(self) -> float | None:
-        """How many seconds a record stays in the log, at least; None: for ever."""
+        """How many seconds a record is kept, at least; None: for ever."""
         ...
 
 
 async def catch_up(log: CoordinationLog, world: World, partition: int | None = None) -> None:
-    """Read the log into the world to the end as it is now: one partition of it, or all.
+    """Read the log, or one partition of it, into the world up to its present end.
 
     >>> position = await log.append(claim, partition)
     >>> await catch_up(log, world, partition)
@@ -100,7 +101,7 @@ async def catch_up(log: CoordinationLog, world: World, partition: int | None = N
     if world.partitions != log.partitions:
         raise InvalidInput(
             f"a world of {world.partitions} partitions and a coordination log of {log.partitions}: the number of "
-            "partitions decides where claims are kept and must not change; stop all consumers before it does"
+            "partitions decides where claims are kept and must not change; stop all consumers before you change it"
         )
     for number in range(log.partitions) if partition is None else [partition]:
         await _catch_up(log, world, number)
@@ -112,21 +113,21 @@ async def _catch_up(log: CoordinationLog, world: World, number: int) -> None:
     if end < read_to:
         raise LogReplaced(
             f"partition {number} of the coordination log ends at {end} and was read to {read_to} before: "
-            "it was cut off or made anew; stop all its consumers"
+            "it was truncated or recreated; stop all its consumers"
         )
     if world.now_ms(number) is None:
         world.begins(number, first, end)
     elif first > read_to:
         raise LogReplaced(
             f"partition {number} of the coordination log begins at {first} and was read to {read_to} before: "
-            "records in between are gone by age, and with them who owns what; begin again with a new World"
+            "the records in between have expired, and with them who owns what; begin again with a new World"
         )
     async for record in log.read(number, max(read_to, first)):
         world.apply(record)
 
 
 class MemoryLog:
-    """A log for tests, in this process only. Its clock stands still until you set it.
+    """A log for tests, in this process only. Its clock advances only when you set it.
 
     >>> log = MemoryLog(partitions=4)
     >>> log.now_ms += 10_000
@@ -140,9 +141,9 @@ class MemoryLog:
         if partitions < 1:
             raise InvalidInput(f"a coordination log of {partitions} partitions: it has at least 1")
         self.now_ms = now_ms
-        """The log's time: what the next record is stamped with."""
+        """The log's time: the timestamp of the next record."""
         self.retention_s: float | None = None
-        """What it says that it keeps records for. It forgets nothing by itself: see `trim`."""
+        """What `kept_for_s` returns. Records expire only by `trim`."""
         self._records: list[list[LogRecord]] = [[] for _ in range(partitions)]
         self._ends = [0] * partitions
         self._newest: list[dict[Key, int]] = [{} for _ in range(partitions)]
@@ -168,7 +169,7 @@ class MemoryLog:
         return self.write(value, partition, key=key)
 
     def write(self, value: bytes, partition: int, *, key: Key | None = None) -> Position:
-        """Put any bytes into the log, also such that nobody can read. `key`: on this key's subject."""
+        """Append any bytes, also unreadable ones. `key`: on this key's subject."""
         offset = self._ends[partition]
         subject = None if key is None else subject_for(CLAIMING_PARTITION, *key)
         self._records[partition].append(LogRecord(partition, offset, self.now_ms, value, subject))
@@ -178,7 +179,7 @@ class MemoryLog:
         return Position(partition, offset)
 
     def trim(self, before: int, partition: int = 0) -> None:
-        """Forget the records before an offset, as a log does with old ones."""
+        """Drop the records before an offset, as if they had expired."""
         self._records[partition] = [record for record in self._records[partition] if record.offset >= before]
 
     async def bounds(self, partition: int) -> Bounds:
@@ -188,7 +189,7 @@ class MemoryLog:
     async def read(self, partition: int, offset: int) -> AsyncIterator[LogRecord]:
         first, end = await self.bounds(partition)
         if offset < first:
-            raise ReadIncomplete(f"records {offset} to {first - 1} of the coordination log are gone by age")
+            raise ReadIncomplete(f"records {offset} to {first - 1} of the coordination log have expired")
         for record in self._records[partition][offset - first : end - first]:
             yield record
 

@@ -1,18 +1,19 @@
-"""A message as the handler of a Marshal consumer sees it."""
+"""`MarshalMessage`, what the handler of a Marshal consumer gets."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from keylane.core.picking import TopicPartition
+from keylane.core.claim_choice import TopicPartition
 from keylane.marshal.source import SourceRecord
 
 
 class MarshalMessage:
     """One message of a claimed partition.
 
-    `token` grows with every new owner of the partition: write it where the effect goes, and refuse a lower one than
-    was seen, to be safe from an owner that was frozen and does not know yet that it lost the partition.
+    `token` is a fencing token: it grows with every new owner of the partition. Store it with the effect of the message
+    and reject tokens lower than the stored one, as protection from a paused owner that does not know yet that it lost
+    the partition.
     """
 
     __slots__ = ("record", "token", "where")
@@ -55,12 +56,12 @@ class MarshalMessage:
 
     @property
     def subject(self) -> str | None:
-        """What it was published on, where the source has subjects."""
+        """The subject it was published on, if the source has subjects."""
         return self.record.subject
 
     @property
     def is_tombstone(self) -> bool:
-        """Whether it has no data at all: in a compacted topic its key is deleted."""
+        """Whether its value is null: in a compacted topic its key is deleted."""
         return self.record.is_tombstone
 
 

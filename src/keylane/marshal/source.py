@@ -1,8 +1,8 @@
-"""Where a Marshal consumer's messages come from, and one in memory for tests.
+"""`Source`, what Marshal requires of a source of messages; and `MemorySource` for tests.
 
-Owns: what a source must promise. A source is topics of numbered partitions; each partition is a row of messages with
-growing offsets (holes are fine). An offset is always *the next message to read*. Sources know nothing of claims: who
-may read a partition is decided by the coordination log alone.
+A source has topics with numbered partitions; each partition is a sequence of messages with growing offsets, possibly
+with gaps. An offset is always that of *the next message to read*. Sources know nothing of claims: the coordination log
+alone decides who may read a partition.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class SourceRecord(NamedTuple):
     """One message of a partition.
 
-    `key`: messages of one key are handled in order; those without a key share one lane, that of their partition.
-    `subject`: what it was published on, where the source has subjects. `is_tombstone`: it has no data, not even empty
-    data, which in a compacted topic means that its key is deleted.
+    `key`: messages of one key are handled in order; messages of a partition without a key are handled in order too.
+    `subject`: the subject it was published on, if the source has subjects. `is_tombstone`: its value is null, not just
+    empty: in a compacted topic its key is deleted.
     """
 
     offset: int
@@ -36,34 +36,34 @@ class SourceRecord(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """What a partition holds: no message is before `earliest`, and none yet at `end` or after it."""
+    """The offsets of a partition: no message is before `earliest`, and none yet at `end` or after it."""
 
     earliest: int
     end: int
 
 
 class Reader(Protocol):
-    """One partition, read onwards from an offset. Used by one task."""
+    """Reads one partition onwards from an offset. Used by one task."""
 
     async def next(self, most: int, wait_s: float) -> list[SourceRecord]:
-        """Up to `most` messages, in order, none left out. Waits up to `wait_s` for the first one; empty if none came.
+        """Up to `most` messages, in order, without gaps. Waits up to `wait_s` for the first one; empty if none came.
 
-        What may pass (a lost link, a leader that moves) is waited out within the call or raised as an error that
-        `marshal.trouble.may_pass` knows; the next call goes on where the last one that returned left off. Messages that
-        went by age before they were read are passed over.
+        Transient failures (a lost connection, a new leader) are retried within the call, or raised as an error that
+        `marshal.retry.is_transient` accepts; the next call continues after the last one that returned. Messages that
+        expired before they were read are skipped.
         """
         ...
 
 
 class Source(Protocol):
-    """What Marshal needs of a source. Every call has its own deadline."""
+    """What Marshal requires of a source. Every call has its own deadline."""
 
     async def partitions(self, topic: str) -> int:
-        """How many partitions a topic has; `NoSuchTopic` if there is none, or this user may not see it."""
+        """How many partitions a topic has; `NoSuchTopic` if it does not exist, or this user may not see it."""
         ...
 
     async def extent(self, topic: str, partition: int) -> Extent:
-        """What the partition holds now."""
+        """The earliest offset and the end of a partition now."""
         ...
 
     async def backlog(self, topic: str, partition: int, offset: int) -> int:
@@ -71,18 +71,18 @@ class Source(Protocol):
         ...
 
     async def committed(self, group: str, topic: str, partition: int) -> int | None:
-        """The offset that was last committed for a group; None if none was, or the source keeps none."""
+        """The offset last committed for a group; None if there is none, or the source does not keep offsets."""
         ...
 
     async def commit(self, group: str, topic: str, partition: int, offset: int) -> None:
-        """Keep an offset, for other tools and for a log that lost its heartbeats by age.
+        """Store an offset, for other tools and for a log whose heartbeats have expired.
 
-        A source that keeps none does nothing. Marshal never depends on it: heartbeats carry the offsets.
+        A source that does not keep offsets does nothing. Marshal does not depend on it: heartbeats carry the offsets.
         """
         ...
 
     def reader(self, topic: str, partition: int, offset: int) -> AbstractAsyncContextManager[Reader]:
-        """Read a partition from an offset on, for as long as the block lasts."""
+        """A reader of a partition from an offset on, for as long as the block lasts."""
         ...
 
 
@@ -104,7 +104,7 @@ class MemorySource:
         self._ends: dict[tuple[str, int], int] = {}
         self._changed = asyncio.Event()
         self.commits: dict[tuple[str, str, int], int] = {}
-        """What was committed, by group, topic and partition."""
+        """Committed offsets, by group, topic and partition."""
 
     def __repr__(self) -> str:
         return f"<MemorySource { ({topic: len(rows) for topic, rows in self._rows.items()}) }>"
@@ -119,7 +119,7 @@ class MemorySource:
         return offset
 
     def trim(self, topic: str, partition: int, before: int) -> None:
-        """Forget the messages before an offset, as a topic does with old ones."""
+        """Drop the messages before an offset, as if they had expired."""
         row = self._row(topic, partition)
         row[:] = [record for record in row if record.offset >= before]
 

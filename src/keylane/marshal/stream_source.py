@@ -1,10 +1,10 @@
-"""A partitioned JetStream stream as a source: topic = stream, partition = the number in front of the subject.
+"""A partitioned JetStream stream as a source: the topic is the stream, the partition the first token of the subject.
 
-Owns: the readers. An offset is the next sequence to read; a partition has holes where other partitions' messages are.
-Each reader has a small consumer of its own, without acks and in memory. The consumer's own count of deliveries shows
-that nothing is missing; after a gap, a lost link or a lost consumer a new one begins where reading had come to.
+Owns: the readers. An offset is the next sequence to read; it has gaps where messages of other partitions are. Each
+reader has its own small consumer, in memory and without acks. The consumer's delivery sequence shows that no message is
+missing; after a gap, a lost connection or a deleted consumer, a new consumer continues at the offset that was reached.
 
-Offsets can be committed to a KV bucket. Without one none are kept; heartbeats carry them anyway.
+Offsets can be committed to a KV bucket. Without one they are not stored; heartbeats carry them anyway.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from keylane.jetstream.direct import read_batch
 from keylane.jetstream.feed import Feed, FeedOptions, open_feed
 from keylane.jetstream.hooks import Hooks
 from keylane.jetstream.kv import Bucket
-from keylane.marshal.logbook import own_clock
+from keylane.marshal.log_view import own_clock
 from keylane.marshal.source import Extent, Reader, SourceRecord
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ _NOT_IN_KEYS = re.compile(rb"[^-_A-Za-z0-9]")
 class StreamSource:
     """The partitioned streams of one connection.
 
-    `commits`: the name of a KV bucket for committed offsets; it is made if it is missing.
+    `commits`: the name of a KV bucket for committed offsets; it is created if it is missing.
 
     >>> source = StreamSource(connection)
     >>> consumer = Consumer(log, source, "billing", "worker-1", ["ORDERS"], handler)
@@ -97,7 +97,7 @@ class StreamSource:
         if self._direct[topic]:
             found, more = await read_batch(self._connection, topic, sequence=sequence, batch=1, subject_filter=only)
             return len(found) + more
-        # Without allow_direct nobody answers that; a consumer that begins there is told how much waits for it.
+        # Without allow_direct, a new consumer at this sequence has the count in its num_pending.
         counter = await consumers.create(self._connection, topic, _reader_of(only, sequence))
         await consumers.delete(self._connection, topic, counter.name)
         return counter.num_pending
@@ -113,7 +113,7 @@ class StreamSource:
         return int(entry.value) if entry.value is not None and entry.value.isdigit() else None
 
     async def commit(self, group: str, topic: str, partition: int, offset: int) -> None:
-        """Where another owner committed since this one last looked, it is left to the next time."""
+        """If another owner has committed since this one last read the offset, the commit is left to the next call."""
         if self._bucket is None:
             return
         if not self._bucket_is_there:
@@ -144,7 +144,7 @@ class StreamSource:
 
 
 class _StreamReader:
-    """One partition from a sequence on."""
+    """Reads one partition from a sequence on."""
 
     def __init__(self, connection: Connection, stream: str, partition: int, offset: int, place: Placing) -> None:
         self._connection = connection
@@ -158,7 +158,7 @@ class _StreamReader:
         self._heard_at = own_clock()
 
     def link_lost(self, _: str) -> None:
-        """What was on its way is lost, and without acks it does not come again."""
+        """Messages in flight are lost: without acks they are not redelivered."""
         self._in_doubt = True
 
     async def next(self, most: int, wait_s: float) -> list[SourceRecord]:
@@ -174,7 +174,7 @@ class _StreamReader:
                 records.append(self._record(message))
                 message = await feed.next(0) if len(records) < most else None
         except (ConsumerGone, _Gap) as error:
-            _log.info("%s %s: read anew from %d: %s", self._stream, self._filter, self._offset, error)
+            _log.info("%s %s: reading again from %d: %s", self._stream, self._filter, self._offset, error)
             self._in_doubt = True
         except KeylaneError:
             self._in_doubt = True
@@ -220,7 +220,7 @@ class _StreamReader:
         )
 
     async def _check(self) -> None:
-        """Nothing came for a while: has the server sent something that did not arrive?"""
+        """Nothing came for a while: check whether the server has sent messages that did not arrive."""
         assert self._feed is not None
         self._heard_at = own_clock()
         try:

@@ -22,7 +22,7 @@ from keylane.errors import InvalidInput, ServerStartFailed, ServerUnreachable
 from keylane.server.binary import ServerBinary, find_binary
 from keylane.server.ports import LOOPBACK, ReservedPort, checked_port
 from keylane.server.process import GuardedProcess, lock_store, open_private
-from keylane.server.settings import SYNC_DEFAULT, ClusterRoutes, Settings, checked_sync
+from keylane.server.settings import SYNC_DEFAULT, ClusterRoutes, ServerSettings, checked_sync
 
 CONFIG_NAME = "server.conf"
 LOG_NAME = "server.log"
@@ -41,7 +41,9 @@ class NatsServer:
     Make one with `NatsServer.start()`. It ends with this process, however this process ends.
     """
 
-    def __init__(self, *, binary: ServerBinary, settings: Settings, ports: list[ReservedPort], temporary: bool) -> None:
+    def __init__(
+        self, *, binary: ServerBinary, settings: ServerSettings, ports: list[ReservedPort], temporary: bool
+    ) -> None:
         self._binary = binary
         self._settings = settings
         self._ports = ports
@@ -102,7 +104,7 @@ class NatsServer:
             for reserved in ports:
                 reserved.release()
             raise
-        settings = Settings(
+        settings = ServerSettings(
             name=name,
             port=ports[0].number,
             monitor_port=ports[1].number,

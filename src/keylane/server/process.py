@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from keylane.errors import InvalidInput, ServerStartFailed, StoreInUse
-from keylane.server import guard
+from keylane.server import watchdog
 
 LOCK_NAME = "server.lock"
 PRIVATE_FILE = 0o600
@@ -33,7 +33,7 @@ class GuardedProcess:
         try:
             with open(output, "ab", opener=open_private) as log:
                 self._process = subprocess.Popen(  # noqa: S603 - our own guard and a checked binary
-                    [sys.executable, "-I", "-S", guard.__file__, *guard_args, *command],
+                    [sys.executable, "-I", "-S", watchdog.__file__, *guard_args, *command],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -73,7 +73,7 @@ class GuardedProcess:
         if not self._dismissed:
             self._dismissed = True
             try:
-                os.write(self._pipe_fd, guard.DISMISSED)
+                os.write(self._pipe_fd, watchdog.DISMISSED)
             except BrokenPipeError:
                 pass  # the watcher is already gone, which is all we want
             finally:

@@ -30,7 +30,7 @@ class ClusterRoutes:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ServerSettings:
     """Everything in the configuration file of one server."""
 
     name: str

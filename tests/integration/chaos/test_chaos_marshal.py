@@ -12,7 +12,7 @@ from chaos.log_check import two_fresh_owners
 from chaos.marshal_judge import Findings, Handled, Trouble, findings, read_evidence
 from keylane.core.claim_facts import LogRecord
 from keylane.core.claim_records import ClaimingMessages, ClaimingPartition, Heartbeat, Message, encode
-from keylane.marshal.claiming import Mode
+from keylane.marshal.options import Mode
 
 _NS = 1_000_000_000
 

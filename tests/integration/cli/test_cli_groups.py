@@ -16,7 +16,7 @@ from keylane import Connection, groups, priority
 from keylane.cli.groups.json import group_object
 from keylane.cli.groups.render import render_group
 from keylane.cli.groups.snapshot import read_snapshot
-from keylane.groups import shape
+from keylane.groups import consumer_spec
 from keylane.groups.store import elastic_bucket
 from keylane.jetstream import consumers, streams
 from keylane.jetstream.consumers import ConsumerConfig
@@ -318,7 +318,7 @@ async def test_info_while_partitions_move(connection: Connection, orders: str, a
     )
     kept = ConsumerConfig(inactive_threshold_s=60)
     for member in ("a", "b"):
-        wanted = shape.consumer_config(config, "billing", member, kept)
+        wanted = consumer_spec.consumer_config(config, "billing", member, kept)
         await consumers.create(connection, f"{orders}-billing", wanted)
     await groups.drop_members(connection, *where, ["b"])
     shown = await here("elastic", "info", *where, *at)
@@ -361,7 +361,7 @@ async def test_info_of_a_large_group_is_one_list(
     kept = ConsumerConfig(inactive_threshold_s=60)
     for member in members:
         await consumers.create(
-            connection, f"{orders}-big", shape.consumer_config(config, "big", member, kept), action="create"
+            connection, f"{orders}-big", consumer_spec.consumer_config(config, "big", member, kept), action="create"
         )
     asked: list[str] = []
 

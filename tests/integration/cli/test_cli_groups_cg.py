@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import time
@@ -15,7 +16,7 @@ from keylane.groups import limits
 from keylane.groups.store import elastic_bucket, static_bucket
 from keylane.jetstream import consumers, streams
 from keylane.server import NatsServer
-from tests.integration.cli.groups_rig import here, parted_stream, plain_stream, running
+from tests.integration.cli.groups_rig import DEADLINE_S, here, parted_stream, plain_stream, running
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -151,11 +152,12 @@ async def test_ack_wait_and_max_ack_pending_are_those_of_the_consumer(
 async def test_a_member_without_partitions_is_told_that_it_waits(connection: Connection, orders: str, at: At) -> None:
     await groups.create_elastic(connection, orders, "g", max_members=1, members=["a", "b"])
     async with running("elastic", "consume", orders, "g", "b", *at) as command:
-        assert command.process.stdout is not None
-        said = (await command.process.stdout.readline()).decode()
+        assert command.process.stderr is not None
+        async with asyncio.timeout(DEADLINE_S):
+            said = (await command.process.stderr.readline()).decode()
         command.process.send_signal(signal.SIGINT)
         await command.process.communicate()
-    assert "it owns none of the 1 partitions, as the group has 2 members, so it waits" in said
+    assert said.startswith("keylane: no partitions, waiting for a partition: the group has 1 for 2 members;")
 
 
 # ---- mappings that stop members in Go -----------------------------------------------------------------------------

@@ -25,8 +25,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from keylane.errors import Fenced
 from keylane.groups import GroupMessage, GroupSource
+from keylane.groups.instance import Origin
 from keylane.groups.message import Place
-from keylane.groups.origin import Origin
 from keylane.jetstream import streams
 from keylane.jetstream.client import Client
 from keylane.jetstream.consumers import ConsumerConfig

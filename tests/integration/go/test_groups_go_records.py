@@ -9,7 +9,7 @@ from keylane.core.partitions import Partitioning
 from keylane.core.plans import Plan
 from keylane.errors import GroupConflict
 from keylane.groups import ElasticConfig, GroupName, StaticConfig
-from keylane.groups.shape import queue_stream
+from keylane.groups.consumer_spec import queue_stream
 from keylane.jetstream import streams
 from tests.integration.go.mixed import GROUP, PARTITIONS, Mixed
 

@@ -22,6 +22,7 @@ from keylane.errors import (
     PublishRejected,
 )
 from keylane.groups import GroupMessage
+from keylane.groups.dead_letter_headers import header_lines
 from keylane.groups.dead_letters import (
     DeadLetter,
     DeadLetters,
@@ -31,10 +32,9 @@ from keylane.groups.dead_letters import (
     read_dead_letter,
     replay,
 )
-from keylane.groups.letter_headers import header_lines
 from keylane.jetstream import streams
 from keylane.jetstream.publish import Outgoing, PublishAck, publish_many
-from keylane.jetstream.publish_raw import publish_raw
+from keylane.jetstream.raw_publish import publish_raw
 from keylane.server import NatsServer
 from tests.integration.groups.conftest import MakeGround
 from tests.integration.groups.rig import Ground, delete_quietly, eventually, until

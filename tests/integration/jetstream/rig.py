@@ -63,8 +63,11 @@ async def eventually(look: Callable[[], Awaitable[T]], good: Callable[[T], bool]
 
 
 async def until(good: Callable[[], object], deadline_s: float = 20.0) -> None:
-    """Wait for a fact inside this process that no event tells."""
-    await eventually(lambda: asyncio.sleep(0, good()), bool, deadline_s)
+    """Wait for a fact inside this process that no event tells. It still holds on return: nothing runs in between."""
+    end = time.monotonic() + deadline_s
+    while not (seen := good()):
+        assert time.monotonic() < end, f"still not as expected: {seen}"
+        await asyncio.sleep(_LOOK_EVERY_S)
 
 
 async def all_acked(connection: Connection, stream: str, consumer: str) -> ConsumerInfo:
@@ -77,7 +80,7 @@ async def all_acked(connection: Connection, stream: str, consumer: str) -> Consu
 
 async def link_is(connection: Connection, *, up: bool) -> None:
     """Wait until the connection has noticed the loss, or the return, of its link."""
-    await eventually(lambda: asyncio.sleep(0, connection.is_connected), lambda seen: seen is up)
+    await until(lambda: connection.is_connected is up, 30.0)
 
 
 class Notices:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from keylane.jetstream.awake import Awake
+from keylane.jetstream.busy_poll import Awake
 
 pytestmark = pytest.mark.alone("polls for milliseconds only")
 

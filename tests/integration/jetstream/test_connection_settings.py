@@ -12,7 +12,7 @@ import pytest
 import keylane
 from keylane.errors import InvalidInput
 from keylane.jetstream.credentials import Token, UserPassword
-from keylane.jetstream.settings import Given, Settings, check_seconds, resolve
+from keylane.jetstream.settings import ConnectionSettings, Given, check_seconds, resolve
 from keylane.jetstream.urls import parse_servers, redacted
 
 WriteContext = Callable[..., None]
@@ -37,7 +37,7 @@ def given(**values: object) -> Given:
     return Given(source="the arguments", **values)  # type: ignore[arg-type]  # each test gives its own few
 
 
-def servers_of(settings: Settings) -> list[str]:
+def servers_of(settings: ConnectionSettings) -> list[str]:
     return [str(server) for server in settings.servers]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from bench import claims
 from chaos import marshal
-from keylane.marshal.claiming import Mode
+from keylane.marshal.options import Mode
 from tests.peers.kafka import Kafka
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]

@@ -14,8 +14,8 @@ import pytest
 from confluent_kafka.admin import AdminClient, ResourceType  # type: ignore[attr-defined]  # documented there
 
 import keylane
+from keylane.core.claim_choice import TopicPartition
 from keylane.core.claim_facts import Freshness
-from keylane.core.picking import TopicPartition
 from keylane.errors import NoSuchTopic, PermissionDenied
 from keylane.jetstream import streams
 from keylane.kafka import KafkaLink, open_kafka, open_kafka_log, open_kafka_source

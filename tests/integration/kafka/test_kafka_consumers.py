@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from keylane import Connection
+from keylane.core.claim_choice import TopicPartition
 from keylane.core.claim_facts import Ended, Owner, overlaps
 from keylane.core.claim_records import ClaimingPartition, Message
-from keylane.core.picking import TopicPartition
 from keylane.errors import InvalidInput, LogReplaced, OutcomeUnknown
 from keylane.jetstream import streams
 from keylane.kafka import KafkaLink, KafkaLog, open_kafka, open_kafka_log
-from keylane.kafka.ends import Ends
+from keylane.kafka.partition_offsets import PartitionOffsets
 from keylane.marshal import (
     Admin,
     Appetite,
@@ -197,7 +197,7 @@ async def test_a_claim_that_wins_after_it_was_given_up_is_released(kafka: Kafka,
             await late.lost.wait()
             # Its next claim is a real one. To see the ghost nobody must own the partition, so anna gives it up.
             await until(lambda: anna.owned != [])
-            anna._tenures[TopicPartition(TOPIC, 0)].ask_to_end("a test", cool_down=True)
+            anna._owned[TopicPartition(TOPIC, 0)].ask_to_end("a test", cool_down=True)
             await until(lambda: anna.owned == [])
             async with member(other, ground.source, "bert", Seen()) as bert:
                 await until(lambda: bert.owned != [])
@@ -285,17 +285,17 @@ async def test_many_questions_for_the_end_are_one_request(
     kafka: Kafka, link: KafkaLink, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[int] = []
-    send = Ends._send
+    send = PartitionOffsets._send
 
-    async def counted(ends: Ends, which: Any) -> Any:
+    async def counted(ends: PartitionOffsets, which: Any) -> Any:
         sent.append(1)
         return await send(ends, which)
 
     async with open_kafka_log(link, name, interval_s=INTERVAL_S, partitions=64) as log:
         await asyncio.gather(*(log.bounds(number) for number in range(64)))  # until all have a leader
-        monkeypatch.setattr(Ends, "_send", counted)
-        await asyncio.gather(*(log._ends.ask("begins", number) for number in range(64)))
-        await asyncio.gather(*(log._ends.ask("ends", number) for number in range(64)))
+        monkeypatch.setattr(PartitionOffsets, "_send", counted)
+        await asyncio.gather(*(log._offsets.ask("begins", number) for number in range(64)))
+        await asyncio.gather(*(log._offsets.ask("ends", number) for number in range(64)))
     assert len(sent) == 2
 
 

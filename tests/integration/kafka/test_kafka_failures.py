@@ -17,7 +17,7 @@ from keylane.errors import KeylaneError, OutcomeUnknown, UnsafeLog
 from keylane.kafka import KafkaLink, KafkaLog, open_kafka, open_kafka_log
 from keylane.kafka.topic import describe, settings
 from keylane.marshal import Appetite, Consumer, MemorySource, catch_up
-from keylane.marshal.trouble import Patience, may_pass
+from keylane.marshal.retry import Backoff, is_transient
 from tests.integration.kafka.log_rig import Unique, beat, claim, create, delete, start_again
 from tests.integration.marshal.rig import GROUP, TOPIC, Seen, fill, until
 from tests.peers.kafka import Broker, Kafka
@@ -60,7 +60,7 @@ async def leader_of(cluster: Kafka, link: KafkaLink, topic: str) -> Broker:
 
 async def in_sync(link: KafkaLink, topic: str, count: int) -> None:
     """Wait until so many copies are in sync."""
-    patience = Patience("the cluster", WITHIN_S)
+    patience = Backoff("the cluster", WITHIN_S)
     async with asyncio.timeout(WITHIN_S):
         while True:
             asked = link.admin.describe_topics(TopicCollection([topic]))[topic]
@@ -115,7 +115,7 @@ async def test_the_leader_is_killed(cluster: Kafka, link: KafkaLink, log: KafkaL
         try:
             fill(source, 4, 20, first=20)
             await until(lambda: _handled(seen) == 160, WITHIN_S)
-            patience = Patience("the log", WITHIN_S, troubles.append)
+            patience = Backoff("the log", WITHIN_S, troubles.append)
             while True:  # written after the kill, by the new leader
                 try:
                     end = (await log.bounds(0)).end
@@ -129,7 +129,7 @@ async def test_the_leader_is_killed(cluster: Kafka, link: KafkaLink, log: KafkaL
             assert (await leader_of(cluster, link, log.name)).node != killed.node
         finally:
             await start_again(killed)
-    assert all(may_pass(error) for error in troubles)
+    assert all(is_transient(error) for error in troubles)
     world = World(INTERVAL_S, keep_history=True)
     await catch_up(log, world)
     assert list(overlaps(world.tenures())) == []
@@ -154,12 +154,12 @@ async def test_too_few_copies_are_waited_for(cluster: Kafka, link: KafkaLink, lo
     try:
         with pytest.raises(OutcomeUnknown) as unknown:
             await log.append(beat("anna", 1), 0)
-        assert may_pass(unknown.value)
+        assert is_transient(unknown.value)
     finally:
         for broker in frozen:
             os.kill(broker.pid, signal.SIGCONT)
     await in_sync(link, log.name, 3)
-    patience = Patience("the log", WITHIN_S)
+    patience = Backoff("the log", WITHIN_S)
     while True:
         try:
             position = await log.append(beat("anna", 2), 0)

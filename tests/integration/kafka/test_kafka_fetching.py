@@ -1,4 +1,4 @@
-"""Following partitions of a real broker with one consumer and one thread."""
+"""FetchedPartition partitions of a real broker with one consumer and one thread."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from confluent_kafka import Producer
 
 from keylane.errors import InvalidInput, KafkaRefused, NoSuchTopic, ReadIncomplete
 from keylane.kafka import KafkaLink
-from keylane.kafka.fetching import open_fetcher
-from keylane.kafka.following import Following
-from keylane.kafka.producing import open_writer
+from keylane.kafka.partition_fetcher import FetchedPartition, open_fetcher
+from keylane.kafka.producer import open_producer
 from tests.integration.kafka.log_rig import Unique, create, delete
 from tests.peers.kafka import Kafka
 
@@ -38,7 +37,7 @@ async def topic(kafka: Kafka, link: KafkaLink, unique: Unique) -> AsyncIterator[
         await delete(link, name)
 
 
-async def numbers(following: Following, count: int, most: int = 700) -> list[int]:
+async def numbers(following: FetchedPartition, count: int, most: int = 700) -> list[int]:
     found: list[int] = []
     async with asyncio.timeout(90):
         while len(found) < count:
@@ -57,7 +56,7 @@ async def test_a_buffer_that_nobody_takes_from_holds_up_nobody(link: KafkaLink, 
                 await asyncio.sleep(0.02)
         assert idle.given - idle.taken < EACH, "it is not all in memory"
         assert await numbers(idle, EACH) == list(range(EACH))
-        assert repr(idle) == f"<Following {topic}/0 at {EACH}, 0 waiting>"
+        assert repr(idle) == f"<FetchedPartition {topic}/0 at {EACH}, 0 waiting>"
 
 
 async def test_a_buffer_is_bounded_in_bytes_too(link: KafkaLink, topic: str) -> None:
@@ -94,7 +93,7 @@ async def test_places_that_are_not(link: KafkaLink, topic: str) -> None:
 
 
 async def test_a_writer_says_where_each_record_is(link: KafkaLink, topic: str) -> None:
-    async with open_writer(link) as writer:
+    async with open_producer(link) as writer:
         stored = await asyncio.gather(*(writer.append(topic, 2, b"%d" % number) for number in range(50)))
         assert stored == [(2, EACH + number) for number in range(50)]
         with pytest.raises(NoSuchTopic):

@@ -24,11 +24,11 @@ from keylane.core.claim_records import (
 )
 from keylane.core.claims import World
 from keylane.errors import InvalidInput, KeylaneError, LogReplaced, NoSuchTopic, ReadIncomplete, UnsafeLog
-from keylane.kafka import KafkaLink, KafkaLog, open_kafka, open_kafka_log, tail
+from keylane.kafka import KafkaLink, KafkaLog, open_kafka, open_kafka_log
 from keylane.kafka import log as kafka_log
 from keylane.kafka.topic import describe, settings
 from keylane.marshal import Bounds, CoordinationLog, MemoryLog, Newest, Verdict, catch_up
-from keylane.marshal.trouble import Patience
+from keylane.marshal.retry import Backoff
 from tests.integration.kafka.log_rig import (
     INTERVAL_S,
     a_log,
@@ -229,7 +229,7 @@ async def test_a_reading_that_hears_nothing_is_an_error(
         async def further(which: str, partition: int) -> int:
             return 3
 
-        monkeypatch.setattr(log._ends, "ask", further)
+        monkeypatch.setattr(log._offsets, "ask", further)
         with pytest.raises(ReadIncomplete, match=r"record 1 of 2 did not come within 6 s; read again"):
             [record async for record in log.read(0, 0)]
         monkeypatch.undo()
@@ -244,11 +244,11 @@ async def test_a_leader_that_does_not_know_what_was_confirmed_is_not_believed(
     async def behind(which: str, partition: int) -> int:
         return 0
 
-    monkeypatch.setattr(log._ends, "ask", behind)
+    monkeypatch.setattr(log._offsets, "ask", behind)
     with pytest.raises(ReadIncomplete, match="ends at 0, before record 0, which was confirmed: its leader"):
         await log.bounds(0)
-    monkeypatch.setattr(kafka_log, "_BELIEVED_CUT_OFF_S", 0.0)
-    with pytest.raises(LogReplaced, match="it was cut off; stop all its consumers"):
+    monkeypatch.setattr(kafka_log, "_BELIEVED_TRUNCATED_S", 0.0)
+    with pytest.raises(LogReplaced, match="it was truncated; stop all its consumers"):
         await log.bounds(0)
 
 
@@ -316,8 +316,8 @@ async def test_the_world_is_that_of_the_same_messages_in_memory(
             await asyncio.sleep(chance.random() * 0.05)  # the history's own time, not a wait for anything
         await catch_up(log, growing)
         await catch_up(log, at_once)
-        monkeypatch.setattr(tail, "_BATCH", 7)
-        monkeypatch.setattr(tail, "_KEPT", 3)
+        monkeypatch.setattr(kafka_log, "_BATCH", 7)
+        monkeypatch.setattr(kafka_log, "_KEPT", 3)
         async with a_log(link, name, interval_s=interval_s, partitions=partitions) as other:
             await catch_up(other, in_pieces)
         memory = MemoryLog(partitions)
@@ -347,7 +347,7 @@ async def test_records_gone_by_age(link: KafkaLink, log: KafkaLog) -> None:
         await catch_up(log, reader)
         assert reader.verdict_of(*won) is Verdict.WON, "a fleet that comes back to an empty log"
     async with a_log(link, log.name) as another:
-        with pytest.raises(ReadIncomplete, match=r"not read to its end: offset 0 of .* cannot be read: it is gone"):
+        with pytest.raises(ReadIncomplete, match=r"not read to its end: offset 0 of .* cannot be read: it has expired"):
             [record async for record in another.read(0, 0)]
         late = new_world(another)
         await catch_up(another, late)
@@ -474,7 +474,7 @@ async def test_partitions_that_come_while_it_is_used(link: KafkaLink, name: str)
 
 async def use_for_ever(log: KafkaLog) -> None:
     """As a consumer does: what may pass is tried again."""
-    patience = Patience("the log", 60)
+    patience = Backoff("the log", 60)
     async with asyncio.timeout(60):
         while True:
             try:
@@ -483,7 +483,7 @@ async def use_for_ever(log: KafkaLog) -> None:
             except KeylaneError as error:
                 await patience.after(error)
             else:
-                patience.worked()
+                patience.succeeded()
 
 
 async def test_a_log_that_was_deleted(kafka: Kafka, name: str) -> None:
@@ -501,7 +501,7 @@ async def test_a_log_that_was_made_anew(kafka: Kafka, name: str) -> None:
         await log.append(claim("anna"), 0)
         await delete(link, name)
         await create(link, name)
-        with pytest.raises(LogReplaced, match="was made anew"):
+        with pytest.raises(LogReplaced, match="was recreated"):
             await use_for_ever(log)
 
 

@@ -29,7 +29,7 @@ from keylane.errors import (
 )
 from keylane.kafka import KafkaAddress, KafkaLink, KafkaLog, open_kafka, open_kafka_log
 from keylane.marshal import Appetite, Consumer, MemorySource, Position, Verdict, catch_up
-from keylane.marshal.trouble import Patience, may_pass
+from keylane.marshal.retry import Backoff, is_transient
 from tests.integration.kafka.log_rig import Unique, beat, claim, create, delete, start_again
 from tests.integration.kafka.topic_rig import make_rule
 from tests.integration.marshal.rig import GROUP, TOPIC, Seen, fill, until
@@ -227,16 +227,16 @@ async def test_an_append_in_doubt_is_harmless(guarded: Kafka, boss: KafkaLink, n
         try:
             with pytest.raises(OutcomeUnknown) as unknown:
                 await log.append(beat("anna", 1), 0)
-            assert may_pass(unknown.value)
+            assert is_transient(unknown.value)
             with pytest.raises(KeylaneError) as silent:
                 await log.bounds(0)
-            assert may_pass(silent.value), silent.value
+            assert is_transient(silent.value), silent.value
         finally:
             os.kill(broker.pid, signal.SIGCONT)
         last = await _patiently(log, 1)
         await _patiently(log, 2)
         world = World(INTERVAL_S)
-        patience = Patience("the log", 60)
+        patience = Backoff("the log", 60)
         while world.next_offset(0) == 0:
             try:
                 await catch_up(log, world)
@@ -250,7 +250,7 @@ async def test_an_append_in_doubt_is_harmless(guarded: Kafka, boss: KafkaLink, n
 
 
 async def _patiently(log: KafkaLog, offset: int) -> Position:
-    patience = Patience("the log", 60)
+    patience = Backoff("the log", 60)
     while True:
         try:
             return await log.append(beat("anna", offset), 0)

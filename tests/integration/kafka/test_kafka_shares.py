@@ -13,7 +13,7 @@ from keylane.core.claim_facts import Ended, overlaps
 from keylane.core.claim_records import ClaimingPartition, Heartbeat, coordinating_partition, encode
 from keylane.errors import TwoHashes
 from keylane.kafka import KafkaLink, open_kafka, open_kafka_log
-from keylane.kafka.producing import open_writer
+from keylane.kafka.producer import open_producer
 from keylane.marshal import Admin, Appetite, Consumer, MemorySource
 from tests.integration.marshal.rig import GROUP, TOPIC, Seen, fill, in_order_per_key, until
 from tests.peers.kafka import Kafka
@@ -49,7 +49,7 @@ def stray() -> tuple[bytes, int]:
 async def test_strays_stop_nobody(kafka: Kafka, link: KafkaLink, name: str, caplog: pytest.LogCaptureFixture) -> None:
     source, seen = MemorySource({TOPIC: PARTITIONS}), Seen()
     misplaced, there = stray()
-    async with consumer(kafka, name, "anna", source, seen) as anna, open_writer(link) as writer:
+    async with consumer(kafka, name, "anna", source, seen) as anna, open_producer(link) as writer:
         await until(lambda: len(anna.owned) == PARTITIONS)
         for number in range(LOG_PARTITIONS):
             for value in (b"\x00\x01", b"", b"Handover/2/1/i/anna/billing/orders/0/5"):
@@ -71,7 +71,7 @@ async def test_another_hash_stops_everybody_while_its_user_may_live(kafka: Kafka
     source = MemorySource({TOPIC: PARTITIONS})
     theirs = coordinating_partition(TOPIC, 2, LOG_PARTITIONS, placing="topic")
     assert theirs != coordinating_partition(TOPIC, 2, LOG_PARTITIONS)
-    async with open_writer(link) as writer:
+    async with open_producer(link) as writer:
         async with consumer(kafka, name, "anna", source, Seen()) as anna:
             await until(lambda: len(anna.owned) == PARTITIONS)
             await writer.append(name, theirs, encode(ClaimingPartition("i", "go", GROUP, TOPIC, 2, 1)))

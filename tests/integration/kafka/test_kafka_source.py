@@ -14,8 +14,8 @@ from confluent_kafka.admin import AclOperation, ResourceType  # type: ignore[att
 
 from keylane.errors import InvalidInput, NoSuchTopic, PermissionDenied, ReadIncomplete, TopicReplaced
 from keylane.kafka import KafkaLink, KafkaSource, open_kafka_source
-from keylane.kafka.fetching import open_fetcher
-from keylane.marshal.trouble import may_pass
+from keylane.kafka.partition_fetcher import open_fetcher
+from keylane.marshal.retry import is_transient
 from tests.integration.kafka.topic_rig import Unique, delete_before, deny, fill, make_topic, numbers, read
 from tests.peers.kafka import Kafka
 
@@ -120,7 +120,7 @@ async def test_a_partition_is_read_again_at_once_from_another_offset(
         with pytest.raises(ReadIncomplete, match="is still read here") as refused:
             async with source.reader(topic, 0, 0):
                 pass
-        assert may_pass(refused.value)
+        assert is_transient(refused.value)
 
 
 async def test_offsets_that_are_gone_are_passed_over_to_the_earliest(
@@ -131,7 +131,7 @@ async def test_offsets_that_are_gone_are_passed_over_to_the_earliest(
     with caplog.at_level(logging.WARNING, "keylane.kafka"):
         async with source.reader(topic, 0, 20) as reader:
             assert numbers(await read(reader, 30)) == list(range(70, 100)), "the earliest, not the latest"
-    assert "offsets 20 to 69 are gone by age" in caplog.text
+    assert "offsets 20 to 69 have expired" in caplog.text
 
 
 async def test_an_offset_beyond_the_end_is_another_topics(kafka: Kafka, source: KafkaSource, topic: str) -> None:
@@ -139,7 +139,7 @@ async def test_an_offset_beyond_the_end_is_another_topics(kafka: Kafka, source: 
     async with source.reader(topic, 0, 500) as reader:
         with pytest.raises(TopicReplaced, match="ends at 10 and was read to 500") as replaced:
             await read(reader, 1)
-    assert not may_pass(replaced.value)
+    assert not is_transient(replaced.value)
 
 
 async def test_only_what_is_committed_is_read(kafka: Kafka, link: KafkaLink, topic: str, unique: Unique) -> None:
@@ -232,7 +232,7 @@ async def test_a_topic_that_this_user_may_not_read(
         await deny(link, ResourceType.TOPIC, topic, AclOperation.READ)
         with pytest.raises(PermissionDenied, match=f"reading {topic}/0") as refused:
             await read(reader, 1)
-    assert not may_pass(refused.value)
+    assert not is_transient(refused.value)
 
 
 async def test_a_group_that_this_user_may_not_use(

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from keylane.core.claim_choice import TopicPartition
 from keylane.core.claim_records import Message
-from keylane.core.picking import TopicPartition
 from keylane.errors import OutcomeUnknown
 from keylane.marshal import Appetite, MarshalMessage, MemorySource
 from tests.integration.marshal.rig import (
@@ -211,7 +211,7 @@ async def test_no_more_is_begun_than_one_interval_of_messages_that_no_heartbeat_
     async with consumer(view, source, "anna", seen) as anna:
         await until(lambda: len(anna.owned) == 1)
         trickling = asyncio.create_task(trickle())
-        await until(lambda: bool(seen.messages) and not anna._tenures[ONLY].may_start())
+        await until(lambda: bool(seen.messages) and not anna._owned[ONLY].may_start())
         begun = len(seen.began)
         await asyncio.sleep(INTERVAL_S / 4)
         trickling.cancel()

@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from keylane.core.claim_choice import TopicPartition
 from keylane.core.claim_facts import Key
 from keylane.core.claim_records import ClaimingMessages, Heartbeat, Message, decode, encode
-from keylane.core.picking import TopicPartition
 from keylane.errors import OutcomeUnknown
 from keylane.marshal import ConsumerHooks, MarshalMessage, MemorySource, Reader, SourceRecord
-from keylane.marshal.at_most_once import Allowance
+from keylane.marshal.at_most_once import BatchAllowance
 from tests.integration.marshal.rig import (
     GROUP,
     TOPIC,
@@ -64,7 +64,7 @@ async def test_nothing_is_fetched_before_it_is_known_to_be_ours() -> None:
             self._reader, self._source = reader, source
 
         async def next(self, most: int, wait_s: float) -> list[SourceRecord]:
-            self._source.ours.append(anna._tenures[ONLY].may_start())
+            self._source.ours.append(anna._owned[ONLY].may_start())
             return await self._reader.next(most, 0.02)
 
     log, source, seen = LiveLog(), Fetches({TOPIC: 1}), Seen()
@@ -73,7 +73,7 @@ async def test_nothing_is_fetched_before_it_is_known_to_be_ours() -> None:
     async with anna:
         await until(lambda: len(source.ours) > 5)
         view.down = True
-        await until(lambda: not anna._tenures[ONLY].may_start())
+        await until(lambda: not anna._owned[ONLY].may_start())
         fetches = len(source.ours)
         fill(source, 1, 5)
         await asyncio.sleep(0.2)
@@ -137,7 +137,7 @@ async def test_kills_at_any_moment_never_repeat_and_lose_one_batch_at_most(seed:
     async with consumer(View(log), source, "anna", handler, mode=MODE, batch_size=batch) as last:
         await until(lambda: len(last.owned) == 2)
         # The very last messages may be among the lost: the log tells when all are taken.
-        await until(lambda: all(tenure.progress.offset == 300 for tenure in last._tenures.values()))
+        await until(lambda: all(owned.delivery.offset == 300 for owned in last._owned.values()))
     assert set(seen.times.values()) == {1}
     lost = 600 - len(seen.times)
     assert lost <= kills * batch, "one batch for each kill, over all partitions"
@@ -185,7 +185,7 @@ async def test_a_message_that_hangs_holds_up_no_other_partition() -> None:
 
 
 async def test_an_allowance_is_given_in_turn_and_comes_back() -> None:
-    allowance = Allowance(10)
+    allowance = BatchAllowance(10)
     assert await allowance.take(4) == 4
     assert await allowance.take(20) == 6
     first, second, third = (asyncio.create_task(allowance.take(wanted)) for wanted in (5, 2, 8))
@@ -246,7 +246,7 @@ async def test_a_lapsed_owner_takes_messages_again_only_after_a_heartbeat() -> N
     async with consumer(view, source, "anna", seen, mode=MODE) as anna:
         await until(lambda: anna.owned == [ONLY])
         view.down = True
-        await until(lambda: not anna._tenures[ONLY].may_start())
+        await until(lambda: not anna._owned[ONLY].may_start())
         log.ahead_ms += 60_000
         fill(source, 1, 5)
         view.down = False

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.mark.parametrize("mode", ["at_least_once", "at_most_once"])
 async def test_two_and_then_three_share_a_stream_evenly(ground: Ground, connection: Connection, mode: str) -> None:
-    ground, seen, count = replace(ground, interval_s=0.5), Seen(), 0
+    ground, seen, count, stop = replace(ground, interval_s=0.5), Seen(), 0, asyncio.Event()
 
     async def work(message: MarshalMessage) -> None:
         await asyncio.sleep(0.002)
@@ -40,7 +40,7 @@ async def test_two_and_then_three_share_a_stream_evenly(ground: Ground, connecti
 
     async def flow() -> None:
         nonlocal count
-        while True:
+        while not stop.is_set():
             await publish(connection, ground, 30, first=count)
             count += 30
             await asyncio.sleep(0.06)
@@ -54,7 +54,8 @@ async def test_two_and_then_three_share_a_stream_evenly(ground: Ground, connecti
                 members.append(await stack.enter_async_context(ground.consumer(client, work, mode=mode)))
                 await until(lambda: {len(one.owned) for one in members} == {PARTITIONS // len(members)})
         finally:
-            flowing.cancel()
+            stop.set()
+            await flowing  # not cancelled: what is published must be counted
         await seen.until(lambda one: len(one.messages) >= count)
         owned = [one.owned for one in members]
         await asyncio.sleep(2 * ground.interval_s)

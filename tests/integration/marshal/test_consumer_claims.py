@@ -8,9 +8,9 @@ from collections import Counter
 
 import pytest
 
+from keylane.core.claim_choice import TopicPartition
 from keylane.core.claim_facts import Began, Key
 from keylane.core.claim_records import ClaimingPartition, Heartbeat, Message, decode, encode
-from keylane.core.picking import TopicPartition
 from keylane.errors import OutcomeUnknown
 from keylane.marshal import Appetite, ConsumerHooks, MarshalMessage, MemorySource, Verdict
 from tests.integration.marshal.rig import (
@@ -243,9 +243,9 @@ async def test_an_owner_whose_claim_ran_out_goes_on_if_nobody_took_it() -> None:
     view = View(log)
     async with consumer(view, source, "anna", seen) as anna:
         await until(lambda: anna.owned == [ONLY])
-        tenure = anna._tenures[ONLY]
+        owned = anna._owned[ONLY]
         view.down = True
-        await until(lambda: not tenure.may_start())
+        await until(lambda: not owned.may_start())
         fill(source, 1, 10)
         came = asyncio.create_task(seen.until(lambda one: bool(one.began)))
         await asyncio.sleep(2 * INTERVAL_S)
@@ -255,7 +255,7 @@ async def test_an_owner_whose_claim_ran_out_goes_on_if_nobody_took_it() -> None:
         await came
     assert set(seen.times.values()) == {1}
     world = await check_log(log)
-    assert {one.token for one in world.tenures()} == {tenure.token}
+    assert {one.token for one in world.tenures()} == {owned.token}
 
 
 async def test_whole_topics() -> None:

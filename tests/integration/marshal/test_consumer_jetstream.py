@@ -11,7 +11,7 @@ import pytest
 
 import keylane
 from keylane import Connection
-from keylane.core.picking import TopicPartition
+from keylane.core.claim_choice import TopicPartition
 from keylane.errors import InvalidInput, NoSuchTopic, UnsafeLog
 from keylane.jetstream import consumers, streams
 from keylane.marshal import Admin, Appetite, Consumer, ConsumerHooks, StreamSource, open_jetstream_log
@@ -53,7 +53,8 @@ async def test_thirty_racers_on_the_server(ground: Ground) -> None:
                 wins.append(f"{where.partition} {number}")
 
             hooks = ConsumerHooks(on_claimed=won)
-            members.append(ground.consumer(f"c{number}", Seen(), hooks=hooks, pick=Appetite(greedy=True)))
+            pick = Appetite(greedy=True)
+            members.append(ground.consumer(f"c{number}", Seen(), hooks=hooks, pick=pick, rebalance=False))
         started = await asyncio.gather(*(stack.enter_async_context(one) for one in members))
         await until(lambda: sum(len(one.owned) for one in started) == PARTITIONS)
         await asyncio.sleep(INTERVAL_S)
@@ -161,7 +162,7 @@ async def test_the_interval_is_the_logs(ground: Ground, connection: Connection) 
     async with open_jetstream_log(connection, ground.log_name, interval_s=0.7) as log:
         assert log.interval_s == 0.7
         consumer = Consumer(log, source, "billing", "anna", [ground.stream], handler)
-        assert consumer._terms.heartbeat_interval_s == 0.7
+        assert consumer._options.heartbeat_interval_s == 0.7
         Consumer(log, source, "billing", "anna", [ground.stream], handler, heartbeat_interval_s=0.7)
         with pytest.raises(InvalidInput, match=r"heartbeat_interval_s is 7, and the .* with interval_s 0.7: .* leave"):
             Consumer(log, source, "billing", "anna", [ground.stream], handler, heartbeat_interval_s=7)

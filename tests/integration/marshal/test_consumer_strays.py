@@ -58,7 +58,7 @@ async def test_the_owner_goes_on_and_newcomers_get_their_share(
     ground, seen = replace(ground, interval_s=0.5), Seen()
     async with ground.consumer("anna", seen, pick=Appetite(greedy=True)) as anna:
         await until(lambda: len(anna.owned) == PARTITIONS)
-        tokens = {one.token for one in anna._tenures.values()}
+        tokens = {one.token for one in anna._owned.values()}
         await write(connection, ground, value)
         async with open_jetstream_log(connection, ground.log_name) as log:
             admin, first = Admin(log), (await log.bounds()).end
@@ -67,7 +67,7 @@ async def test_the_owner_goes_on_and_newcomers_get_their_share(
                     await asyncio.sleep(0.02)
             world = await admin.world()
         assert world.unreadable == PARTITIONS
-        assert {one.token for one in anna._tenures.values()} == tokens, "it lost nothing"
+        assert {one.token for one in anna._owned.values()} == tokens, "it lost nothing"
         assert "records of the coordination log are skipped, such as record" in caplog.text
         await write(connection, ground, value)
         async with ground.consumer("bert", seen) as bert:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+from keylane.core.claim_choice import TopicPartition
 from keylane.core.claim_facts import LogRecord
 from keylane.core.claim_records import Message
-from keylane.core.picking import TopicPartition
 from keylane.errors import OutcomeUnknown
-from keylane.marshal.at_least_once import AtLeastOnce
-from keylane.marshal.author import Author
 from keylane.marshal.log import Bounds, Newest, Position
-from keylane.marshal.logbook import LogBook, own_clock
-from keylane.marshal.tenure import Tenure
-from keylane.marshal.trouble import Patience
+from keylane.marshal.log_view import ClientIdentity, LogView, own_clock
+from keylane.marshal.partition_claim import PartitionClaim
+from keylane.marshal.retry import Backoff
 from tests.integration.marshal.rig import GROUP, TOPIC, LiveLog, View
 
 INTERVAL_S = 2.0
@@ -47,17 +45,17 @@ class SlowToShow(View):
 
 
 async def test_an_owner_counts_from_the_first_sending_that_may_have_landed() -> None:
-    log, author = LiveLog(), Author("anna", GROUP)
-    won = await log.append(author.claiming(WHERE), 0)
-    view = SlowToShow(log)
-    book = LogBook(view, INTERVAL_S, lambda: Patience("the log", 30))
-    await book.read()
-    tenure = Tenure(book, author, WHERE, won.offset, AtLeastOnce(0))
+    log, identity = LiveLog(), ClientIdentity("anna", GROUP)
+    won = await log.append(identity.claiming(WHERE), 0)
+    slow = SlowToShow(log)
+    view = LogView(slow, identity, INTERVAL_S, lambda: Backoff("the log", 30))
+    await view.read()
+    ours = PartitionClaim(view, WHERE, won.offset, offset=lambda: 0, hold=1.0)
     began = own_clock()
-    assert await tenure.heartbeat()
-    assert view.tries == 2
-    claim = book.claim_of(tenure.key)
+    assert await ours.heartbeat()
+    assert slow.tries == 2
+    claim = view.world.claim_of(*ours.key)
     assert claim is not None
     assert claim.heartbeat_at == won.offset + 1
-    counted_from = tenure._safe_until - tenure._hold_s
+    counted_from = ours._safe_until - ours._hold_s
     assert counted_from < began + 0.3 * INTERVAL_S, "others may begin two intervals after the stamp"

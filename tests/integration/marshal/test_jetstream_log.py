@@ -146,7 +146,7 @@ async def test_records_gone_by_age_are_no_conflict(connection: Connection, log: 
     assert won.offset == 3
     await catch_up(log, world)
     assert world.verdict_of(*won) is Verdict.WON
-    with pytest.raises(ReadIncomplete, match="records 1 to 2 are gone by age"):
+    with pytest.raises(ReadIncomplete, match="records 1 to 2 have expired"):
         [record async for record in log.read(0, 1)]
     with pytest.raises(RevisionConflict):
         await log.append(claim("carl"), expect=Newest(2))
@@ -345,7 +345,7 @@ async def test_a_log_that_was_deleted_or_made_anew(connection: Connection, log: 
         await log.bounds()
     async with open_jetstream_log(connection, log.name, interval_s=INTERVAL_S) as anew:
         await anew.append(claim("bert"))
-        with pytest.raises(LogReplaced, match="made anew"):
+        with pytest.raises(LogReplaced, match="was recreated"):
             await log.bounds()
 
 

@@ -119,6 +119,9 @@ async def at_work(
         yield works
         for work in works:
             await work.handled(50)
+            if work.policy == "pinned_client":
+                # While messages come: without one, nobody is pinned again after a stall of the machine.
+                await until(lambda: any(reader.feed.is_pinned for reader in work.readers), DEADLINE_S)  # noqa: B023
             work.stop()
         await asyncio.wait(publishers, timeout=DEADLINE_S)
         for work in works:
@@ -128,7 +131,6 @@ async def at_work(
             assert not findings.invented
             if work.policy == "pinned_client":
                 assert findings.in_order_and_complete
-                assert any(reader.feed.is_pinned for reader in work.readers)
         for work in works:
             for reader in work.readers:
                 await reader.stop()

@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 import keylane
-from keylane.jetstream.pinning import Pinning
+from keylane.jetstream.pin_performer import Pinning
 from keylane.priority import consume
 
 

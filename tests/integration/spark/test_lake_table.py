@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from keylane.core.coverage import Coverage
+from keylane.core.sequence_ranges import Coverage
 from keylane.errors import InvalidInput, LakeBroken, LakeConflict
 from keylane.spark.pipelines import table as module
 from keylane.spark.pipelines.compaction import plan_merges

@@ -22,7 +22,7 @@ import pyarrow.dataset as ds  # type: ignore[import-untyped]  # it has no types
 import pytest
 
 from keylane import groups
-from keylane.core.coverage import Coverage
+from keylane.core.sequence_ranges import Coverage
 from keylane.errors import InvalidInput, LakeBroken, LakeConflict, NotFound
 from keylane.server import NatsServer
 from keylane.spark.address import Address

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import sys
 import time
@@ -65,5 +66,7 @@ async def run_member(url: str, stream: str, group: str, member: str, ack_wait_s:
 
 
 if __name__ == "__main__":
+    # The table of the demo shows states. One member waits on purpose until the group lists it: no warning for that.
+    logging.getLogger("keylane.groups.state").setLevel(logging.ERROR)
     _url, _stream, _group, _member, _ack_wait = sys.argv[1:]
     keylane.run(run_member(_url, _stream, _group, _member, float(_ack_wait)))

@@ -16,7 +16,7 @@ from keylane.cli.pins import pin_of
 from keylane.core.names import check_group_name, check_stream_name
 from keylane.errors import BrokenGroupRecord, GroupError, NoSuchGroup, NotFound
 from keylane.groups import ElasticConfig, StaticConfig, list_groups
-from keylane.groups.shape import consumer_name, consumer_stream
+from keylane.groups.consumer_spec import consumer_name, consumer_stream
 from keylane.groups.store import Kind, read_elastic, read_static
 from keylane.jetstream import consumers, streams
 from keylane.jetstream.connection import Connection

@@ -215,7 +215,7 @@ def consume(
     from keylane.cli.event_lines import run_consumer
     from keylane.cli.marshal.consume import MarshalConsumeOptions
     from keylane.cli.marshal.consume import consume as consume_messages
-    from keylane.core.picking import Appetite
+    from keylane.core.claim_choice import Appetite
 
     how = MarshalConsumeOptions(
         group=group,

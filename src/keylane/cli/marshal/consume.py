@@ -12,11 +12,10 @@ from typing import Any
 from keylane.cli.event_lines import STOPPING, EventLines, stop_on_signals
 from keylane.cli.formatting import excerpt, payload_fields, printable
 from keylane.cli.marshal.log_access import LogOptions, open_log
-from keylane.core.picking import Appetite, TopicPartition
-from keylane.marshal.claiming import Mode
+from keylane.core.claim_choice import Appetite, TopicPartition
 from keylane.marshal.consumer import Consumer
 from keylane.marshal.message import MarshalMessage
-from keylane.marshal.terms import ConsumerHooks
+from keylane.marshal.options import ConsumerHooks, Mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from keylane.core.journal_record import JournalBatch
 from keylane.core.subjects import matches
 from keylane.errors import BrokenJournal, NotFound
 from keylane.groups import ElasticConfig, StaticConfig, queue_stream
-from keylane.groups.shape import consumer_name
+from keylane.groups.consumer_spec import consumer_name
 from keylane.jetstream import consumers
 from keylane.jetstream.connection import Connection
 from keylane.journal import open_stored

@@ -17,8 +17,8 @@ from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keylane.core.coverage import Coverage, Span
 from keylane.core.names import check_stream_name
+from keylane.core.sequence_ranges import Coverage, Span
 from keylane.errors import InvalidInput, KeylaneError, LakeBroken
 from keylane.spark.pipelines.interface import PipelineReport, PipelineSettings
 from keylane.spark.pipelines.spark_jobs import Say, plainly, say_nothing

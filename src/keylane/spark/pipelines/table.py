@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from keylane.core.coverage import Coverage, Span
+from keylane.core.sequence_ranges import Coverage, Span
 from keylane.errors import InvalidInput, LakeBroken, LakeConflict
 from keylane.spark.pipelines.disk import exchange, lock_of, sync, telling, write_whole
 

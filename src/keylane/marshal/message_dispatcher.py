@@ -1,7 +1,8 @@
 """The messages of all partitions of one consumer, from the time they are read until their handler has ended.
 
-A dispatcher runs the handlers; this says what becomes of each message. Before a handler starts, its tenure is asked:
-what may not start waits, or is dropped when the tenure is over. Never writes to a log.
+A `Dispatcher` runs the handlers; this module decides what becomes of each message. Before a handler starts, its
+`OwnedPartition` is asked: a message that may not start waits, or is dropped when the partition is over. Never writes to
+a log.
 """
 
 from __future__ import annotations
@@ -11,42 +12,40 @@ import logging
 from collections.abc import Hashable, Iterable
 from functools import partial
 from itertools import count
-from typing import Literal, TypeAlias
 
+from keylane.core.claim_choice import TopicPartition
 from keylane.core.lanes import Entry, Lanes
-from keylane.core.picking import TopicPartition
 from keylane.dispatch import Dispatcher, Executor, HandlerCall, Settling, error_line
 from keylane.dispatch.dead_letters import put_away
 from keylane.errors import HandlerCrashed
 from keylane.marshal.message import Failure, GiveUp, Handler, MarshalMessage
+from keylane.marshal.options import Order
+from keylane.marshal.owned_partition import OwnedPartition
 from keylane.marshal.source import SourceRecord
-from keylane.marshal.tenure import Tenure
 from keylane.retries import backoff_s
 
 _log = logging.getLogger("keylane.marshal")
-
-Order: TypeAlias = Literal["key", "partition"]
 
 _LOOK_AGAIN_S = 0.05
 _CANCEL_S = 2.0
 
 
 class ClaimedMessage(MarshalMessage):
-    """A message with the tenure that it was read in."""
+    """A message with the owned partition that it was read from."""
 
-    __slots__ = ("tenure",)
+    __slots__ = ("owned",)
 
-    def __init__(self, record: SourceRecord, where: TopicPartition, token: int, tenure: Tenure) -> None:
+    def __init__(self, record: SourceRecord, where: TopicPartition, token: int, owned: OwnedPartition) -> None:
         super().__init__(record, where, token)
-        self.tenure = tenure
+        self.owned = owned
 
     def __reduce__(self) -> tuple[object, ...]:
         """For another process: the message alone."""
         return MarshalMessage, (self.record, self.where, self.token)
 
 
-class Crew:
-    """The workers of one consumer."""
+class MessageDispatcher:
+    """Runs the handler on the messages of one consumer."""
 
     def __init__(
         self,
@@ -79,11 +78,11 @@ class Crew:
         self._tickets = count(1)
 
     def __repr__(self) -> str:
-        return f"<Crew {self._dispatcher!r}>"
+        return f"<MessageDispatcher {self._dispatcher!r}>"
 
     @property
     def failure(self) -> asyncio.Future[HandlerCrashed]:
-        """Has a result when a handler raised what cannot count as a failed try: the consumer must end."""
+        """Has a result when a handler raised what does not count as a failed try: the consumer must end."""
         return self._dispatcher.crash
 
     async def start(self) -> None:
@@ -94,42 +93,42 @@ class Crew:
             await self.close()
             raise
 
-    def offer(self, tenure: Tenure, records: Iterable[SourceRecord]) -> None:
+    def offer(self, owned: OwnedPartition, records: Iterable[SourceRecord]) -> None:
         """Messages of a partition, in order."""
-        where, token = tenure.where, tenure.token
+        where, token = owned.where, owned.token
         for record in records:
             lane: Hashable = (where, record.key) if self._by_key else where
-            self._lanes.arrive(next(self._tickets), lane, ClaimedMessage(record, where, token, tenure))
+            self._lanes.arrive(next(self._tickets), lane, ClaimedMessage(record, where, token, owned))
         self._dispatcher.wake()
 
-    def drop(self, tenure: Tenure) -> None:
+    def drop(self, owned: OwnedPartition) -> None:
         """Forget what has not started."""
-        self._lanes.forget(lambda one: one.tenure is tenure)
+        self._lanes.forget(lambda one: one.owned is owned)
 
-    async def let_go(self, tenure: Tenure, grace_s: float) -> bool:
-        """Start nothing more of a tenure and wait until nothing of it is at work; then, after the grace, cancel.
+    async def let_go(self, owned: OwnedPartition, grace_s: float) -> bool:
+        """Start nothing more of a partition and wait for its running handlers; after `grace_s` cancel them.
 
-        False: handlers were cancelled, or a plain function in a thread goes on.
+        False: handlers were cancelled, or a plain function goes on in a thread.
         """
-        self.drop(tenure)
-        if await self._quiet(tenure, grace_s):
+        self.drop(owned)
+        if await self._quiet(owned, grace_s):
             return True
-        self._dispatcher.cancel(entry for entry in self._dispatcher.at_work if entry.item.tenure is tenure)
-        if not await self._quiet(tenure, _CANCEL_S):
-            _log.error("handlers of %s/%d did not end within %g s of being cancelled", *tenure.where, _CANCEL_S)
+        self._dispatcher.cancel(entry for entry in self._dispatcher.at_work if entry.item.owned is owned)
+        if not await self._quiet(owned, _CANCEL_S):
+            _log.error("handlers of %s/%d did not end within %g s of being cancelled", *owned.where, _CANCEL_S)
         return False
 
     async def close(self) -> None:
-        """End now: handlers at work are cancelled."""
+        """End now: running handlers are cancelled."""
         await self._dispatcher.close()
         await self._call.close()
 
-    async def _quiet(self, tenure: Tenure, within_s: float) -> bool:
+    async def _quiet(self, owned: OwnedPartition, within_s: float) -> bool:
         try:
             async with asyncio.timeout(within_s):
-                while self._lanes.running(lambda one: one.tenure is tenure):
+                while self._lanes.running(lambda one: one.owned is owned):
                     await self._dispatcher.some_end()
-                    self.drop(tenure)
+                    self.drop(owned)
         except TimeoutError:
             return False
         return True
@@ -137,14 +136,14 @@ class Crew:
     # ---- the dispatcher asks ------------------------------------------------------------------------
 
     def may_go_on(self) -> bool:
-        return True  # each message asks its tenure
+        return True  # `_admit` asks the partition of each message
 
     def _admit(self, entry: Entry[ClaimedMessage]) -> bool:
-        """Whether it may start now. If its tenure is over it is another owner's; those behind it come here as well."""
-        tenure = entry.item.tenure
-        if tenure.may_start():
+        """Whether it may start now. If its partition is over it is another owner's, and so are those behind it."""
+        owned = entry.item.owned
+        if owned.may_start():
             return True
-        if tenure.is_over:
+        if owned.is_over:
             self._lanes.release(entry)
         else:
             self._dispatcher.retry_at(self._lanes.postponed(entry, self._dispatcher.now(), _LOOK_AGAIN_S))
@@ -152,11 +151,11 @@ class Crew:
 
     def returned(self, entry: Entry[ClaimedMessage], given: ClaimedMessage) -> str:
         self._lanes.finished(entry)
-        given.tenure.finished(given.offset)
+        given.owned.finished(given.offset)
         return "done"
 
     def failed(self, entry: Entry[ClaimedMessage], given: ClaimedMessage, error: BaseException) -> str | Settling:
-        if not given.tenure.retries:
+        if not given.owned.retries:
             self._report(given, error, 1)
             return self.returned(entry, given)
         retry_at = self._lanes.failed(entry, self._dispatcher.now())
@@ -171,21 +170,21 @@ class Crew:
         return "cancelled"
 
     def crashed(self, entry: Entry[ClaimedMessage], given: ClaimedMessage, error: BaseException) -> None:
-        self._tell_failure(given, error, entry.tries + 1)
+        self._call_hook(given, error, entry.tries + 1)
 
     async def _put_away(self, entry: Entry[ClaimedMessage], error: BaseException) -> str:
-        """It had all its tries: its lane goes on once the message is safe elsewhere, or the tenure is over."""
+        """It had all its tries: its lane goes on once the message is stored elsewhere, or the partition is over."""
         message = entry.item
         if self._give_up is None:
             _log.error("%r is given up after %d tries: %s", message, entry.tries, error_line(error))
         elif not await put_away(
-            self._give_up, lambda: message, error, entry.tries, log=_log, until=lambda: message.tenure.is_over
+            self._give_up, lambda: message, error, entry.tries, log=_log, until=lambda: message.owned.is_over
         ):
             return self.cancelled(entry, message)
         self.returned(entry, message)
         return "dead"
 
-    # ---- telling ------------------------------------------------------------------------------------
+    # ---- reporting ------------------------------------------------------------------------------------
 
     def _report(self, message: MarshalMessage, error: BaseException, tries: int) -> None:
         _log.log(
@@ -199,9 +198,9 @@ class Crew:
             error_line(error),
             exc_info=error,
         )
-        self._tell_failure(message, error, tries)
+        self._call_hook(message, error, tries)
 
-    def _tell_failure(self, message: MarshalMessage, error: BaseException, tries: int) -> None:
+    def _call_hook(self, message: MarshalMessage, error: BaseException, tries: int) -> None:
         if self._on_failure is None:
             return
         try:

@@ -24,7 +24,7 @@ from keylane.errors import (
     NotFound,
     RevisionConflict,
 )
-from keylane.groups import limits, shape
+from keylane.groups import consumer_spec, limits
 from keylane.groups.config import Dialect, ElasticConfig, GroupConfig, StaticConfig
 from keylane.groups.store import (
     Kind,
@@ -168,7 +168,7 @@ async def delete(
             ) from (broken)
     is_static = kind == "static" if config is None else isinstance(config, StaticConfig)
     bucket = static_bucket(connection) if is_static else elastic_bucket(connection)
-    key = shape.key_of_group(stream, group)
+    key = consumer_spec.key_of_group(stream, group)
 
     async def remove(entry: KvEntry | None) -> None:
         if entry is not None and entry.value is not None:
@@ -177,11 +177,12 @@ async def delete(
     await change(lambda: bucket.get(key), remove)
     if isinstance(config, StaticConfig):
         for member in config.plan.members:
-            await _unless_missing(consumers.delete(connection, stream, shape.consumer_name(config, group, member)))
+            name = consumer_spec.consumer_name(config, group, member)
+            await _unless_missing(consumers.delete(connection, stream, name))
     elif is_static:
         await _tell_of_consumers(connection, stream, group)
-    elif await _sources(connection, shape.queue_stream(stream, group)) == [stream]:
-        await _unless_missing(streams.delete(connection, shape.queue_stream(stream, group)))
+    elif await _sources(connection, consumer_spec.queue_stream(stream, group)) == [stream]:
+        await _unless_missing(streams.delete(connection, consumer_spec.queue_stream(stream, group)))
 
 
 async def _tell_of_consumers(connection: Connection, stream: str, group: str) -> None:
@@ -250,12 +251,12 @@ def _check_partition_count(transform: SubjectTransform | None, max_members: int,
 
 async def _refuse_shared_durables(connection: Connection, stream: str, group: str, config: StaticConfig) -> None:
     """`a` + `b-c` and `a-b` + `c` would be one durable consumer."""
-    ours = {shape.consumer_name(config, group, member): member for member in config.plan.members}
+    ours = {consumer_spec.consumer_name(config, group, member): member for member in config.plan.members}
     for key in await static_bucket(connection).keys(stream):
         other = key.partition(".")[2]
         theirs = await read_static(connection, stream, other) if other != group else None
         for member in theirs.config.plan.members if theirs is not None else ():
-            name = shape.consumer_name(config, other, member)
+            name = consumer_spec.consumer_name(config, other, member)
             if name in ours:
                 raise GroupConflict(
                     f"member {ours[name]!r} of group {group!r} and member {member!r} of group {other!r} would share "
@@ -286,7 +287,7 @@ async def _write_record(
     static = isinstance(config, StaticConfig)
     bucket = static_bucket(connection) if static else elastic_bucket(connection)
     await bucket.ensure(replicas=replicas)
-    key = shape.key_of_group(stream, group)
+    key = consumer_spec.key_of_group(stream, group)
     entry = await bucket.get(key)
     if entry is None or entry.value is None:
         try:
@@ -307,7 +308,7 @@ async def _make_queue(
     connection: Connection, stream: str, group: str, config: ElasticConfig, source: StreamInfo
 ) -> None:
     """Create the queue, unless the group has it already."""
-    queue = shape.queue_stream(stream, group)
+    queue = consumer_spec.queue_stream(stream, group)
     sources = await _sources(connection, queue)
     if sources is not None and sources != [stream]:
         # `a` + `b-c` and `a-b` + `c` would be one queue stream.

@@ -1,7 +1,7 @@
 """Offsets committed under a group's name, without joining the group.
 
-Owns: one consumer for each group that is asked about, and its thread. The admin calls for the same purpose end the
-whole process with a segmentation fault while a group has no coordinator (client library 2.16), so they are not used.
+Owns: one consumer for each group, and its thread. The admin calls for the same purpose crash the whole process with a
+segmentation fault while a group has no coordinator (client library 2.16), so they are not used.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ _REFUSALS = (KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError.INVALID_GROUP_ID)
 
 
 class CommittedOffsets:
-    """What one group has committed. Calls are done one after the other, in a thread of its own."""
+    """The committed offsets of one group. Calls run one after the other, in their own thread."""
 
     def __init__(self, link: KafkaLink, group: str) -> None:
         self.group = group
         self._link = link
-        self._heard: dict[tuple[str, int, int], KafkaError | None] = {}
-        """What became of commits, by topic, partition and offset."""
+        self._results: dict[tuple[str, int, int], KafkaError | None] = {}
+        """The results of commits, by topic, partition and offset."""
         self._refused: KafkaError | None = None
         self._has_answered = False
-        """Whether the last call was a success."""
-        self._consumer = link.new_consumer({"group.id": group, "on_commit": self._hear})  # type: ignore[dict-item]
+        """Whether the last call succeeded."""
+        self._consumer = link.new_consumer({"group.id": group, "on_commit": self._on_commit})  # type: ignore[dict-item]
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"keylane-kafka-{group}")
 
     def __repr__(self) -> str:
         return f"<CommittedOffsets of {self.group}>"
 
     async def get(self, topic: str, partition: int) -> int | None:
-        """None: none was committed."""
+        """The committed offset; None if there is none."""
         doing = f"asking for the committed offset of group {self.group!r} in {topic}/{partition}"
 
         def ask(within_s: float) -> TopicPartition:
@@ -67,21 +67,21 @@ class CommittedOffsets:
     async def put(self, topic: str, partition: int, offset: int) -> None:
         place = (topic, partition, offset)
 
-        def tell(within_s: float) -> None:
-            """The call that waits by itself has no deadline, and one without a coordinator holds up the end."""
+        def commit(within_s: float) -> None:
+            """Asynchronously: the synchronous call has no deadline, and without a coordinator it blocks `close`."""
             if not self._has_answered:
                 self._consumer.committed([TopicPartition(topic, partition)], timeout=within_s)
-            self._heard.clear()
+            self._results.clear()
             self._consumer.commit(offsets=[TopicPartition(*place)], asynchronous=True)
             deadline = time.monotonic() + within_s
-            while place not in self._heard:
+            while place not in self._results:
                 if time.monotonic() > deadline:
                     raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-                self._listen(_TICK_S)
-            if (error := self._heard[place]) is not None:
+                self._poll_errors(_TICK_S)
+            if (error := self._results[place]) is not None:
                 raise KafkaException(error)
 
-        await self._call(tell, f"committing offset {offset} of group {self.group!r} in {topic}/{partition}")
+        await self._call(commit, f"committing offset {offset} of group {self.group!r} in {topic}/{partition}")
 
     async def close(self) -> None:
         """Returns when its thread has ended."""
@@ -101,15 +101,15 @@ class CommittedOffsets:
             raise RequestTimeout(f"{doing}: no answer within {timeout_s + _SLACK_S:g} s") from late
 
     def _until_done(self, work: Callable[[float], _T]) -> _T:
-        """In the thread. Why a group has no coordinator the client says only to those who ask for messages."""
+        """In the thread. The client reports why a group has no coordinator only to `poll`."""
         deadline = time.monotonic() + self._link.timeout_s
         while True:
             try:
                 result = work(max(min(deadline - time.monotonic(), _TRY_S), 0.1))
             except KafkaException as error:
                 self._has_answered = False
-                self._listen(_TICK_S)
-                if self._refused is not None:  # it is said once, and holds until something succeeds
+                self._poll_errors(_TICK_S)
+                if self._refused is not None:  # it is reported once, and holds until a call succeeds
                     raise KafkaException(self._refused) from error
                 if error.args[0].code() not in _NOT_YET or time.monotonic() > deadline:
                     raise
@@ -118,11 +118,11 @@ class CommittedOffsets:
                 return result
             time.sleep(_PAUSE_S)
 
-    def _listen(self, within_s: float) -> None:
+    def _poll_errors(self, within_s: float) -> None:
         message = self._consumer.poll(within_s)
         if message is not None and (error := message.error()) is not None and error.code() in _REFUSALS:
             self._refused = error
 
-    def _hear(self, error: KafkaError | None, places: list[TopicPartition]) -> None:
+    def _on_commit(self, error: KafkaError | None, places: list[TopicPartition]) -> None:
         for one in places:
-            self._heard[one.topic, one.partition, one.offset] = one.error or error
+            self._results[one.topic, one.partition, one.offset] = one.error or error

@@ -39,7 +39,7 @@ class Noted(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class HandlerOptions:
     """How the messages of a member are handled."""
 
     order: Order

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from keylane.errors import Fenced, NotFound
-from keylane.groups.shape import key_of_group
+from keylane.groups.consumer_spec import key_of_group
 from keylane.groups.store import elastic_bucket, static_bucket
 from keylane.jetstream import consumers, streams
 from keylane.jetstream.connection import Connection

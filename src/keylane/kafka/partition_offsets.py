@@ -1,7 +1,7 @@
-"""Where partitions of a topic begin and end, asked of their leaders.
+"""The earliest and latest offsets of a topic's partitions, as their leaders report them.
 
-Owns: that questions which come at once go out as one request. Every answer is from after the question, so an end
-covers all that was confirmed before it was asked for.
+Owns: that simultaneous calls share one request. Every answer is newer than its call, so the latest offset covers every
+record that was confirmed before the call.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # documented 
 from keylane.errors import BrokerUnavailable, Disconnected, KafkaRefused, RequestTimeout
 from keylane.kafka.client import KafkaLink
 
-Which: TypeAlias = Literal["begins", "ends"]
+OffsetKind: TypeAlias = Literal["begins", "ends"]
 _SPECS = {"begins": OffsetSpec.earliest(), "ends": OffsetSpec.latest()}  # type: ignore[no-untyped-call]
 
 
 _TRY_S = 1.5
-"""A leader that is gone does not say so: ask soon for who leads now."""
+"""A leader that died does not answer: look up the new leader soon."""
 _PAUSE_S = 0.1
 
 
 def checked_offset(found: ListOffsetsResultInfo, doing: str) -> int:
-    """The offset that a leader answered with. One that dies meanwhile gives none, and no error either."""
+    """The offset in a leader's answer. A leader that dies meanwhile gives neither an offset nor an error."""
     if found.offset < 0:
         raise BrokerUnavailable(f"{doing}: the leader went away before it answered")
     return int(found.offset)
 
 
-class Ends:
-    """Asks for the first offset of a partition of one topic, or for the one after its last record."""
+class PartitionOffsets:
+    """Asks for the first offset of a partition of one topic, or for the offset after its last record."""
 
     def __init__(self, link: KafkaLink, topic: str) -> None:
         self._link = link
         self._topic = topic
         self._try_s = min(_TRY_S, link.timeout_s)
-        self._next: dict[Which, asyncio.Task[dict[int, Future[ListOffsetsResultInfo]]] | None] = {}
-        self._wanted: dict[Which, set[int]] = {"begins": set(), "ends": set()}
+        self._next: dict[OffsetKind, asyncio.Task[dict[int, Future[ListOffsetsResultInfo]]] | None] = {}
+        self._wanted: dict[OffsetKind, set[int]] = {"begins": set(), "ends": set()}
 
-    async def ask(self, which: Which, partition: int) -> int:
-        """Asks again while leaders move, until the link's deadline."""
+    async def ask(self, which: OffsetKind, partition: int) -> int:
+        """Retries while leaders change, until the link's deadline."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._link.timeout_s
         while True:
@@ -57,23 +57,23 @@ class Ends:
                 if loop.time() + _PAUSE_S > deadline:
                     raise
             await asyncio.sleep(_PAUSE_S)
-            await self._learn_leaders()
+            await self._refresh_leaders()
 
-    async def _learn_leaders(self) -> None:
-        """The library keeps on asking the leaders that it knows, also after they said that they are none."""
+    async def _refresh_leaders(self) -> None:
+        """Refresh the metadata: the library keeps asking the old leaders, even after they denied being leaders."""
         doing = f"asking who leads {self._topic}"
-        with suppress(BrokerUnavailable, Disconnected, RequestTimeout):  # the next question tells what is wrong
+        with suppress(BrokerUnavailable, Disconnected, RequestTimeout):  # the next request raises the error
             await self._link.call(self._list, doing=doing, timeout_s=self._try_s)
 
     def _list(self) -> None:
         self._link.admin.list_topics(self._topic, timeout=self._try_s)
 
-    async def _ask(self, which: Which, partition: int) -> int:
+    async def _ask(self, which: OffsetKind, partition: int) -> int:
         sending = self._next.get(which)
         if sending is None:
             sending = self._next[which] = asyncio.create_task(self._send(which))
         self._wanted[which].add(partition)
-        # A task of its own: whoever came first may go away, and the others still want to know.
+        # Its own task, not in a group: the first caller may be cancelled while others still wait for the answer.
         answers = await asyncio.shield(sending)
         doing = f"asking where {self._topic}/{partition} {which}"
         try:
@@ -81,10 +81,10 @@ class Ends:
         except KafkaRefused as refused:
             if refused.code != KafkaError._NOENT:
                 raise
-            raise BrokerUnavailable(str(refused)) from refused  # no leader is known for the moment
+            raise BrokerUnavailable(str(refused)) from refused  # no leader is known at the moment
         return checked_offset(found, doing)
 
-    async def _send(self, which: Which) -> dict[int, Future[ListOffsetsResultInfo]]:
+    async def _send(self, which: OffsetKind) -> dict[int, Future[ListOffsetsResultInfo]]:
         self._next[which], wanted, self._wanted[which] = None, self._wanted[which], set()
         spec: OffsetSpec = _SPECS[which]
         asked = self._link.admin.list_offsets(

@@ -1,20 +1,21 @@
-"""How a Marshal consumer works, as its caller said it, and whom it tells what happens."""
+"""The options of a Marshal consumer, validated, and its hooks."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal, TypeAlias, get_args
 
-from keylane.core.picking import Appetite, TopicPartition
+from keylane.core.claim_choice import Appetite, TopicPartition
 from keylane.dispatch import Executor
 from keylane.dispatch.handler_call import check_executor
 from keylane.errors import InvalidInput, KeylaneError
-from keylane.marshal.claiming import MODES, Mode
-from keylane.marshal.crew import Order
 from keylane.marshal.log import DEFAULT_INTERVAL_S, CoordinationLog
 from keylane.marshal.message import Failure, GiveUp
+
+Mode: TypeAlias = Literal["at_least_once", "at_most_once"]
+Order: TypeAlias = Literal["key", "partition"]
 
 SHORTEST_INTERVAL_S = 0.1
 LONGEST_INTERVAL_S = 3600.0
@@ -22,21 +23,21 @@ LONGEST_INTERVAL_S = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerHooks:
-    """Told what happens to a consumer. Plain functions; they must not wait."""
+    """Called when something happens to a consumer. Plain functions; they must not block."""
 
     on_claimed: Callable[[TopicPartition, int], None] | None = None
-    """A partition is ours: which, and its token."""
+    """The consumer owns a partition now: which, and its token."""
     on_let_go: Callable[[TopicPartition, str], None] | None = None
-    """A partition is ours no more: which, and why."""
+    """The consumer no longer owns a partition: which, and why."""
     on_failure: Failure | None = None
-    """A handler raised: message, error, and how often it failed by now."""
+    """A handler raised: message, error, and how often the message has failed so far."""
     on_trouble: Callable[[KeylaneError], None] | None = None
-    """The log or the source does not answer; it is tried again."""
+    """The log or the source failed; the call is retried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """The options of a consumer, checked."""
+class ConsumerOptions:
+    """The options of a consumer. `Consumer` describes them."""
 
     mode: Mode
     appetite: Appetite
@@ -54,8 +55,8 @@ class Terms:
     patience_s: float
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise InvalidInput(f"mode is {self.mode!r}: use one of {', '.join(MODES)}")
+        if self.mode not in get_args(Mode):
+            raise InvalidInput(f"mode is {self.mode!r}: use one of {', '.join(get_args(Mode))}")
         if self.order not in get_args(Order):
             raise InvalidInput(f"order is {self.order!r}: use one of {', '.join(get_args(Order))}")
         check_executor(self.executor)
@@ -77,7 +78,7 @@ class Terms:
 
 
 def interval_of(log: CoordinationLog, given_s: float | None) -> float:
-    """The heartbeat interval: that of the log, or what its user says where the log does not know."""
+    """The heartbeat interval: that of the log, or the given one if the log does not know its own."""
     known_s = log.interval_s
     if known_s is None or given_s is None:
         return next((one for one in (known_s, given_s) if one is not None), DEFAULT_INTERVAL_S)

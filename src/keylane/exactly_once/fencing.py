@@ -17,7 +17,7 @@ _PIN_HEADER = "Nats-Pin-Id"
 _ASK_AGAIN_S = 1.0
 
 
-class Claim(NamedTuple):
+class FenceClaim(NamedTuple):
     """Who claims a partition, and since when it is theirs."""
 
     revision: int
@@ -54,7 +54,7 @@ class View(NamedTuple):
         return self.epoch.base + self.source.revision
 
 
-class Entry(NamedTuple):
+class LedgerEntry(NamedTuple):
     """What a message is to the tables."""
 
     stream: str
@@ -71,8 +71,8 @@ def origin_of(message: GroupMessage) -> Origin:
     return origin
 
 
-def entry_of(message: GroupMessage, origin: Origin) -> Entry:
-    return Entry(origin.stream, origin.group, message.partition, storable(message.key), message.source_sequence)
+def entry_of(message: GroupMessage, origin: Origin) -> LedgerEntry:
+    return LedgerEntry(origin.stream, origin.group, message.partition, storable(message.key), message.source_sequence)
 
 
 def storable(key: str) -> str:
@@ -90,12 +90,12 @@ def check_pin(message: GroupMessage, origin: Origin) -> None:
         )
 
 
-class Standing:
+class InstanceClaims:
     """One instance's claims while it has one pin. A new pin starts with none."""
 
     def __init__(self) -> None:
         self._pin_id: str | None = None
-        self._claims: dict[int, Claim] = {}
+        self._claims: dict[int, FenceClaim] = {}
         self._claiming: dict[int, asyncio.Lock] = {}
         self._mismatches: dict[int, tuple[float, LedgerMismatch]] = {}
         self.view: View | None = None
@@ -106,11 +106,11 @@ class Standing:
         """Held while a partition is claimed: the first message does it for all that are at work."""
         return self._claiming.setdefault(partition, asyncio.Lock())
 
-    def claim_on(self, partition: int, pin_id: str | None) -> Claim | None:
+    def claim_on(self, partition: int, pin_id: str | None) -> FenceClaim | None:
         """What was claimed before under this pin."""
         return self._claims.get(partition) if pin_id is not None and pin_id == self._pin_id else None
 
-    def claimed(self, partition: int, pin_id: str | None, claim: Claim) -> None:
+    def claimed(self, partition: int, pin_id: str | None, claim: FenceClaim) -> None:
         if pin_id != self._pin_id:
             self._pin_id = pin_id
             self._claims = {}

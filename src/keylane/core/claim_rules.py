@@ -1,17 +1,19 @@
-"""One partition of a coordination log: every rule of who owns what, applied record by record.
+"""The rules of who owns what, applied record by record to one partition of a coordination log.
 
-Owns: the state that these records make. Never reads a clock: "now" is the log's own time, the newest broker timestamp
-seen so far in this partition of the log, so two readers of one log never disagree. A log that nobody writes to does not
-advance; a claimer's own record does that. Mutable and stepped for every record: a log has a million of them.
+Owns: the state that these records make; `World` in `core/claims.py` answers questions about it. Never reads a clock:
+"now" is the log's own time, the newest broker timestamp seen so far in this partition of the log, so two readers of one
+log never disagree. The time of a log that nobody writes to does not advance; a claimer's own record advances it.
+Mutable and stepped for every record: a log has a million of them.
 
 The rules
 1. The first claim wins, and holds until more than two intervals have passed since the owner's last heartbeat (or its
    claim). At exactly two it still holds.
 2. A claim is judged once, at its own place in the log: won, lost, or paused. What follows changes nothing, so a claim
-   that lost never wakes up when the owner releases. It is kept as a request: its writer lives and wants the partition.
+   that lost does not win later when the owner releases. It is kept as a request: its writer lives and wants the
+   partition.
 3. Heartbeats, releases and claims of messages count from the owner only: client, group and instance. A heartbeat of
-   anybody else steals nothing.
-4. A late heartbeat of the owner revives a claim that ran out, if nobody has won it since.
+   anybody else changes nothing.
+4. A late heartbeat of the owner revives an expired claim, if nobody has won the partition since.
 5. A heartbeat of a new instance of the owner's client takes over while the claim holds: this is the quick restart with
    a stable client id. An instance that owned it before cannot take it back so: it may be one that froze and woke up.
 6. A claim of messages counts if it comes from the owner while its claim holds, and goes beyond what is taken.
@@ -26,7 +28,7 @@ The rules
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -70,7 +72,7 @@ WON, LOST, PAUSED, UNSURE, COUNTED, IGNORED, UNREADABLE, MISPLACED, REPEATED = V
 
 
 @dataclass(slots=True, eq=False)
-class _State:
+class KeyState:
     """One key. `established`: whether the log has told who owns it, or that nobody does."""
 
     key: Key
@@ -95,8 +97,8 @@ class _State:
     view: Claim | None = None
 
 
-class Ledger:
-    """What one partition of the log says, as far as it was read.
+class PartitionRules:
+    """The state of one partition of the log, as far as it was read, and the rules that change it.
 
     `first_offset` is that of a log which was never trimmed. `placed` says which partition of the log coordinates a
     topic's partition, under the hash in use and under the other one.
@@ -129,12 +131,14 @@ class Ledger:
         self._trimmed: bool | None = None
         self._shadow_until_ms = LONG_AGO
         self._shadow_below = _NEVER
-        self._pauses: dict[str, Pause] = {}
-        self._states: dict[tuple[str, str, int], _State] = {}
+        self.pauses: dict[str, Pause] = {}
+        """The newest of each group, also if it has ended."""
+        self.states: dict[tuple[str, str, int], KeyState] = {}
         self._verdict_order: deque[int] = deque()
-        self._ended: list[Tenure] | None = [] if keep_history else None
-        self._known: dict[bytes, tuple[_State, Owner]] = {}
-        self._takers: dict[bytes, Callable[[_State, int, Owner, int], Verdict]] = {
+        self.ended: list[Tenure] | None = [] if keep_history else None
+        """None: no history is kept."""
+        self._known: dict[bytes, tuple[KeyState, Owner]] = {}
+        self._takers: dict[bytes, Callable[[KeyState, int, Owner, int], Verdict]] = {
             HEARTBEAT.encode(): self._heartbeat,
             CLAIMING_PARTITION.encode(): self._claim,
             RELEASING_PARTITION.encode(): self._release,
@@ -180,12 +184,12 @@ class Ledger:
         if kind == RELEASE_GROUP:
             return self._pause(offset, group, writer, 1000 * number)
         key = Key(group, topic, partition)
-        state = self._states.get(key)
+        state = self.states.get(key)
         if state is None:
             expected, by_other_hash = self._placed(topic, partition)
             if expected != self.number:
                 return self._misplaced(offset, key, writer, expected, by_other_hash == self.number)
-            state = self._states[key] = self._new_state(key)
+            state = self.states[key] = self._new_state(key)
         if identity:
             if len(self._known) >= _IDENTITIES_KEPT:
                 self._known.clear()
@@ -213,15 +217,15 @@ class Ledger:
 
     def judge(self, key: Key, claimer: Owner, elapsed_ms: int) -> Verdict:
         """What a claim would get as the next record, this much later than the newest."""
-        state = self._states.get(key)
+        state = self.states.get(key)
         if state is None:
             state = self._new_state(key)
         return self._judge(state, claimer, self.now_ms + elapsed_ms, self.next_offset)
 
-    def _new_state(self, key: Key) -> _State:
-        return _State(key, established=not self._trimmed, subject=subject_for(CLAIMING_PARTITION, *key))
+    def _new_state(self, key: Key) -> KeyState:
+        return KeyState(key, established=not self._trimmed, subject=subject_for(CLAIMING_PARTITION, *key))
 
-    def _judge(self, state: _State, claimer: Owner, now_ms: int, offset: int) -> Verdict:
+    def _judge(self, state: KeyState, claimer: Owner, now_ms: int, offset: int) -> Verdict:
         if self._is_paused(state.key.group, claimer, now_ms):
             return PAUSED
         if not state.established:
@@ -232,10 +236,10 @@ class Ledger:
         return WON
 
     def _is_paused(self, group: str, claimer: Owner, now_ms: int) -> bool:
-        pause = self._pauses.get(group)
+        pause = self.pauses.get(group)
         return pause is not None and now_ms < pause.until_ms and claimer != pause.by
 
-    def _claim(self, state: _State, offset: int, claimer: Owner, _: int) -> Verdict:
+    def _claim(self, state: KeyState, offset: int, claimer: Owner, _: int) -> Verdict:
         verdict = self._judge(state, claimer, self.now_ms, offset)
         if verdict is UNSURE:
             state.doubt_until_ms = self.now_ms + self._hold_ms
@@ -254,7 +258,7 @@ class Ledger:
             state.view = None
         return self._remember(offset, verdict)
 
-    def _heartbeat(self, state: _State, offset: int, writer: Owner, next_to_read: int) -> Verdict:
+    def _heartbeat(self, state: KeyState, offset: int, writer: Owner, next_to_read: int) -> Verdict:
         now_ms = self.now_ms
         if state.owner != writer:
             if not self._takes_over(state, writer):
@@ -277,7 +281,7 @@ class Ledger:
         state.view = None
         return COUNTED
 
-    def _takes_over(self, state: _State, writer: Owner) -> bool:
+    def _takes_over(self, state: KeyState, writer: Owner) -> bool:
         """Whether a heartbeat of somebody who is not the owner makes him the owner."""
         if not state.established:
             return True
@@ -289,7 +293,7 @@ class Ledger:
             and not self._is_paused(state.key.group, writer, self.now_ms)
         )
 
-    def _release(self, state: _State, offset: int, writer: Owner, next_to_read: int) -> Verdict:
+    def _release(self, state: KeyState, offset: int, writer: Owner, next_to_read: int) -> Verdict:
         if not state.established:
             # Whoever wrote this had read that far, so it is a place to go on from; who owns it is still open.
             if next_to_read >= 0:
@@ -307,7 +311,7 @@ class Ledger:
         state.view = None
         return COUNTED
 
-    def _messages(self, state: _State, offset: int, writer: Owner, proposed: int) -> Verdict:
+    def _messages(self, state: KeyState, offset: int, writer: Owner, proposed: int) -> Verdict:
         if not state.established:
             return self._remember(offset, UNSURE)
         if state.owner != writer or self.now_ms > state.beat_ms + self._hold_ms or proposed < 0:
@@ -323,10 +327,10 @@ class Ledger:
 
     def _pause(self, offset: int, group: str, by: Owner, until_ms: int) -> Verdict:
         """An expiry that is past makes a pause that has ended: a resume."""
-        self._pauses[group] = Pause(group, self.number, until_ms, by, offset, self.now_ms)
+        self.pauses[group] = Pause(group, self.number, until_ms, by, offset, self.now_ms)
         return COUNTED
 
-    def _begin(self, state: _State, offset: int, owner: Owner, began: Began) -> None:
+    def _begin(self, state: KeyState, offset: int, owner: Owner, began: Began) -> None:
         state.established = True
         state.owner = owner
         if began is not Began.REVIVAL:  # nobody else had it in between
@@ -337,14 +341,14 @@ class Ledger:
         state.since_ms = state.beat_ms = self.now_ms
         state.view = None
 
-    def _end(self, state: _State, offset: int, until_ms: int, ended: Ended) -> None:
+    def _end(self, state: KeyState, offset: int, until_ms: int, ended: Ended) -> None:
         assert state.owner is not None, state.key
         state.former.pop(state.owner, None)
         state.former[state.owner] = None
         if len(state.former) > FORMER_KEPT:
             del state.former[next(iter(state.former))]
-        if self._ended is not None:
-            self._ended.append(self._tenure(state, offset, until_ms, ended))
+        if self.ended is not None:
+            self.ended.append(self._tenure(state, offset, until_ms, ended))
 
     def _remember(self, offset: int, verdict: Verdict) -> Verdict:
         self.verdicts[offset] = verdict
@@ -353,41 +357,9 @@ class Ledger:
             del self.verdicts[self._verdict_order.popleft()]
         return verdict
 
-    # ---- asking -------------------------------------------------------------------------------------
+    # ---- values for `World` -------------------------------------------------------------------------
 
-    def claim_of(self, key: Key) -> Claim | None:
-        state = self._states.get(key)
-        return None if state is None else self._view(state)
-
-    def newest_of(self, key: Key) -> int | None:
-        state = self._states.get(key)
-        return None if state is None else state.last_at
-
-    def claims(self) -> Iterator[Claim]:
-        return map(self._view, self._states.values())
-
-    def groups(self) -> set[str]:
-        return {key[0] for key in self._states} | self._pauses.keys()
-
-    def pauses(self) -> Iterator[Pause]:
-        return (pause for pause in self._pauses.values() if self.now_ms < pause.until_ms)
-
-    def tenures(self) -> list[Tenure] | None:
-        """Those that have ended, then those that have not; None if no history is kept."""
-        if self._ended is None:
-            return None
-        owned = (state for state in self._states.values() if state.owner is not None)
-        return [*self._ended, *(self._tenure(state, None, state.beat_ms + self._hold_ms, None) for state in owned)]
-
-    def take_ended(self) -> list[Tenure]:
-        """The tenures that ended since this was last asked, and forget them: so a long history needs no memory."""
-        ended = self._ended
-        if not ended:
-            return []
-        self._ended = []
-        return ended
-
-    def _view(self, state: _State) -> Claim:
+    def claim_view(self, state: KeyState) -> Claim:
         if state.view is None:
             owned = state.owner is not None
             state.view = Claim(
@@ -407,7 +379,11 @@ class Ledger:
             )
         return state.view
 
-    def _tenure(self, state: _State, until: int | None, until_ms: int, ended: Ended | None) -> Tenure:
+    def open_tenure(self, state: KeyState) -> Tenure:
+        """That of the present owner."""
+        return self._tenure(state, None, state.beat_ms + self._hold_ms, None)
+
+    def _tenure(self, state: KeyState, until: int | None, until_ms: int, ended: Ended | None) -> Tenure:
         assert state.owner is not None, state.key
         return Tenure(
             key=state.key,

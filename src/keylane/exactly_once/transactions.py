@@ -20,8 +20,8 @@ from keylane.core.names import check_group_name, check_stream_name
 from keylane.errors import Fenced, InvalidInput, LedgerMismatch, TokenWentBack
 from keylane.exactly_once import ledger
 from keylane.exactly_once.databases import Effect, Handler, database
+from keylane.exactly_once.fencing import FenceClaim, InstanceClaims, LedgerEntry, View, check_pin, entry_of, origin_of
 from keylane.exactly_once.ledger import DoneElsewhere, EpochChanged, Limits, Superseded
-from keylane.exactly_once.standing import Claim, Entry, Standing, View, check_pin, entry_of, origin_of
 from keylane.exactly_once.tables import prepare
 from keylane.groups import GroupMessage, Origin
 from keylane.jetstream.settings import check_seconds
@@ -65,7 +65,7 @@ class ExactlyOnce:
             lock_s=check_seconds(lock_timeout_s, "lock_timeout_s"),
             idle_s=check_seconds(idle_timeout_s, "idle_timeout_s"),
         )
-        self._standings: dict[tuple[str, str, str, str], Standing] = {}
+        self._standings: dict[tuple[str, str, str, str], InstanceClaims] = {}
         self._preparing = asyncio.Lock()
         self._prepared = False
 
@@ -154,7 +154,7 @@ class ExactlyOnce:
             raise _fenced(entry, mine, error.stored) from None
         await self._check_known(entry, origin, standing, known)
 
-    async def _check_known(self, entry: Entry, origin: Origin, standing: Standing, known: int) -> None:
+    async def _check_known(self, entry: LedgerEntry, origin: Origin, standing: InstanceClaims, known: int) -> None:
         """What is taken for done must be of the stream that was done: one that is made anew counts from 1 again."""
         if known < entry.sequence:
             return
@@ -162,7 +162,9 @@ class ExactlyOnce:
             view = await self._view(origin, standing, after=asyncio.get_running_loop().time())
             ledger.check_has_done((entry.stream, entry.group_name), known, view.source)
 
-    async def _claim(self, message: GroupMessage, entry: Entry, origin: Origin, standing: Standing) -> Claim:
+    async def _claim(
+        self, message: GroupMessage, entry: LedgerEntry, origin: Origin, standing: InstanceClaims
+    ) -> FenceClaim:
         """Take the partition, in a transaction of its own: others of this instance need not wait for an effect."""
         pin_id = origin.pin_id
         with standing.telling_mismatch(entry.partition, origin):
@@ -170,7 +172,9 @@ class ExactlyOnce:
         standing.claimed(entry.partition, pin_id, mine)
         return mine
 
-    async def _claimed(self, message: GroupMessage, entry: Entry, origin: Origin, standing: Standing) -> Claim:
+    async def _claimed(
+        self, message: GroupMessage, entry: LedgerEntry, origin: Origin, standing: InstanceClaims
+    ) -> FenceClaim:
         mine, refused_at, refusing = None, 0.0, None
         for _ in range(_CLAIM_TRIES):
             try:
@@ -185,7 +189,7 @@ class ExactlyOnce:
                 raise _went_back(entry, view, refusing)
             _, pinned_ns = await origin.fence(anew=refusing is not None)
             check_pin(message, origin)
-            mine = Claim(view.revision, pinned_ns, origin.member)
+            mine = FenceClaim(view.revision, pinned_ns, origin.member)
             step = partial(ledger.claim, entry=entry, mine=mine, number=view.epoch.number, instance=origin.instance)
             try:
                 await self._in_transaction(step)
@@ -199,7 +203,7 @@ class ExactlyOnce:
                 return mine
         raise Fenced(f"the epoch of {entry.stream}/{entry.group_name} changes again and again")
 
-    async def _view(self, origin: Origin, standing: Standing, *, after: float) -> View:
+    async def _view(self, origin: Origin, standing: InstanceClaims, *, after: float) -> View:
         """What the server says of the group, asked for after this time, in the epoch that the database has now."""
         async with standing.viewing:
             view = standing.view
@@ -227,7 +231,9 @@ class ExactlyOnce:
                     )
         raise Fenced(f"the bucket of {origin.stream}/{origin.group} is made anew again and again")
 
-    async def _perform(self, message: GroupMessage, entry: Entry, mine: Claim, effect: Effect, *, session: bool) -> int:
+    async def _perform(
+        self, message: GroupMessage, entry: LedgerEntry, mine: FenceClaim, effect: Effect, *, session: bool
+    ) -> int:
         """Do it, unless it is done; returns the newest of its key that was done before."""
         known = 0
 
@@ -253,8 +259,10 @@ class ExactlyOnce:
 
         return await self._database.run(steps)
 
-    def _standing(self, origin: Origin) -> Standing:
-        return self._standings.setdefault((origin.stream, origin.group, origin.member, origin.instance), Standing())
+    def _standing(self, origin: Origin) -> InstanceClaims:
+        return self._standings.setdefault(
+            (origin.stream, origin.group, origin.member, origin.instance), InstanceClaims()
+        )
 
 
 class _Handler:
@@ -269,7 +277,7 @@ class _Handler:
         await self._handle(message)
 
 
-def _went_back(entry: Entry, view: View, seen: Claim) -> TokenWentBack:
+def _went_back(entry: LedgerEntry, view: View, seen: FenceClaim) -> TokenWentBack:
     now, before = view.source.revision, seen.revision - view.epoch.base
     return TokenWentBack(
         f"the record of group {entry.group_name!r} of stream {entry.stream!r} has revision {now}, and {seen.member} "
@@ -279,7 +287,7 @@ def _went_back(entry: Entry, view: View, seen: Claim) -> TokenWentBack:
     )
 
 
-def _fenced(entry: Entry, mine: Claim, stored: Claim | None) -> Fenced:
+def _fenced(entry: LedgerEntry, mine: FenceClaim, stored: FenceClaim | None) -> Fenced:
     owner = f"{stored.member} (revision {stored.revision}, pinned {stored.pinned_ns})" if stored else "nobody"
     return Fenced(
         f"partition {entry.partition} of {entry.stream}/{entry.group_name} belongs to {owner}, and not to "

@@ -16,9 +16,9 @@ from keylane.dispatch import Dispatcher, HandlerCall
 from keylane.errors import HandlerCrashed
 from keylane.groups.acks import Acks
 from keylane.groups.crowded_lanes import CrowdedLanes
+from keylane.groups.handler_options import LANES, Handler, HandlerOptions
 from keylane.groups.message import GroupMessage
 from keylane.groups.settlement import Settlement
-from keylane.groups.terms import LANES, Handler, Terms
 from keylane.retries import backoff_s
 
 _log = logging.getLogger("keylane.groups")
@@ -28,10 +28,10 @@ Which = Callable[[GroupMessage], bool]
 _OWED_S = 2.0
 
 
-class Handling:
+class MessageProcessor:
     """The messages of one member."""
 
-    def __init__(self, handler: Handler, terms: Terms, name: str) -> None:
+    def __init__(self, handler: Handler, terms: HandlerOptions, name: str) -> None:
         """`name`: whose messages these are, for errors and logs."""
         terms.check()
         self._call: HandlerCall[GroupMessage] = HandlerCall(
@@ -66,7 +66,7 @@ class Handling:
             self._keep_alive()
 
     def __repr__(self) -> str:
-        return f"<Handling {self._dispatcher!r}>"
+        return f"<MessageProcessor {self._dispatcher!r}>"
 
     async def start(self, on_crash: Callable[[], None]) -> None:
         """Raises if the handler cannot be called where it is to run. `on_crash`: told when `crash` is there."""

@@ -1,6 +1,6 @@
-"""Trouble with a log or a source: which may pass by itself, and how long a consumer waits for that.
+"""Retrying calls to a log or a source: which errors are transient, and how long a consumer retries.
 
-A consumer tries again while it may pass; its claims run out meanwhile if that takes long. Everything else ends it.
+A consumer retries transient errors; its claims expire meanwhile if that takes long. Any other error ends it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UNAVAILABLE = 503
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
 
-_PASSING = (
+_TRANSIENT = (
     ApiUnavailable,
     BrokerUnavailable,
     Disconnected,
@@ -40,44 +40,42 @@ _PASSING = (
     RequestTimeout,
 )
 
-Tell = Callable[[KeylaneError], None]
 
-
-def may_pass(error: KeylaneError) -> bool:
-    """Whether the same call may succeed later, with nobody changing anything."""
+def is_transient(error: KeylaneError) -> bool:
+    """Whether the same call may succeed later without anybody changing anything."""
     if isinstance(error, ApiError):
         return error.code == _UNAVAILABLE
-    return isinstance(error, _PASSING)
+    return isinstance(error, _TRANSIENT)
 
 
-class Patience:
-    """How long the trouble with one thing has lasted. `longest_s` ends it: the error is raised.
+class Backoff:
+    """The pauses between retries of one kind of call. After `longest_s` of failures the error is raised.
 
     >>> while True:
     ...     try:
     ...         answer = await log.bounds(0)
     ...     except KeylaneError as error:
-    ...         await patience.after(error)
+    ...         await backoff.after(error)
     ...     else:
-    ...         patience.worked()
+    ...         backoff.succeeded()
     ...         break
     """
 
-    def __init__(self, what: str, longest_s: float, tell: Tell | None = None) -> None:
+    def __init__(self, what: str, longest_s: float, on_error: Callable[[KeylaneError], None] | None = None) -> None:
         self._what = what
         self._longest_s = longest_s
-        self._tell = tell
+        self._on_error = on_error
         self._since: float | None = None
         self._failures = 0
 
-    def worked(self) -> None:
+    def succeeded(self) -> None:
         if self._failures:
-            _log.info("%s: all is well again", self._what)
+            _log.info("%s: works again", self._what)
         self._since, self._failures = None, 0
 
     async def after(self, error: KeylaneError) -> None:
-        """Wait a while; or raise the error if it cannot pass, or if the trouble has lasted too long."""
-        if not may_pass(error):
+        """Pause; or raise the error if it is not transient, or if the calls have failed for too long."""
+        if not is_transient(error):
             raise error
         now = asyncio.get_running_loop().time()
         if self._since is None:
@@ -86,14 +84,14 @@ class Patience:
             raise error
         self._failures += 1
         _log.warning("%s: trying again: %s", self._what, error)
-        if self._tell is not None:
-            self._tell(error)
+        if self._on_error is not None:
+            self._on_error(error)
         await asyncio.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(self._failures - 1, 10)))
 
 
 @contextmanager
 def first_error() -> Iterator[None]:
-    """Around a task group: its first error comes out as itself, so that callers can tell which it is."""
+    """Around a task group: raises its first error instead of a group, so that callers can catch it by its class."""
     try:
         yield
     except BaseExceptionGroup as group:

@@ -24,7 +24,7 @@ from keylane.errors import (
 )
 from keylane.jetstream.credentials import read_text
 from keylane.jetstream.login import LoginClient, explain
-from keylane.jetstream.settings import Settings
+from keylane.jetstream.settings import ConnectionSettings
 from keylane.jetstream.urls import ServerUrl
 
 PING_INTERVAL_S = 10
@@ -80,7 +80,7 @@ class _LoginEnded(Exception):
         self.error = error
 
 
-async def dial(settings: Settings, name: str, timeout_s: float) -> tuple[LoginClient, Watch]:
+async def dial(settings: ConnectionSettings, name: str, timeout_s: float) -> tuple[LoginClient, Watch]:
     """Log in at one of the servers, tried in random order, or raise one `ConnectError`.
 
     Refused credentials end it at once; any other failure leaves the rest of the time to the other servers.
@@ -105,7 +105,7 @@ async def dial(settings: Settings, name: str, timeout_s: float) -> tuple[LoginCl
     raise _verdict(failures, settings)
 
 
-def tls_context(settings: Settings) -> ssl.SSLContext:
+def tls_context(settings: ConnectionSettings) -> ssl.SSLContext:
     """The TLS context of the settings; raises `InvalidInput` that names the file which is at fault."""
     if settings.tls_ca:
         read_text(settings.tls_ca, "TLS CA file")
@@ -160,7 +160,9 @@ async def _discard(client: LoginClient, watch: Watch) -> None:
         closing.cancel()
 
 
-def _options(settings: Settings, name: str, tls: ssl.SSLContext | None, watch: Watch, share_s: float) -> dict[str, Any]:
+def _options(
+    settings: ConnectionSettings, name: str, tls: ssl.SSLContext | None, watch: Watch, share_s: float
+) -> dict[str, Any]:
     return {
         "name": name,
         "error_cb": watch.error,
@@ -180,7 +182,7 @@ def _options(settings: Settings, name: str, tls: ssl.SSLContext | None, watch: W
     }
 
 
-def _verdict(failures: Sequence[ConnectError], settings: Settings) -> ConnectError:
+def _verdict(failures: Sequence[ConnectError], settings: ConnectionSettings) -> ConnectError:
     """One error for all attempts: the most telling kind, with the reason of every server."""
     last = failures[-1]
     if isinstance(last, AuthenticationFailed):

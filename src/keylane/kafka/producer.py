@@ -1,8 +1,8 @@
-"""Writes to Kafka so that an answer means that it is stored, once, and where.
+"""Produces to Kafka so that a returned offset means that the record is stored, exactly once.
 
-Owns: an idempotent producer with acks of all in-sync copies, and the thread that hears its answers. Order holds for
-what one writer sends to one partition: a record whose outcome was unknown cannot come in behind a later one, for the
-producer's epoch grows with every such loss, and a broker that has seen the new epoch refuses the old.
+Owns: an idempotent producer with acks of all in-sync replicas, and the thread that polls for delivery reports. Records
+of one producer in one partition stay in order: a record with an unknown outcome cannot arrive after a later one, since
+the producer's epoch grows with every such loss, and a broker that has seen the new epoch rejects the old one.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ _NOT_WRITTEN = frozenset(
 )
 
 
-class Stored(NamedTuple):
+class RecordPosition(NamedTuple):
     """Where a record is."""
 
     partition: int
     offset: int
 
 
-class _Line:
-    """One producer and the thread that hears its answers."""
+class _PolledProducer:
+    """One producer and the thread that polls for its delivery reports."""
 
     def __init__(self, producer: Producer) -> None:
         self.producer = producer
@@ -61,7 +61,7 @@ class _Line:
         self._thread.start()
 
     def end(self) -> None:
-        """Blocks: what is on its way gets a moment; then nothing of it is sent any more."""
+        """Blocks: records in flight get a moment; then they are purged."""
         self._stopping.set()
         self._thread.join()
 
@@ -73,8 +73,8 @@ class _Line:
             self.producer.flush(_FLUSH_S)
 
 
-class Writer:
-    """Appends records. Made by `open_writer`."""
+class RecordProducer:
+    """Appends records. Made by `open_producer`."""
 
     def __init__(self, link: KafkaLink, timeout_s: float) -> None:
         self._link = link
@@ -86,37 +86,39 @@ class Writer:
             "message.timeout.ms": max(int(timeout_s * 1000), 1),
         }
         self._loop = asyncio.get_running_loop()
-        self._line = _Line(link.new_producer(self._settings))
+        self._current = _PolledProducer(link.new_producer(self._settings))
         self._ending: set[asyncio.Future[None]] = set()
 
-    async def append(self, topic: str, partition: int, value: bytes, key: bytes | None = None) -> Stored:
-        """Write a record; when this returns it is stored. `OutcomeUnknown`: it may be, or may still come to be."""
-        doing, line = f"writing to {topic}/{partition}", self._line
-        answer: asyncio.Future[Stored] = self._loop.create_future()
+    async def append(self, topic: str, partition: int, value: bytes, key: bytes | None = None) -> RecordPosition:
+        """Write a record; it is stored when this returns. `OutcomeUnknown`: it may be stored now or later."""
+        doing, polled = f"writing to {topic}/{partition}", self._current
+        answer: asyncio.Future[RecordPosition] = self._loop.create_future()
 
-        def heard(error: KafkaError | None, message: Message) -> None:
-            where = Stored(message.partition() or 0, -1 if (at := message.offset()) is None else at)
+        def on_delivery(error: KafkaError | None, message: Message) -> None:
+            where = RecordPosition(message.partition() or 0, -1 if (at := message.offset()) is None else at)
             self._loop.call_soon_threadsafe(self._settle, answer, error, where, doing)
 
         try:
-            line.producer.produce(topic, value, key, partition, on_delivery=heard)
+            polled.producer.produce(topic, value, key, partition, on_delivery=on_delivery)
         except BufferError as full:
-            raise BrokerUnavailable(f"{doing}: too much waits to be written; it was not") from full
+            raise BrokerUnavailable(f"{doing}: the producer's queue is full; the record was not written") from full
         except KafkaException as error:
-            self._renew(line, error.args[0])
+            self._renew(polled, error.args[0])
             raise self._problem(error.args[0], doing) from error
         try:
             return await answer
         except KafkaException as error:
-            self._renew(line, error.args[0])
+            self._renew(polled, error.args[0])
             raise self._problem(error.args[0], doing) from error
 
     async def close(self) -> None:
-        self._end(self._line)
+        self._end(self._current)
         await asyncio.gather(*self._ending)
 
-    def _settle(self, answer: asyncio.Future[Stored], error: KafkaError | None, where: Stored, doing: str) -> None:
-        if answer.done():  # whoever asked has gone
+    def _settle(
+        self, answer: asyncio.Future[RecordPosition], error: KafkaError | None, where: RecordPosition, doing: str
+    ) -> None:
+        if answer.done():  # the caller was cancelled
             return
         if error is not None:
             answer.set_exception(KafkaException(error))
@@ -130,28 +132,29 @@ class Writer:
             return translate(error, doing)
         return OutcomeUnknown(f"{self._link.problem(error, doing)}; it may be stored or not")
 
-    def _renew(self, line: _Line, error: KafkaError) -> None:
-        """A producer that met a fatal error never writes again."""
-        if error.fatal() and line is self._line:
-            _log.warning("the producer met a fatal error and is replaced: %s", error)
-            self._line = _Line(self._link.new_producer(self._settings))
-            self._end(line)
+    def _renew(self, polled: _PolledProducer, error: KafkaError) -> None:
+        """Replace a producer after a fatal error: it never writes again."""
+        if error.fatal() and polled is self._current:
+            _log.warning("the producer had a fatal error and is replaced: %s", error)
+            self._current = _PolledProducer(self._link.new_producer(self._settings))
+            self._end(polled)
 
-    def _end(self, line: _Line) -> None:
-        ending = asyncio.ensure_future(asyncio.to_thread(line.end))
+    def _end(self, polled: _PolledProducer) -> None:
+        # Not in a task group: a replaced producer ends beside the appends; `close` waits for all of them.
+        ending = asyncio.ensure_future(asyncio.to_thread(polled.end))
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
 
 
 @asynccontextmanager
-async def open_writer(link: KafkaLink, *, timeout_s: float | None = None) -> AsyncIterator[Writer]:
-    """A writer for as long as the block lasts. `timeout_s`: for each record; the link's if not given.
+async def open_producer(link: KafkaLink, *, timeout_s: float | None = None) -> AsyncIterator[RecordProducer]:
+    """A producer for as long as the block lasts. `timeout_s`: for each record; the link's by default.
 
-    >>> async with open_kafka("127.0.0.1:9092") as link, open_writer(link) as writer:
-    ...     partition, offset = await writer.append("orders", 0, b"hello")
+    >>> async with open_kafka("127.0.0.1:9092") as link, open_producer(link) as producer:
+    ...     partition, offset = await producer.append("orders", 0, b"hello")
     """
-    writer = Writer(link, link.timeout_s if timeout_s is None else timeout_s)
+    producer = RecordProducer(link, link.timeout_s if timeout_s is None else timeout_s)
     try:
-        yield writer
+        yield producer
     finally:
-        await writer.close()
+        await producer.close()

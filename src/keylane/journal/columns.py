@@ -18,7 +18,7 @@ from keylane.journal.stream import journal_subject
 _PIN = re.compile(rb"\r\nNats-Pin-Id: ?([^\r]*)\r\n")
 
 
-class Origin(Protocol):
+class RecordOrigin(Protocol):
     """The instance of a member that has a message."""
 
     @property
@@ -33,7 +33,7 @@ class Origin(Protocol):
     def revision(self) -> int: ...
 
 
-class Place(Protocol):
+class RecordPlace(Protocol):
     """Where a message belongs."""
 
     @property
@@ -48,12 +48,12 @@ class Handled(Protocol):
     @property
     def delivery(self) -> Message: ...
     @property
-    def place(self) -> Place: ...
+    def place(self) -> RecordPlace: ...
     @property
-    def origin(self) -> Origin: ...
+    def origin(self) -> RecordOrigin: ...
 
 
-Note = tuple[Origin, int, Place, int, bytes, bytes, int, int, int]
+Note = tuple[RecordOrigin, int, RecordPlace, int, bytes, bytes, int, int, int]
 """One try at one message, not read yet: origin, revision, place, sequence, ack subject, headers, outcome, start, end.
 
 The revision stands beside its origin because the origin's changes while the instance lives. A plain tuple, as making a
@@ -112,7 +112,7 @@ class Lines:
             outcomes=outcomes,
         )
 
-    def line_of(self, origin: Origin) -> Line:
+    def line_of(self, origin: RecordOrigin) -> Line:
         names = origin.group, origin.member, origin.instance
         line = self._lines.get(names)
         if line is None:

@@ -69,7 +69,7 @@ class Prefix:
             self._done.remove(self._started.popleft())
 
 
-class Place(Enum):
+class ResumePoint(Enum):
     """Where a new owner's position comes from."""
 
     HEARTBEAT = "heartbeat"
@@ -82,7 +82,7 @@ class Resume:
     """Where to go on. `lost`: messages after that place which the partition no longer has."""
 
     offset: int
-    place: Place
+    place: ResumePoint
     lost: int = 0
 
 
@@ -93,9 +93,9 @@ def resume(*, heartbeat: int | None, committed: int | None, earliest: int, end: 
     its end is not of this partition (it was made anew), and the next in order is asked.
 
     >>> resume(heartbeat=None, committed=70, earliest=0, end=100)
-    Resume(offset=70, place=<Place.COMMITTED: 'committed'>, lost=0)
+    Resume(offset=70, place=<ResumePoint.COMMITTED: 'committed'>, lost=0)
     """
-    for place, offset in ((Place.HEARTBEAT, heartbeat), (Place.COMMITTED, committed)):
+    for place, offset in ((ResumePoint.HEARTBEAT, heartbeat), (ResumePoint.COMMITTED, committed)):
         if offset is not None and 0 <= offset <= end:
             return Resume(max(offset, earliest), place, max(earliest - offset, 0))
-    return Resume(earliest, Place.EARLIEST)
+    return Resume(earliest, ResumePoint.EARLIEST)

@@ -31,11 +31,11 @@ from keylane.jetstream import consumers
 from keylane.jetstream.feed_options import FeedOptions, Notice
 from keylane.jetstream.headers import number_in, parse_headers, status_of
 from keylane.jetstream.message import parse_ack_subject
-from keylane.jetstream.refusals import refusal
+from keylane.jetstream.pull_errors import refusal
 
 if TYPE_CHECKING:
     from keylane.jetstream.connection import Connection
-    from keylane.jetstream.pinning import Pinning
+    from keylane.jetstream.pin_performer import Pinning
 
 _log = logging.getLogger("keylane.feed")
 
