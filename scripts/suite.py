@@ -30,6 +30,8 @@ class Pass:
     title: str
     arguments: list[str]
     parallel: bool = True
+    workers_per_core: int = 2
+    """Most tests wait more than they compute."""
 
 
 @dataclass
@@ -46,7 +48,13 @@ class Outcome:
 
 
 SUITES = {
-    "quick": [Pass("rules, properties and the simulation", ["tests/core", "tests/properties", "tests/simulation"])],
+    "quick": [
+        Pass(
+            "rules, properties and the simulation",
+            ["tests/core", "tests/properties", "tests/simulation", "--hypothesis-profile=quick"],
+            workers_per_core=1,
+        )
+    ],
     "test": [
         Pass("tests", ["-m", "not long and not alone"]),
         Pass("tests that measure time", ["-m", "alone and not long"], parallel=False),
@@ -79,7 +87,7 @@ def main(arguments: list[str]) -> int:
 
 
 def run(one: Pass, outcome: Outcome) -> None:
-    divided = ["-n", str(workers()), "--dist", "loadfile", "--no-loadscope-reorder"]
+    divided = ["-n", str(workers(one.workers_per_core)), "--dist", "loadfile", "--no-loadscope-reorder"]
     parallel = [*divided, "-o", "console_output_style=classic"]  # tests/suite.py says how far it is
     with tempfile.TemporaryDirectory(prefix="keylane-suite-") as directory:
         counts = Path(directory) / "counts.json"
@@ -106,10 +114,10 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
-def workers() -> int:
-    """Two for each core, since tests wait more than they compute, as far as the memory allows."""
+def workers(per_core: int) -> int:
+    """So many for each core, as far as the memory allows."""
     gigabytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return max(1, min(2 * (os.cpu_count() or 1), int(gigabytes / WORKER_GIGABYTES)))
+    return max(1, min(per_core * (os.cpu_count() or 1), int(gigabytes / WORKER_GIGABYTES)))
 
 
 def say(line: str) -> None:

@@ -21,6 +21,7 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # No example of a property has a deadline: a machine that stands still for a moment proves nothing.
     settings.register_profile("keylane", deadline=None)
+    settings.register_profile("quick", deadline=None, max_examples=30)  # --hypothesis-profile, by `make test-quick`
     settings.load_profile("keylane")
 
 

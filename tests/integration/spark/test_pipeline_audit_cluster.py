@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from keylane import Connection
+from keylane.cli.pipeline import program
 from keylane.server import NatsServer
 from keylane.spark.address import Address
-from keylane.spark.pipelines import audit, program
+from keylane.spark.pipelines import audit
 from tests.integration.spark import journal_rig as rig
 from tests.integration.spark.cluster_rig import submit
 from tests.integration.spark.planted import faulty, findings_in, told
