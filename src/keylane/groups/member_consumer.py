@@ -221,6 +221,7 @@ class MemberConsumer:
         """Step and perform until nothing is left to do now; returns when to try again."""
         while True:
             action = self._step(event)
+            self._tell_partitions()
             if isinstance(event, Opened):
                 await self._see_others()
             self._wait_for(self._reason_to_wait(action))

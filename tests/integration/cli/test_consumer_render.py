@@ -22,8 +22,8 @@ def info(name: str) -> ConsumerInfo:
             "name": name,
             "created": "2030-01-01T00:00:00Z",
             "config": {"name": name, "priority_groups": ["jobs"], "priority_policy": "pinned_client"},
-            "delivered": {"stream_seq": 5},
-            "ack_floor": {"stream_seq": 3},
+            "delivered": {"stream_seq": 5, "consumer_seq": 5},
+            "ack_floor": {"stream_seq": 3, "consumer_seq": 3},
             "num_pending": 1234567,
             "priority_groups": [
                 {"group": "jobs", "pinned_client_id": "wCco5tqZIK4GjyzhDEFv3d", "pinned_ts": "2030-01-02T03:04:00Z"}
