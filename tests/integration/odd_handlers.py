@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+import anyio
+
 
 class Odd(BaseException):
     """No `Exception`."""
@@ -82,6 +84,26 @@ async def leaked_scope() -> None:
         del scope
 
 
+async def timed_out_in_anyio() -> None:
+    with anyio.fail_after(0.001):
+        await anyio.sleep(60)
+
+
+async def anyio_task_group() -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_raise, ValueError("a child"))
+        await anyio.sleep(60)
+
+
+async def raised_in_a_cancelled_anyio_scope() -> None:
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        try:
+            await anyio.sleep(60)
+        finally:
+            raise ValueError("cleaning up")
+
+
 async def cancelled_itself() -> None:
     _me().cancel()
     await asyncio.sleep(0)
@@ -123,6 +145,9 @@ FAILING: dict[str, Callable[[], Awaitable[None]]] = {
         timed_out_in_a_task_group,
         raised_in_a_cancelled_scope,
         leaked_scope,
+        timed_out_in_anyio,
+        anyio_task_group,
+        raised_in_a_cancelled_anyio_scope,
         cancelled_itself,
         cancelled_itself_and_raised,
         cancelled_and_uncancelled_and_raised,
@@ -154,6 +179,11 @@ async def left_a_scope() -> None:
         await asyncio.sleep(60)
 
 
+async def moved_on_in_anyio() -> None:
+    with anyio.move_on_after(0.001):
+        await anyio.sleep(60)
+
+
 async def caught_its_own_cancellation() -> None:
     with suppress(asyncio.CancelledError):
         await cancelled_itself()
@@ -175,6 +205,7 @@ RETURNING: dict[str, Callable[[], Awaitable[None]]] = {
         caught_a_task_group_and_waited,
         caught_a_timeout,
         left_a_scope,
+        moved_on_in_anyio,
         caught_its_own_cancellation,
         cancelled_itself_and_returned,
         cancelled_and_uncancelled_and_returned,
