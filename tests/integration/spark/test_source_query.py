@@ -314,7 +314,8 @@ async def test_a_latest_start_in_the_queue_is_never_replaced_by_one_in_the_strea
 
 
 async def test_a_static_group_has_no_queue(rig: Rig) -> None:
-    await rig.make()
+    dest = f"{{{{Partition(2,1)}}}}.{rig.name}.{{{{Wildcard(1)}}}}"
+    await rig.make(subject_transform={"src": f"{rig.name}.*", "dest": dest})
     await groups.create_static(rig.connection, rig.name, "g", max_members=2, members=["a"])
     try:
         with pytest.raises(InvalidInput, match=r"group 'g' of stream .* is static and has no queue"):
