@@ -206,7 +206,8 @@ STORIES: dict[str, Story] = {
     "messages of a partition that it does not know": [
         *entered(1),
         (Want(some(1, 2)), Look()),
-        (Looked(some(1, 2), ours=True), None),
+        (Looked(some(1, 2), ours=True), Rewind()),
+        (HandoffEvent.REWOUND, None),
         (Surprised(some(3)), Look()),
         (Looked(some(1, 2, 3), ours=True), Drain(some(3))),
     ],
@@ -241,6 +242,43 @@ STORIES: dict[str, Story] = {
         (HandoffEvent.FINISHED, Look()),
         (Looked(some(1), ours=True), Delete(surely=True)),
         (HandoffEvent.DELETED, Create(some(1, 2))),
+    ],
+    "the server says that another is active, and then it is this one all the same": [
+        *entered(1),
+        (Want(some(1, 2)), Look()),
+        (Looked(some(1), ours=True), Widen(some(1, 2))),
+        (HandoffEvent.WIDENED, Rewind()),
+        (HandoffEvent.UNPINNED, Look()),
+        (Looked(some(1, 2), ours=False), None),
+        (PinReceived(anew=False), Look()),
+        (Looked(some(1, 2), ours=True), Rewind()),
+        (HandoffEvent.REWOUND, None),
+    ],
+    "nobody knows whether the filters were narrowed": [
+        *entered(1, 2),
+        (Want(some(1)), Look()),
+        (Looked(some(1, 2), ours=True), Drain(some(2))),
+        (HandoffEvent.DRAINED, Look()),
+        (Looked(some(1, 2), ours=True), Narrow(some(1))),
+        (HandoffEvent.FAILED, Look()),
+        (Looked(some(1), ours=True), Reset()),
+        (HandoffEvent.RESET, None),
+    ],
+    "a gain that was withdrawn does not hide a later surprise": [
+        *entered(1),
+        (Want(some(1, 2)), Look()),
+        (Looked(some(1), ours=True), Widen(some(1, 2))),
+        (HandoffEvent.TAKEN, Wait.TAKEN),
+        (Want(some(1)), Look()),
+        (Looked(some(1), ours=True), None),
+        (Surprised(some(2)), Look()),
+        (Looked(some(1, 2), ours=True), Drain(some(2))),
+    ],
+    "in a cluster another instance made the consumer anew": [
+        *entered(1, style=RECREATE),
+        (Want(some(1, 2)), Look()),
+        (Surprised(some(2)), Look()),
+        (Looked(some(1, 2), ours=True), Finish()),
     ],
     "the consumer is gone": [*entered(1), (HandoffEvent.GONE, Create(some(1)))],
     "it stops": [
@@ -337,6 +375,12 @@ def test_a_takeover_starts_nothing_before_the_rewinding() -> None:
 
 def test_what_is_given_up_does_not_start() -> None:
     assert after("nothing is wanted any more", len(entered(1)) + 1).admitted == some()
+
+
+def test_a_withdrawn_gain_is_unexpected_again() -> None:
+    assert after("a gain that was withdrawn does not hide a later surprise", len(entered(1)) + 5).unexpected(
+        {2}
+    ) == some(2)
 
 
 def test_an_unknown_partition_does_not_start() -> None:

@@ -61,7 +61,8 @@ class Walk:
         self.not_rewound: set[int] = set()
         self.drained: set[int] = set()
         self.looked = False
-        self.narrowed = False
+        self.was_pinned = False
+        self.calm = False
 
     def some(self) -> frozenset[int]:
         return frozenset(one for one in PARTITIONS if self.random.random() < 0.5)
@@ -97,11 +98,19 @@ class Walk:
     def pin_changes(self) -> None:
         if not self.state.reading or self.covers is None:
             return
-        event = self.random.choice(EVENTS_OF_THE_PIN[self.state.role])
+        events = EVENTS_OF_THE_PIN[self.state.role]
+        if self.state.role is Role.STANDBY and self.was_pinned:
+            events = (
+                *events,
+                PinReceived(anew=False),
+            )  # the same pin again: deliveries were lost, or the server stood still
+        event = self.random.choice(events)
+        self.was_pinned = True
         if event == PinReceived(anew=True) and self.style is Style.IN_PLACE:
             # Whoever was active before may have widened the filters and not rewound the consumer.
             self.add(frozenset(self.random.sample(PARTITIONS, 1)))
-        if event is not HandoffEvent.CONFIRMED:
+        if event not in (HandoffEvent.CONFIRMED, PinReceived(anew=False)):
+            # Under the same pin, what was seen and drained stays so: nobody else was active, and nothing of it started.
             self.drained.clear()
             self.looked = False
         self.state = handoff.changed(self.state, event)
@@ -131,12 +140,13 @@ class Walk:
                 if self.covers is None:
                     self.covers = partitions
                     self.not_rewound.clear()
+                self.was_pinned = False
                 return Opened(self.covers, self.style)
             case Look():
                 if self.covers is None:
                     return HandoffEvent.GONE
-                self.looked = True
-                return Looked(self.covers, ours=True)
+                self.looked = self.calm or self.random.random() < 0.9
+                return Looked(self.covers, ours=self.looked)
             case Probe():
                 return HandoffEvent.FREE
             case Drain(partitions):
@@ -189,6 +199,7 @@ class Walk:
 
     def calm_down(self) -> None:
         """Every action succeeds from now on: it must settle, on what is wanted."""
+        self.calm = True
         if self.state.role is Role.DOUBTFUL:
             self.step(HandoffEvent.CONFIRMED)
         self.step(Want(self.some()))

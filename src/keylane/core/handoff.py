@@ -308,9 +308,12 @@ class Handoff:
         return (self.draining | self.held) & self.covers & self.wanted
 
     @property
+    def must_rewind(self) -> bool:
+        return self.rewind_due or (self.role is Role.ACTIVE and (self.holds_all or bool(self.interrupted_moves)))
+
+    @property
     def settled(self) -> bool:
-        is_moving = self.role is Role.ACTIVE and self.interrupted_moves
-        return self.covers == self.wanted and self.exact and not (is_moving or self.reset_due or self.rewind_due)
+        return self.covers == self.wanted and self.exact and not (self.must_rewind or self.reset_due)
 
 
 # ---- what to do next -------------------------------------------------------------------------------------
@@ -368,6 +371,11 @@ def _gain(state: Handoff) -> tuple[Handoff, Action | None]:
     return replace(state, held=state.held | state.gained), Widen(state.wanted)
 
 
+def _has_new_partitions(state: Handoff) -> bool:
+    """Another instance made the consumer anew, with partitions that this one did not know: make it anew as well."""
+    return state.style is Style.RECREATE and not state.durable and bool(state.interrupted_moves)
+
+
 RULES: tuple[_Rule, ...] = (
     # when                                                       what to do
     (lambda s: not s.reading and (s.leaving or not s.wanted),    _do(None)),
@@ -380,7 +388,8 @@ RULES: tuple[_Rule, ...] = (
     (lambda s: s.ours is None,                                   _do(Look())),
     (lambda s: s.settled,                                        _do(None)),
     (lambda s: not s.ours,                                       _do(Wait.STANDBY)),
-    (lambda s: s.rewind_due or bool(s.interrupted_moves),        _do(Rewind())),
+    (lambda s: s.must_rewind and _has_new_partitions(s),         _give_up),
+    (lambda s: s.must_rewind,                                    _do(Rewind())),
     (lambda s: s.reset_due,                                      _do(Reset())),
     (lambda s: s.taken,                                          _do(Wait.TAKEN)),
     (lambda s: not s.lost and not s.gained,                      _do(Rename())),
@@ -398,19 +407,27 @@ def _want(state: Handoff, event: Want) -> Handoff:
 
 
 def _pinned(state: Handoff, event: PinReceived) -> Handoff:
-    state = replace(state, role=Role.ACTIVE)
+    state = replace(state, role=Role.ACTIVE, ours=None)
     if not event.anew:
         return state
-    state = replace(state, ours=None, stale=True)
+    state = replace(state, stale=True)
     if state.style is Style.RECREATE or state.durable:
         return state
     return replace(state, holds_all=True, rewind_due=True, certain=False)
 
 
 def _looked(state: Handoff, event: Looked) -> Handoff:
-    if not event.ours:
-        # The active instance does what is due: it held everything when it became active, and looked after that.
-        state = replace(state, held=NONE, reset_due=False, rewind_due=False)
+    if event.ours:
+        # A partition that is not covered any more was narrowed, and nobody knows whether the consumer was reset since.
+        reset_due = state.reset_due or bool(state.draining - event.covers)
+        # One that is covered and was not known to be was added by another instance, which may not have rewound.
+        learned = event.covers - state.covers if state.style is Style.IN_PLACE and not state.durable else NONE
+        state = replace(state, held=state.held & (event.covers | state.wanted) | learned, reset_due=reset_due)
+    else:
+        # The active instance does what is due: it held everything when it became active, and looked after that. Should
+        # it be this one after all, it begins with nothing.
+        holds_all = state.style is Style.IN_PLACE and not state.durable
+        state = replace(state, held=NONE, holds_all=holds_all, reset_due=False, rewind_due=False)
     return replace(state, covers=event.covers, ours=event.ours, exact=event.exact, certain=True)
 
 
@@ -428,6 +445,8 @@ def _opened(state: Handoff, event: Opened) -> Handoff:
 
 
 def _surprised(state: Handoff, event: Surprised) -> Handoff:
+    if state.durable:  # somebody changed its filters by hand; a rewinding would replay the whole stream
+        return replace(state, covers=state.covers | event.partitions, certain=False, ours=None)
     return replace(state, held=state.held | event.partitions, certain=False, ours=None)
 
 

@@ -221,7 +221,8 @@ class MemberConsumer:
         """Step and perform until nothing is left to do now; returns when to try again."""
         while True:
             action = self._step(event)
-            self._tell_partitions()
+            if self._state.reading:
+                self._tell_partitions()
             if isinstance(event, Opened):
                 await self._see_others()
             self._wait_for(self._reason_to_wait(action))
@@ -369,9 +370,9 @@ class MemberConsumer:
     async def _finish(self, feed: Feed) -> None:
         """Start nothing more, finish what is at work, and wait until the server has all acks."""
         if self._durable:
-            self._left = await self._handling.finish_without_gaps()
+            self._left += await self._handling.finish_without_gaps()
         else:
-            self._left = await self._handling.let_go()
+            self._left += await self._handling.let_go()
         if not self.is_active or not self._connection.is_connected:
             return
         await self._handling.acks_sent()
@@ -430,10 +431,10 @@ class MemberConsumer:
     async def _lose_consumer(self, why: str) -> None:
         """Normal is: the group changed or was deleted, or a standby sees the active instance move to a new consumer."""
         has_lost_something = self._durable or self._told_active
-        is_normal = not has_lost_something or not await self._hooks.is_current()
-        _log.log(logging.INFO if is_normal else logging.WARNING, "%s is gone (%s); making it again", self._remote, why)
         await self._drop_feed(consumer_is_gone=True)
         self._tell(HandoffEvent.GONE)
+        is_normal = not has_lost_something or not await self._hooks.is_current()
+        _log.log(logging.INFO if is_normal else logging.WARNING, "%s is gone (%s); making it again", self._remote, why)
 
     async def _dried_up(self, reason: str) -> float:
         """Nothing will come any more. If the group's record changed too, it says more: it is read again first."""
@@ -468,6 +469,7 @@ class MemberConsumer:
             await self._handling.start_anew()
         self._facts = entered.stream
         self._pin_id = ""
+        self._left = []
         self._acked = wanted.ack_policy != "none"
         self._acks_all = wanted.ack_policy == "all"
         self._reading = object()
@@ -548,10 +550,15 @@ class MemberConsumer:
         self.is_other_active, self.no_message_because = False, None
         self._handling.forget()
         self._handling.forget_acks()
-        if feed is not None:
-            # Without a consumer there is no pin to hand over, and a cluster may leave questions about it unanswered.
-            await (feed.drain(0) if consumer_is_gone else feed.close())
-        self._tell_deactivated()
+        try:
+            if feed is not None:
+                # Without a consumer there is no pin to hand over, and a cluster may leave questions unanswered.
+                await (feed.drain(0) if consumer_is_gone else feed.close())
+        except BaseException:
+            self._tell(HandoffEvent.CLOSED)
+            raise
+        finally:
+            self._tell_deactivated()
 
     # ---- what arrives ---------------------------------------------------------------------------------
 
@@ -573,7 +580,7 @@ class MemberConsumer:
         self._handling.pass_over(others)
         unexpected = self._state.unexpected({one.partition for one in others})
         if unexpected:
-            _log.info("%s delivers partitions %s, which it was not known to cover", self._remote, sorted(unexpected))
+            _log.debug("%s delivers partitions %s, which it was not known to cover", self._remote, sorted(unexpected))
             self._tell(Surprised(unexpected))
             self._hooks.stirred()
         return [one for one in messages if one.partition in admitted]

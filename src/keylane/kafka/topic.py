@@ -88,7 +88,7 @@ async def provide(
             f"topic {name!r} has {topic.partitions} partitions, and {partitions} are asked for: the number decides "
             "where claims are kept; leave it as it is for as long as anybody uses the log, or choose another topic"
         )
-    if problem := problem_of(await settings(link, name), topic.copies, interval_s):
+    if problem := problem_of(await _settings_once_known(link, name), topic.copies, interval_s):
         raise UnsafeLog(f"topic {name!r} cannot be a coordination log: {problem}")
     return topic
 
@@ -99,6 +99,18 @@ async def describe(link: KafkaLink, name: str) -> LogTopic:
     found: TopicDescription = await link.answer(asked, doing=f"looking for topic {name!r}")
     copies = min(len(partition.replicas) for partition in found.partitions)
     return LogTopic(name, str(found.topic_id), len(found.partitions), copies)
+
+
+async def _settings_once_known(link: KafkaLink, name: str) -> dict[str, str]:
+    """The settings of a topic that exists: another broker may not know it yet."""
+    deadline = asyncio.get_running_loop().time() + _BELIEVED_GONE_S
+    while True:
+        try:
+            return await settings(link, name)
+        except NoSuchTopic:
+            if asyncio.get_running_loop().time() > deadline:
+                raise
+        await asyncio.sleep(_PAUSE_S)
 
 
 async def settings(link: KafkaLink, name: str) -> dict[str, str]:
