@@ -60,7 +60,7 @@ SUITES = {
         Pass("tests that measure time", ["-m", "alone and not long"], parallel=False),
     ],
     "long": [
-        Pass("long tests", ["-m", "long and not alone"]),
+        Pass("long tests", ["-m", "long and not alone"], workers_per_core=1),  # most of them run JVMs
         Pass("long tests that measure time", ["-m", "alone and long"], parallel=False),
     ],
 }
