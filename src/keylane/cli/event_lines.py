@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
+import sys
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -43,13 +45,14 @@ class EventLines:
 
 @contextmanager
 def stop_on_signals(stop: asyncio.Event) -> Iterator[None]:
-    """The first signal sets `stop`, the second cancels the current task."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
+    """The first signal sets `stop`, the second ends the process."""
+    loop = asyncio.get_running_loop()
 
     def request_stop() -> None:
         if stop.is_set():
-            task.cancel()
+            with suppress(OSError):  # nobody reads the lines any more
+                sys.stdout.flush()
+            os._exit(INTERRUPTED)  # at once: tasks that are cut off would still say so on stderr
         stop.set()
 
     numbers = (signal.SIGINT, signal.SIGTERM)
@@ -63,7 +66,7 @@ def stop_on_signals(stop: asyncio.Event) -> Iterator[None]:
 
 
 def run_consumer(work: Coroutine[Any, Any, None]) -> None:
-    """Run `work`; a second signal ends the command with exit code 130."""
+    """Run `work`; an interruption before it listens to signals ends the command with exit code 130."""
     try:
         asyncio.run(work)
     except (KeyboardInterrupt, asyncio.CancelledError):
