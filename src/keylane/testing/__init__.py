@@ -1,4 +1,4 @@
-"""What users need to test their handlers: an independent judge of what handlers really did."""
+"""Tools for testing handlers: an independent judge of what handlers really did."""
 
 from __future__ import annotations
 

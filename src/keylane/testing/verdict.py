@@ -1,6 +1,6 @@
-"""Judges evidence: what was sent against what handlers did, in the order in which they did it.
+"""Judges evidence: compares the messages sent with what handlers did, in the order in which they did it.
 
-Knows nothing of readers, pins or lanes. Evidence comes from the handlers themselves (a file, a table, a pipe).
+Knows nothing about readers, pins or lanes. Evidence comes from the handlers themselves (a file, a table, a pipe).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Effect(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the evidence shows. Sequences are listed, so that each finding can be looked at."""
+    """The result of a judgement. It lists sequences, so that you can examine each finding."""
 
     sent: int
     handled: int
@@ -32,7 +32,7 @@ class Verdict:
 
     @property
     def clean(self) -> bool:
-        """Nothing lost, nothing out of order, nothing from nowhere. Repeats may be allowed: look at them."""
+        """Nothing is lost, out of order or unknown. Repeats may be allowed: check `duplicated`."""
         return not (self.lost or self.out_of_order or self.unknown)
 
     def __str__(self) -> str:
@@ -43,9 +43,9 @@ class Verdict:
 
 
 def judge(sent: Iterable[int], effects: Iterable[Effect]) -> Verdict:
-    """Compare the sequences sent with the effects, oldest effect first.
+    """Compare the sent sequences with the effects, oldest effect first.
 
-    Order counts first effects: one is out of order if a later message of its key had its first effect before it.
+    A message is out of order if a later message of its key had its first effect before it.
 
     >>> str(judge([1, 2, 3], [Effect("a", 1), Effect("a", 3), Effect("a", 2), Effect("a", 3)]))
     'sent 3, lost 0, duplicated 1, out of order 1'
