@@ -1,4 +1,4 @@
-"""The journal: what the members of a group did with every message, in a stream of its own."""
+"""The journal: what the members of a group did with every message, in a separate stream."""
 
 from keylane.core.journal_record import (
     OUTCOMES,
