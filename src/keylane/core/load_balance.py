@@ -1,12 +1,11 @@
-"""Loads over members: bring what each member carries down to a cap, with few moves.
+"""Distributes loads over members: brings each member's load down to a cap, with few moves.
 
-Owns: the search behind `plans.weighted`. Knows loads and members only as numbers: never a name, never a rule
-of plans.
+Owns: the search behind `plans.weighted`. Knows loads and members only as numbers: never a name, never a rule of plans.
 
-A partition cannot be split. So a member may carry the cap, or a partition hotter than the cap and a little
-besides, but nobody more than the hottest partition needs. The task is hard in general (packing), so this is a
-search with a bound: the largest sum ends at or below the cap, or within 4/3 of the lowest there is. How few
-the moves are is measured, not proven: the tests hold it beside every plan there is for small cases.
+A partition cannot be split. So a member may carry the cap, or a partition hotter than the cap and a little besides, but
+nobody more than the hottest partition needs. The problem is hard in general (packing), so this is a bounded search: the
+largest sum ends at or below the cap, or within 4/3 of the optimum. The number of moves is measured, not proven: the
+tests compare it with every possible plan for small cases.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from dataclasses import dataclass
 
 
 def lowest_top(weights: list[int], members: int) -> int:
-    """A largest sum that no spread can go below.
+    """A lower bound for the largest sum of any distribution.
 
-    It is no less than the mean. And of the heaviest k x members + 1 partitions, some member holds k + 1.
+    It is at least the mean. And of the heaviest k x members + 1 partitions, some member holds k + 1.
     """
     falling = sorted(weights, reverse=True)
     crowded = [sum(falling[at - at // members : at + 1]) for at in range(0, len(falling), members)]
@@ -30,9 +29,9 @@ def lowest_top(weights: list[int], members: int) -> int:
 def spread_loads(weights: list[int], homes: list[int], members: int, cap: int) -> list[int]:
     """The holder of each partition: no member overloaded, few partitions away from home.
 
-    `homes` are the holders before, -1 for nobody. The cap is no less than the mean, rounded down. Where it
-    cannot be met or no way was found, the sums are the lowest that were found. Without homeless partitions
-    the largest sum never rises. No member is idle while another holds two.
+    `homes` are the previous holders, -1 for nobody. The cap is at least the mean, rounded down. If it cannot be met or
+    no solution was found, the sums are the lowest found. Without homeless partitions the largest sum never rises. No
+    member is idle while another holds two.
 
     >>> spread_loads([5, 5, 1, 1], homes=[0, 0, 1, 1], members=2, cap=6)
     [1, 0, 0, 1]
@@ -56,14 +55,14 @@ class _Task:
     homes: list[int]
     members: int
     target: int
-    """What a member without a hot partition may carry: the cap, or what crowding makes of it."""
+    """What a member without a hot partition may carry: the cap, or more if the cap cannot be met."""
     slack: int
-    """What a member with a partition above the target may carry besides."""
+    """What a member with a partition above the target may carry in addition."""
     hottest: int
 
 
 class _Spread:
-    """Who holds what at some point of the search. `held` are pairs of load and partition, ascending."""
+    """Who holds what at one point of the search. `held` are pairs of load and partition, ascending."""
 
     def __init__(self, task: _Task) -> None:
         self.task = task
@@ -90,7 +89,7 @@ class _Spread:
         return sorted(found, key=lambda member: (-self.sums[member], member))
 
     def limit(self, member: int, extra: int = 0) -> int:
-        """What a member may carry, given the heaviest it holds or the `extra` partition it would hold."""
+        """What a member may carry, given its heaviest partition or the `extra` one that it would hold."""
         heaviest = max(extra, self.held[member][-1][0]) if self.held[member] else extra
         if heaviest <= self.task.target:
             return self.task.target
@@ -111,7 +110,7 @@ class _Spread:
 
 
 def _from_homes(task: _Task, *, loosen: bool) -> _Spread:
-    """Everything at home, then what is loose is placed, and moved on until nobody is overloaded."""
+    """Start with everything at home, place loose partitions, and move partitions until nobody is overloaded."""
     spread = _Spread(task)
     for partition, home in enumerate(task.homes):
         spread.give(partition, home)
@@ -125,9 +124,9 @@ def _from_homes(task: _Task, *, loosen: bool) -> _Spread:
 
 
 def _afresh(task: _Task) -> _Spread:
-    """Piles made as if there were no homes, then each given to the member it has most in common with.
+    """Build piles as if there were no homes, then give each to the member it has most in common with.
 
-    Heaviest first, each to the lightest pile: that is within 4/3 of the lowest top there is.
+    Heaviest first, each to the lightest pile: that is within 4/3 of the lowest possible top.
     """
     piles = _Spread(task)
     _place_loose(piles)
@@ -152,7 +151,7 @@ def _afresh(task: _Task) -> _Spread:
 
 
 def _loosen(spread: _Spread) -> None:
-    """Take from overloaded members as few partitions as it needs, and of those the lightest."""
+    """Take as few partitions as necessary from overloaded members, and of those the lightest."""
     for member in spread.overloaded():
         held = spread.held[member]
         while (excess := spread.sums[member] - spread.limit(member)) > 0:
@@ -161,7 +160,7 @@ def _loosen(spread: _Spread) -> None:
 
 
 def _place_loose(spread: _Spread) -> None:
-    """Give partitions without a holder away, the heaviest first, each to the lightest member."""
+    """Assign partitions without a holder, the heaviest first, each to the lightest member."""
     loose = [(-spread.task.weights[at], at) for at, holder in enumerate(spread.holders) if holder < 0]
     lightest = [(spread.sums[member], len(held), member) for member, held in enumerate(spread.held)]
     heapq.heapify(lightest)
@@ -172,7 +171,7 @@ def _place_loose(spread: _Spread) -> None:
 
 
 def _seat_idle(spread: _Spread) -> None:
-    """While a member is idle and another holds two, let it share the load of the heaviest such member."""
+    """While a member is idle and another holds two, give it a share of the heaviest such member."""
     for idle in [member for member, held in enumerate(spread.held) if not held]:
         crowded = [member for member, held in enumerate(spread.held) if len(held) > 1]
         if not crowded:
@@ -186,7 +185,7 @@ def _seat_idle(spread: _Spread) -> None:
 def _level(spread: _Spread) -> None:
     """Move or swap between the heaviest overloaded member and another while that makes the heavier lighter.
 
-    Searches for swaps cost the most and gain ever less where the target is out of reach: they are counted.
+    The number of searches for swaps is limited: they cost most, and gain less and less if the target is out of reach.
     """
     searches_left = 2 * spread.task.members
     while overloaded := spread.overloaded():
@@ -204,7 +203,7 @@ def _level(spread: _Spread) -> None:
 
 
 def _best_move(spread: _Spread, giver: int) -> tuple[int, int, None] | None:
-    """The move to the lightest member that does not overload it and leaves both most alike."""
+    """The move to the lightest member that does not overload it and leaves both most equal."""
     taker = min(range(len(spread.sums)), key=lambda member: (spread.sums[member], member))
     carried = spread.sums[taker]
     gap = spread.sums[giver] - carried
@@ -236,7 +235,7 @@ def _best_exchange(spread: _Spread, giver: int) -> tuple[int, int, int | None] |
 
 
 def _send_home(spread: _Spread) -> None:
-    """Undo the moves that turned out not to be needed, the lightest first."""
+    """Undo moves that turned out to be unnecessary, the lightest first."""
     reached = spread.overload
     for weight, partition in sorted(zip(spread.task.weights, range(len(spread.holders)), strict=True)):
         home, holder = spread.task.homes[partition], spread.holders[partition]

@@ -45,7 +45,7 @@ class Database(Protocol):
     async def perform(
         self, message: GroupMessage, effect: Effect, *, session: bool, before: Step[bool], after: Step[None]
     ) -> None:
-        """Run `before`, and if it is true, the effect and `after`: one transaction, committed if none of them raises."""
+        """Run `before`, and if it is true, the effect and `after`: one transaction, committed unless one raises."""
         ...
 
     async def acked(self, message: GroupMessage, effect: Effect, *, ready: Step[None]) -> None:
