@@ -70,7 +70,7 @@ def _merged(spans: Iterable[Span]) -> Iterator[Span]:
     current: Span | None = None
     for after, upto in sorted(spans):
         if after < 0 or upto < after:
-            raise ValueError(f"({after}, {upto}] is no range")
+            raise ValueError(f"({after}, {upto}] is not a range")
         if upto == after:
             continue
         if current is None:
