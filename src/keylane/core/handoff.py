@@ -354,7 +354,7 @@ def _create(state: Handoff) -> tuple[Handoff, Action | None]:
 
 def _recreate(state: Handoff) -> tuple[Handoff, Action | None]:
     if not state.lost and not state.free:
-        # It continues with the partitions that it keeps meanwhile.
+        # With the partitions that it keeps it goes on meanwhile.
         return state, Probe(state.wanted - state.covers)
     return _give_up(state)
 
@@ -492,7 +492,7 @@ _CHANGES: dict[HandoffEvent, Callable[[Handoff], Handoff]] = {
     ),
     HandoffEvent.RENAMED: lambda s: replace(s, exact=True),
     HandoffEvent.FREE: lambda s: replace(s, free=True),
-    # Refused: the filters are as they were. Look again to be certain.
+    # Refused: the filters are as they were. Whoever asked looks again before it believes that.
     HandoffEvent.TAKEN: lambda s: replace(s, taken=True, certain=False, kept=NONE if s.taken else s.kept),
     HandoffEvent.DELETED: _closed,
     HandoffEvent.CLOSED: lambda s: replace(_closed(s), kept=NONE),

@@ -60,7 +60,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 class Tenure(NamedTuple):
-    """Why an instance had a message: the pin of its delivery, and the revision of the group's record it followed."""
+    """On what ground an instance had a message: the pin of its delivery, and the group's record it followed."""
 
     pin: str
     revision: int

@@ -1,11 +1,12 @@
-"""Distributes loads over members: brings each member's load down to a cap, with few moves.
+"""Loads over members: bring what each member carries down to a cap, with few moves.
 
-Owns: the search behind `plans.weighted`. Knows loads and members only as numbers: never a name, never a rule of plans.
+Owns: the search behind `plans.weighted`. Knows loads and members only as numbers: never a name, never a rule
+of plans.
 
-A partition cannot be split. So a member may carry the cap, or a partition hotter than the cap and a little besides, but
-nobody more than the hottest partition needs. The problem is hard in general (packing), so this is a bounded search: the
-largest sum ends at or below the cap, or within 4/3 of the optimum. The number of moves is measured, not proven: the
-tests compare it with every possible plan for small cases.
+A partition cannot be split. So a member may carry the cap, or a partition hotter than the cap and a little
+besides, but nobody more than the hottest partition needs. The task is hard in general (packing), so this is a
+search with a bound: the largest sum ends at or below the cap, or within 4/3 of the lowest there is. How few
+the moves are is measured, not proven: the tests hold it beside every plan there is for small cases.
 """
 
 from __future__ import annotations

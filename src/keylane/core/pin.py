@@ -14,8 +14,7 @@ only after ack_wait, behind everything newer: the reader resets the consumer in 
 delivery: if its last holder died and there is nothing new to deliver, or no more messages may be in flight, nobody is
 pinned before ack_wait ends. A waiting reader then resets the consumer for whoever will be pinned.
 
-`step` decides the actions for each event; `jetstream/pin_performer.py` performs them. Nothing here uses a clock or a
-socket.
+`step` says what to do with each event; `jetstream/pin_performer.py` does it. Nothing here knows a clock or a socket.
 """
 
 from __future__ import annotations

@@ -1,19 +1,20 @@
-"""Who owns which partition: plans, the moves between two of them, and three planners.
+"""Who owns which partition: plans, what moves between two of them, and three ways to make one.
 
-Owns: the `Plan`, its rules, and the planners `balanced`, `sticky` and `weighted`. Never stores a plan, never knows
-whether a member is alive, and never measures a load.
+Owns: the `Plan`, its rules, and the planners `balanced`, `sticky` and `weighted`. Never stores a plan, never
+knows whether a member is alive, and never measures a load.
 
-- Members of every language compute `balanced` themselves from a list of names. It moves many partitions: 39 of 64 from
-  four to five members.
-- `sticky` has equally even sizes and moves the fewest partitions: 12 in the same case.
-- `weighted` counts load instead of partitions and moves only what brings the heaviest member under a cap.
+- `balanced` is what members of every language compute by themselves from a list of names. It moves much:
+  64 partitions from four to five members move 39.
+- `sticky` has sizes just as even and moves the fewest partitions: 12 in the same case.
+- `weighted` counts load in place of partitions and moves only what brings the heaviest member under a cap.
 
-The last two depend on the previous plan, so they are stored as member mappings, which other languages follow. The
-mappings omit members that own nothing: members in Go refuse a record with more mappings than partitions.
+The last two depend on what was before, so they are stored as member mappings, which other languages follow
+as they are. Members that own nothing are left out of the mappings: members in Go refuse a record with more
+mappings than partitions.
 
-All three take names in any order and count a name once; without members the plan is empty. The same input gives the
-same plan on any machine: names sort by code point, which is also the byte order of their UTF-8, and loads are added
-exactly.
+All three take names in any order and count a name once; without members the plan is empty. The same input
+gives the same plan on any machine: names sort by code point, which is also the byte order of their UTF-8,
+and loads are added up exactly.
 """
 
 from __future__ import annotations
@@ -202,23 +203,23 @@ def sticky(current: Plan, members: Iterable[str], partitions: int) -> Plan:
 
 @dataclass(frozen=True, slots=True)
 class WeightedPlan:
-    """The result of `weighted`. Imbalance is the largest load of a member divided by the mean; 1.0 is even."""
+    """What `weighted` came to. Imbalance is the largest load of a member divided by the mean; 1.0 is even."""
 
     plan: Plan
     moves: tuple[Move, ...]
     imbalance_before: float
-    """Of the current plan, among its members."""
+    """Of the current plan among the members it had."""
     imbalance_after: float
     max_imbalance: float
-    """The requested cap."""
+    """The cap that was asked for."""
     floor: float
-    """No plan can be below this, usually because the hottest partition cannot be split."""
+    """No plan can be below this, most often because the hottest partition cannot be split."""
     unmeasured: tuple[int, ...]
     """Partitions without a load. They count as 0."""
 
     @property
     def is_within_cap(self) -> bool:
-        """False if no plan within the cap was found; `floor` shows whether one can exist."""
+        """False where no plan within the cap was found; `floor` says whether there can be one."""
         return self.imbalance_after <= self.max_imbalance
 
 
@@ -232,13 +233,13 @@ def weighted(
 ) -> WeightedPlan:
     """The current plan with few moves, so that no member carries more than `max_imbalance` times the mean.
 
-    `loads` is the load of each partition in any unit, such as messages per second; a missing partition counts as 0.
-    Without any load the plan is the sticky one. No member is idle while another owns two partitions, because an idle
-    one is not stored.
+    `loads` is what each partition costs in any unit, such as messages per second; a missing partition counts
+    as 0. With nothing measured the plan is the sticky one. No member is idle while another owns two
+    partitions, because an idle one is not stored.
 
-    A partition hotter than the cap cannot be split: its member stays above the cap, with little else. If the cap cannot
-    be met, the largest load is as near to it as the search found, at most 4/3 of the optimum. It never rises, unless
-    partitions without a member have to be assigned.
+    A partition hotter than the cap cannot be split: its member stays above, with little besides. Where the
+    cap cannot be met the largest load comes as near to it as was found, at most 4/3 of the best there is. It
+    never rises, unless partitions without a member have to go somewhere.
 
     >>> current = Plan({"a": [0, 1, 2], "b": [3]})
     >>> weighted(current, ["a", "b"], 4, {0: 50, 1: 30, 2: 20, 3: 10}).moves
@@ -286,7 +287,7 @@ def _imbalance(plan: Plan, weights: list[int]) -> float:
 
 
 def _exact_loads(loads: Mapping[int, float], partitions: int) -> list[int]:
-    """Loads as multiples of their largest common unit, so that nothing is rounded."""
+    """Loads as multiples of the largest unit they have in common, so that nothing is ever rounded."""
     for partition, load in loads.items():
         _check_whole(partition, f"partition {shown(partition)} in the loads")
         if not 0 <= partition < partitions:

@@ -21,7 +21,7 @@ class Effect(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of a judgement. It lists sequences, so that you can examine each finding."""
+    """What the evidence shows. Sequences are listed, so that each finding can be looked at."""
 
     sent: int
     handled: int
@@ -43,7 +43,7 @@ class Verdict:
 
 
 def judge(sent: Iterable[int], effects: Iterable[Effect]) -> Verdict:
-    """Compare the sent sequences with the effects, oldest effect first.
+    """Compare the sequences sent with the effects, oldest effect first.
 
     A message is out of order if a later message of its key had its first effect before it.
 
