@@ -16,10 +16,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+from keylane.core.claims import World
+
 from chaos.log_check import two_fresh_owners
 from keylane.core.claim_facts import LogRecord, Tenure, Verdict, overlaps
 from keylane.core.claim_records import ClaimingMessages, decode
-from keylane.core.claims import World
 from keylane.testing import Effect, judge
 
 _NS = 1_000_000_000

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from keylane.core.claim_choice import TopicPartition
 from keylane.core.claim_facts import Claim, Freshness, Owner
 from keylane.core.claim_records import Placing, check_id
-from keylane.core.claims import World
+from keylane.core.world import World
 from keylane.errors import InvalidInput, KeylaneError, TwoHashes
 from keylane.marshal.log import CoordinationLog, catch_up
 from keylane.marshal.log_view import ClientIdentity, new_instance

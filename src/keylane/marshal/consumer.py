@@ -16,7 +16,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from keylane.core.balance import is_spoken_for, to_ask_for, to_give_up
+from keylane.core.claim_balance import is_spoken_for, to_ask_for, to_give_up
 from keylane.core.claim_choice import Appetite, PickOrder, Standing, TopicPartition, give_up, pick
 from keylane.core.claim_facts import Claim, Key, Owner, Verdict
 from keylane.core.claim_records import Placing, check_id

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from keylane.core.balance import GroupView
+from keylane.core.claim_balance import GroupView
 from keylane.core.claim_choice import TopicPartition
 from keylane.core.claim_facts import Key, Misplaced, Owner, Verdict
 from keylane.core.claim_records import (
@@ -27,7 +27,7 @@ from keylane.core.claim_records import (
     ReleasingPartition,
     check_id,
 )
-from keylane.core.claims import World
+from keylane.core.world import World
 from keylane.errors import KeylaneError, NotFound, ReadIncomplete, TwoHashes
 from keylane.marshal.log import CoordinationLog, Newest, Position, catch_up
 from keylane.marshal.retry import Backoff, first_error

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import TopicCollection
 
 from keylane.core.claim_facts import overlaps
-from keylane.core.claims import World
+from keylane.core.world import World
 from keylane.errors import KeylaneError, OutcomeUnknown, UnsafeLog
 from keylane.kafka import KafkaLink, KafkaLog, open_kafka, open_kafka_log
 from keylane.kafka.topic import describe, settings

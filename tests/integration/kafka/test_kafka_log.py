@@ -22,7 +22,7 @@ from keylane.core.claim_records import (
     coordinating_partition,
     encode,
 )
-from keylane.core.claims import World
+from keylane.core.world import World
 from keylane.errors import InvalidInput, KeylaneError, LogReplaced, NoSuchTopic, ReadIncomplete, UnsafeLog
 from keylane.kafka import KafkaLink, KafkaLog, open_kafka, open_kafka_log
 from keylane.kafka import log as kafka_log

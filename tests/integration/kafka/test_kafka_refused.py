@@ -18,7 +18,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # documented 
     ResourceType,
 )
 
-from keylane.core.claims import World
+from keylane.core.world import World
 from keylane.errors import (
     AuthenticationFailed,
     InvalidInput,

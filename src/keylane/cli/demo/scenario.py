@@ -26,7 +26,7 @@ from keylane.jetstream import streams
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.publish import open_publisher
 from keylane.server import NatsServer
-from keylane.testing import Effect, Verdict, judge
+from keylane.testing import DeliveryVerdict, Effect, judge
 
 PARTITIONS = 10
 CUSTOMERS = 100
@@ -281,7 +281,7 @@ def _picture(run: DemoRun) -> Group:
     return Group(table, *run.story)
 
 
-def _print_verdict(console: Console, verdict: Verdict) -> None:
+def _print_verdict(console: Console, verdict: DeliveryVerdict) -> None:
     console.print()
     colour = "green" if verdict.clean else "red"
     console.print(f"[bold {colour}]Verdict:[/] {verdict}")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from keylane.cli.marshal.log_access import LogOptions, OpenLog
     from keylane.core.claim_facts import Claim, Key
-    from keylane.core.claims import World
+    from keylane.core.world import World
 
 app = typer.Typer(
     help="Consumers coordinated by nothing but a log.",

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from keylane.core.claim_facts import Claim, Key, Pause
-from keylane.core.claims import World
+from keylane.core.world import World
 
 Lags = Mapping[Key, int]
 

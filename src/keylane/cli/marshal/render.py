@@ -10,7 +10,7 @@ from rich.text import Text
 
 from keylane.cli.marshal.json import Lags, now_of, time_text
 from keylane.core.claim_facts import Claim
-from keylane.core.claims import World
+from keylane.core.world import World
 
 _STYLES = {"fresh": "green", "unknown": "yellow", "stale": "red"}
 

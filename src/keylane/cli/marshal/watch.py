@@ -16,7 +16,7 @@ from keylane.cli.marshal.json import claim_object, now_of, pause_object, select_
 from keylane.cli.marshal.log_access import OpenLog
 from keylane.cli.marshal.render import claim_table
 from keylane.core.claim_facts import Claim, Key, Owner
-from keylane.core.claims import World
+from keylane.core.world import World
 from keylane.errors import KeylaneError
 from keylane.marshal.log import catch_up
 from keylane.marshal.retry import is_transient
