@@ -27,7 +27,7 @@ from keylane.core.claim_facts import overlaps
 from keylane.core.world import replay
 from keylane.marshal.claim_attempts import Claimer
 from keylane.marshal.log_view import ClientIdentity, LogView
-from keylane.marshal.retry import Backoff
+from keylane.retrying import Backoff
 from tests.peers.kafka import Kafka
 
 INTERVAL_S = 2.0

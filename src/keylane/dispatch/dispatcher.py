@@ -26,8 +26,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from keylane.core.lanes import RUNNING, Entry, Lanes
 from keylane.dispatch.error_text import error_line
-from keylane.errors import HandlerCrashed
-from keylane.retries import RetryTimer
+from keylane.errors import HandlerCrashed, KeylaneError
+from keylane.retrying import backoff_s
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -328,6 +328,73 @@ class Dispatcher(Generic[T]):
 
     def _cancel_all(self) -> None:
         self.cancel(self._at_work.values())
+
+
+class RetryTimer:
+    """One timer for all retries: it is set for the nearest.
+
+    `due(now)` makes those ready whose time has come and says when the next one is; `wake` sets workers on them.
+    """
+
+    def __init__(self, due: Callable[[float], float | None], wake: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._due = due
+        self._wake = wake
+        self._handle: asyncio.Handle | None = None
+        self._rings_at = 0.0  # uvloop's handle of a time that is past does not know it
+
+    def __repr__(self) -> str:
+        return f"<RetryTimer {'idle' if self._handle is None else f'at {self._rings_at:.3f}'}>"
+
+    def set(self, retry_at: float) -> None:
+        """There is a retry at this time of the event loop's clock."""
+        if self._handle is None or retry_at < self._rings_at:
+            self.cancel()
+            self._rings_at = retry_at
+            self._handle = self._loop.call_at(retry_at, self._rings)
+
+    def cancel(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _rings(self) -> None:
+        self._handle = None
+        following = self._due(self._loop.time())
+        if following is not None:
+            self.set(following)
+        self._wake()
+
+
+DeadLetterStore = Callable[[T, BaseException, int], Awaitable[None]]
+"""Stores a message elsewhere, with the error and the number of tries. Raises a `KeylaneError` if that fails."""
+
+
+async def store_dead_letter(
+    store: DeadLetterStore[T],
+    message: Callable[[], T],
+    error: BaseException,
+    tries: int,
+    *,
+    log: logging.Logger,
+    until: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Store a message that is given up: its lane goes on only when it is safe elsewhere.
+
+    Tries until it has succeeded, or until `until` says that the message is no longer ours: then False.
+    """
+    failures = 0
+    while not until():
+        try:
+            await store(message(), error, tries)
+        except KeylaneError as problem:
+            failures += 1
+            pause_s = backoff_s(failures)
+            log.error("%r cannot be stored as a dead letter, trying again in %g s: %s", message(), pause_s, problem)  # noqa: TRY400
+            await asyncio.sleep(pause_s)
+        else:
+            return True
+    return False
 
 
 def _ends_the_program(error: BaseException) -> bool:

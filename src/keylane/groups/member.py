@@ -21,18 +21,12 @@ from keylane.core.names import check_group_name, check_member_name, check_stream
 from keylane.core.partitions import Partitioning, parse_transform
 from keylane.dispatch import Executor
 from keylane.errors import (
-    AckFailed,
-    ApiError,
-    ApiUnavailable,
-    Disconnected,
     GroupEnded,
     GroupError,
     InvalidInput,
-    JetStreamDisabled,
     KeylaneError,
     NotAMember,
     PermissionDenied,
-    RequestTimeout,
 )
 from keylane.groups import consumer_spec
 from keylane.groups.config import ElasticConfig, StaticConfig
@@ -58,6 +52,7 @@ from keylane.jetstream.connection import Connection
 from keylane.jetstream.consumers import ConsumerConfig
 from keylane.jetstream.hooks import Hooks
 from keylane.jetstream.settings import check_seconds
+from keylane.retrying import backoff_s
 
 __all__ = ["STOP_TIMEOUT_S", "Member", "MemberHooks", "Order", "join"]
 
@@ -68,9 +63,7 @@ STOP_TIMEOUT_S = 25.0
 """Below the 30 s after which Kubernetes kills what it has asked to stop: there is time to hand over."""
 
 _AFTER_A_HINT_S = (0.03, 0.2)
-_AFTER_TROUBLE_S = 0.1
-_LONGEST_AFTER_TROUBLE_S = 2.0
-_UNAVAILABLE = 503
+_LONGEST_PAUSE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +232,7 @@ class Member:
         self._poke = asyncio.Event()
         self._rereads: list[float] = []
         self._told_overload: str | None = None
-        self._trouble_s = _AFTER_TROUBLE_S
+        self._failures = 0
         self._main: asyncio.Task[None] | None = None
         self._stopping = False
         self._failure_was_raised = False
@@ -387,7 +380,7 @@ class Member:
                 self._check_handler()
                 try:
                     delay_s = await self._reconcile()
-                    self._trouble_s, self._trouble = _AFTER_TROUBLE_S, None
+                    self._failures, self._trouble = 0, None
                     self._show_state()
                 except _GroupDeleted as deleted:
                     return str(deleted)
@@ -397,7 +390,7 @@ class Member:
                             f"member {self.member!r}: the connection is closed ({self._connection.closed_reason}); "
                             "connect again and join again"
                         ) from error
-                    if not _may_pass(error):
+                    if not error.is_transient:
                         raise
                     delay_s = self._wait_out(error)
                 await self._wait_for_a_reason(delay_s)
@@ -409,8 +402,8 @@ class Member:
             raise self._handling.crash
 
     def _wait_out(self, error: KeylaneError) -> float:
-        delay_s = self._trouble_s
-        self._trouble_s = min(2 * delay_s, _LONGEST_AFTER_TROUBLE_S)
+        self._failures += 1
+        delay_s = backoff_s(self._failures, longest_s=_LONGEST_PAUSE_S)
         _log.debug("member %s: %s; trying again in %g s", self.member, error, delay_s)
         self._trouble = str(error)
         self._show_state()
@@ -603,12 +596,6 @@ class Member:
 
 class _GroupDeleted(Exception):
     """The group's record was deleted or purged: a normal end."""
-
-
-def _may_pass(error: KeylaneError) -> bool:
-    if isinstance(error, ApiError):
-        return error.code == _UNAVAILABLE
-    return isinstance(error, AckFailed | ApiUnavailable | Disconnected | JetStreamDisabled | RequestTimeout)
 
 
 def _can_follow(before: StaticConfig | ElasticConfig, after: StaticConfig | ElasticConfig) -> bool:

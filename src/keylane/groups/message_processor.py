@@ -19,7 +19,7 @@ from keylane.groups.crowded_lanes import CrowdedLanes
 from keylane.groups.handler_options import LANES, Handler, HandlerOptions
 from keylane.groups.message import GroupMessage
 from keylane.groups.settlement import Settlement
-from keylane.retries import backoff_s
+from keylane.retrying import backoff_s
 
 _log = logging.getLogger("keylane.groups")
 

@@ -11,13 +11,12 @@ from collections.abc import Callable
 from functools import partial
 
 from keylane.core.lanes import Entry, Lanes
-from keylane.dispatch import Dispatcher, Settling, error_line
-from keylane.dispatch.dead_letters import put_away
+from keylane.dispatch import Dispatcher, Settling, error_line, store_dead_letter
 from keylane.errors import Fenced, LedgerMismatch
 from keylane.groups.acks import Acks
 from keylane.groups.handler_options import HandlerOptions
 from keylane.groups.message import GroupMessage, Outcome
-from keylane.retries import backoff_s
+from keylane.retrying import backoff_s
 
 _log = logging.getLogger("keylane.groups")
 
@@ -127,7 +126,7 @@ class Settlement:
     async def _give_up(self, entry: Entry[GroupMessage], error: BaseException, tries: int) -> str:
         """It had all its tries. Its lane goes on once the message is safe elsewhere."""
         if self._terms.give_up is not None:
-            await put_away(self._terms.give_up, lambda: entry.item, error, tries, log=_log)
+            await store_dead_letter(self._terms.give_up, lambda: entry.item, error, tries, log=_log)
         if not entry.item.delivery.settled:
             entry.item.delivery.term(f"given up after {tries} tries")
         self._lanes.finished(entry)

@@ -5,23 +5,24 @@ It looks like what a group gave up, in the same stream, so the same commands sho
 
 from __future__ import annotations
 
-import asyncio
+import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from keylane.dispatch import error_line
-from keylane.errors import ApiUnavailable, Disconnected, NotStored, OutcomeUnknown, RequestTimeout
+from keylane.errors import KeylaneError, PublishRejected
 from keylane.groups.dead_letter_headers import MAX_HEADER_BYTES, escaped, header_block, kept_lines
 from keylane.groups.dead_letters import dead_letter_stream, ensure_dead_letter_stream
 from keylane.jetstream.raw_publish import publish_raw
+from keylane.retrying import Backoff
 
 if TYPE_CHECKING:
     from keylane.jetstream.connection import Connection
 
+_log = logging.getLogger("keylane.groups")
+
 _TRY_S = 5.0
-_PAUSE_S = 0.25
-_PASSING = (NotStored, OutcomeUnknown, ApiUnavailable, RequestTimeout, Disconnected)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,16 +52,15 @@ async def put_unpublished(connection: Connection, letter: Unpublished, *, timeou
     """
     target = f"keylane.dlq.{letter.stream}.{letter.group}.{letter.partition}".encode()
     head, data = _fitting(letter, connection.nats.max_payload)
-    loop = asyncio.get_running_loop()
-    end = loop.time() + timeout_s
+    backoff = Backoff(f"storing a dead letter of stream {letter.stream}", timeout_s, log=_log)
     while True:
         try:
             await ensure_dead_letter_stream(connection, letter.stream, like=letter.stream)
             await publish_raw(connection, target, head, data, _TRY_S)
-        except _PASSING:
-            if loop.time() + _PAUSE_S > end:
-                raise
-            await asyncio.sleep(_PAUSE_S)
+        except PublishRejected:
+            raise
+        except KeylaneError as error:
+            await backoff.after(error)
         else:
             return
 

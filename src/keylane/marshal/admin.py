@@ -19,8 +19,8 @@ from keylane.errors import InvalidInput, KeylaneError, TwoHashes
 from keylane.marshal.log import CoordinationLog, catch_up
 from keylane.marshal.log_view import ClientIdentity, new_instance
 from keylane.marshal.options import interval_of
-from keylane.marshal.retry import Backoff
 from keylane.marshal.source import Source
+from keylane.retrying import Backoff
 
 _log = logging.getLogger("keylane.marshal")
 
@@ -155,7 +155,7 @@ class Admin:
         if group not in world.groups():
             _log.warning("the coordination log has no record of a group %r; it has of %s", group, world.groups())
         for number in range(self._log.partitions):
-            backoff = Backoff("the coordination log", _LONGEST_RETRY_S)
+            backoff = Backoff("the coordination log", _LONGEST_RETRY_S, log=_log)
             while True:
                 try:
                     await self._log.append(identity.release_group(expiry_s), number)

@@ -18,8 +18,8 @@ from keylane.marshal.log_view import LogView
 from keylane.marshal.options import Mode
 from keylane.marshal.owned_partition import DeliveryMode
 from keylane.marshal.partition_claim import PartitionClaim
-from keylane.marshal.retry import Backoff
 from keylane.marshal.source import Source
+from keylane.retrying import Backoff
 
 _log = logging.getLogger("keylane.marshal")
 

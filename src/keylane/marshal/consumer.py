@@ -24,14 +24,14 @@ from keylane.dispatch import Executor
 from keylane.errors import InvalidInput, KeylaneError, RequestTimeout
 from keylane.marshal.claim_attempts import Claimer
 from keylane.marshal.log import CoordinationLog
-from keylane.marshal.log_view import ClientIdentity, LogView, new_instance, own_clock
+from keylane.marshal.log_view import ClientIdentity, LogView, first_error, new_instance, own_clock
 from keylane.marshal.message import GiveUp, Handler
 from keylane.marshal.message_dispatcher import MessageDispatcher
 from keylane.marshal.options import ConsumerHooks, ConsumerOptions, Mode, Order, interval_of
 from keylane.marshal.owned_partition import DeliveryMode, OwnedPartition
 from keylane.marshal.partition_claim import PartitionClaim
-from keylane.marshal.retry import Backoff, first_error
 from keylane.marshal.source import Source
+from keylane.retrying import Backoff
 
 _log = logging.getLogger("keylane.marshal")
 
@@ -407,7 +407,7 @@ class Consumer:
                 self._hooks.on_let_go(owned.where, why)
 
     def _backoff(self, what: str) -> Backoff:
-        return Backoff(what, self._options.patience_s, self._hooks.on_trouble)
+        return Backoff(what, self._options.patience_s, self._hooks.on_trouble, log=_log)
 
 
 def _where(key: Key) -> TopicPartition:

@@ -19,7 +19,6 @@ from keylane.core.claim_facts import Claim, Key, Owner
 from keylane.core.world import World
 from keylane.errors import KeylaneError
 from keylane.marshal.log import catch_up
-from keylane.marshal.retry import is_transient
 
 POLL_INTERVAL_S = 0.5
 
@@ -73,7 +72,7 @@ class MarshalWatch:
             try:
                 await catch_up(opened.log, world)
             except KeylaneError as error:
-                if not is_transient(error):
+                if not error.is_transient:
                     raise
                 self._set_error(str(error))
             else:
