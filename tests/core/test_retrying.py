@@ -45,7 +45,7 @@ class Clock:
         self.now = 100.0
         self.pauses: list[float] = []
         monkeypatch.setattr(retrying, "monotonic", lambda: self.now)
-        monkeypatch.setattr(retrying.asyncio, "sleep", self._sleep)
+        monkeypatch.setattr(asyncio, "sleep", self._sleep)
 
     async def _sleep(self, seconds: float) -> None:
         self.pauses.append(seconds)

@@ -2,8 +2,7 @@
 
 from keylane.dispatch.dispatcher import Dispatcher, Policy, Settling, store_dead_letter
 from keylane.dispatch.error_text import error_line, traceback_text
-from keylane.dispatch.handler_call import Executor, HandlerCall
-from keylane.dispatch.thread_pool import ThreadPool
+from keylane.dispatch.handler_call import Executor, HandlerCall, ThreadPool
 
 __all__ = [
     "Dispatcher",

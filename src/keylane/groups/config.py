@@ -1,4 +1,4 @@
-"""The stored configuration of a group: what it says, its rules, and its JSON.
+"""The stored configuration of a group: what it says, its rules, its limits, and its JSON.
 
 The JSON is a contract with members in other languages. Two dialects exist: the present one, and the older one of the
 Go library 0.1 (one filter, and the member's name as its priority group). A record is read in either, and a change
@@ -10,18 +10,87 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal, NoReturn, TypeVar
 
 from keylane.core.names import check_member_name
-from keylane.core.partitions import Partitioning, partition_filters
+from keylane.core.partitions import Partitioning, check_partition_count, partition_filters
 from keylane.core.plans import Plan, balanced, check_plan
 from keylane.core.subjects import check_filter, overlaps, shown
 from keylane.errors import BrokenGroupRecord, InvalidInput
-from keylane.groups import limits
+
+# ---- limits: they keep one wrong number from taking a server or a member down ---------------------------
+
+MAX_PARTITIONS = 16_384
+"""Of a group, unless `partition_limit` says otherwise."""
+MAX_GROUP_FILTERS = 8
+"""That a new group may be given. Every member asks for each of its partitions once per filter."""
+MAX_CONSUMER_FILTERS = 2_000
+"""Of one member's consumer. nats-server 2.15 makes one with 2,000 in 0.2 to 2.7 s, depending on how many partitions
+others have; one with 10,000 takes 12 s, which is longer than a request waits."""
+ENVIRONMENT = "KEYLANE_MAX_PARTITIONS"
+
+_chosen: int | None = None
+
+
+def partition_limit(new: int | None = None) -> int:
+    """The most partitions that a group may have in this process; with an argument, set it before.
+
+    Without it: the environment variable KEYLANE_MAX_PARTITIONS, or 16,384.
+
+    >>> partition_limit(20_000)
+    20000
+    """
+    global _chosen  # noqa: PLW0603 - one bound for the process, as csv.field_size_limit has
+    if new is not None:
+        _chosen = check_partition_count(new)
+    if _chosen is not None:
+        return _chosen
+    given = os.environ.get(ENVIRONMENT)
+    if given is None:
+        return MAX_PARTITIONS
+    try:
+        return check_partition_count(int(given))
+    except ValueError:
+        raise InvalidInput(f"{ENVIRONMENT} is {shown(given)}: give a whole number of partitions") from None
+
+
+def check_partitions(partitions: int) -> None:
+    """Raise `InvalidInput` if a group has more partitions than this process allows."""
+    check_partition_count(partitions)
+    if partitions > (limit := partition_limit()):
+        raise InvalidInput(
+            f"{partitions:,} partitions are more than the {limit:,} that are allowed here, as every member holds and "
+            f"compares all of them; to go above, set {ENVIRONMENT}={partitions}, or call "
+            f"groups.partition_limit({partitions})"
+        )
+
+
+def check_group_filters(filters: int) -> None:
+    """Raise `InvalidInput` if a new group has more filters than it may be given."""
+    if filters > MAX_GROUP_FILTERS:
+        raise InvalidInput(
+            f"{filters} filters: a group takes {MAX_GROUP_FILTERS}, as every member asks for each of its partitions "
+            "once per filter; use a wider filter, or several groups"
+        )
+
+
+def most_partitions(filters: int) -> int:
+    """How many partitions one consumer can carry where each is asked for under so many filters."""
+    return max(1, MAX_CONSUMER_FILTERS // max(1, filters))
+
+
+def members_needed(partitions: int, filters: int) -> int:
+    """How few members can carry a group."""
+    return -(-partitions // most_partitions(filters))
+
+
+# ---- configurations --------------------------------------------------------------------------------------
 
 Config = TypeVar("Config", bound="GroupConfig")
 T = TypeVar("T")
@@ -32,7 +101,7 @@ _PRIORITY_GROUP_NAME = re.compile(r"[A-Za-z0-9\-_/=]{1,16}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupConfig:
+class GroupConfig(ABC):
     """What static and elastic groups share: the number of partitions, and who owns them.
 
     Give `members`, and every member computes the same balanced plan; or give `mappings`, a plan of your own.
@@ -58,9 +127,9 @@ class GroupConfig:
         return member if self.dialect == "go-0.1" else PRIORITY_GROUP
 
     @property
+    @abstractmethod
     def group_filters(self) -> tuple[str, ...]:
         """The filters that the group was given, without partition numbers."""
-        raise NotImplementedError
 
     @property
     def stops_go_members(self) -> bool:
@@ -87,13 +156,13 @@ class GroupConfig:
         times = f"{len(owned):,} partitions" + (f", each under {asked} filters" if asked > 1 else "")
         return (
             f"member {member!r} would read {times}, in one consumer: the server needs too long for one with more than "
-            f"{limits.MAX_CONSUMER_FILTERS:,} filter subjects; the group needs at least {self.members_needed:,} members"
+            f"{MAX_CONSUMER_FILTERS:,} filter subjects; the group needs at least {self.members_needed:,} members"
         )
 
     @property
     def members_needed(self) -> int:
         """How few members can carry the group."""
-        return limits.members_needed(self.max_members, len(self._asked_filters()))
+        return members_needed(self.max_members, len(self._asked_filters()))
 
     @property
     def overloaded(self) -> tuple[str, ...]:
@@ -106,10 +175,10 @@ class GroupConfig:
             raise InvalidInput(self.too_many_filters(self.overloaded[0]))
 
     def _is_too_much(self, owned: Sequence[int]) -> bool:
-        return len(owned) * max(1, len(self._asked_filters())) > limits.MAX_CONSUMER_FILTERS
+        return len(owned) * max(1, len(self._asked_filters())) > MAX_CONSUMER_FILTERS
 
     def check(self) -> None:
-        limits.check_partitions(self.max_members)
+        check_partitions(self.max_members)
         if self.dialect not in ("present", "go-0.1"):
             raise InvalidInput(f"dialect is {self.dialect!r}: use present or go-0.1")
         if self.members and self.mappings is not None:
@@ -152,13 +221,13 @@ class GroupConfig:
             ]
         return wire
 
+    @abstractmethod
     def _new_record(self) -> dict[str, Any]:
         """All but the owners."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _asked_filters(self) -> Sequence[str]:
         """What a member asks for under each of its partitions; nothing: every subject."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

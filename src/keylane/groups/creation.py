@@ -24,8 +24,8 @@ from keylane.errors import (
     NotFound,
     RevisionConflict,
 )
-from keylane.groups import consumer_spec, limits
-from keylane.groups.config import Dialect, ElasticConfig, GroupConfig, StaticConfig
+from keylane.groups import consumer_spec
+from keylane.groups.config import Dialect, ElasticConfig, GroupConfig, StaticConfig, check_group_filters
 from keylane.groups.store import (
     Kind,
     elastic_bucket,
@@ -81,7 +81,7 @@ async def create_static(
         raise GroupConflict(f"stream {stream!r} has an elastic group {group!r}: choose another name")
     await _refuse_shared_durables(connection, stream, group, config)
     if await read_static(connection, stream, group) is None:
-        limits.check_group_filters(len(config.filters))
+        check_group_filters(len(config.filters))
         config.check_consumers()
         refuse_to_stop_go_members(group, config, stop_go_members)
         await look_for_numbers(connection, group, config, source)
@@ -129,7 +129,7 @@ async def create_elastic(
     if stored is not None:
         _refuse_difference(stream, group, stored.config, config)
     else:
-        limits.check_group_filters(len(config.partitioning))
+        check_group_filters(len(config.partitioning))
         config.check_consumers()
         await look_for_matches(connection, group, config, source)
     await _make_queue(connection, stream, group, config, source)

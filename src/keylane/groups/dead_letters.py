@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import logging
 import re
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
 
 from nats.js.api import StorageType
 
@@ -37,18 +39,6 @@ from keylane.errors import (
     PublishRejected,
     RequestTimeout,
 )
-from keylane.groups.dead_letter_headers import (
-    MAX_HEADER_BYTES,
-    ORIGINAL,
-    escaped,
-    header_block,
-    is_reserved,
-    kept_lines,
-    number,
-    replayed_lines,
-    traceback_value,
-    unescaped,
-)
 from keylane.groups.message import GroupMessage
 from keylane.jetstream import streams
 from keylane.jetstream.consumers import parse_time
@@ -57,9 +47,89 @@ from keylane.jetstream.headers import parse_headers
 from keylane.jetstream.publish import PublishAck
 from keylane.jetstream.raw_publish import publish_raw
 from keylane.jetstream.settings import check_seconds
+from keylane.retrying import Backoff
 
 if TYPE_CHECKING:
     from keylane.jetstream.connection import Connection
+
+# ---- headers: ours, which say what happened, and those of the original -----------------------------------
+#
+# On bytes. A message that cannot be stored blocks its key, so nothing that a publisher wrote into a header (odd bytes,
+# repeated names, names that the server obeys) may make this fail or pass for a header of ours. Names that begin with
+# `Nats-` or `Keylane-` are the server's and ours; the original's own ones of that kind are kept behind
+# `Keylane-Original-`.
+
+ORIGINAL = "Keylane-Original-"
+MAX_HEADER_BYTES = 65_000
+"""A server stores no more than 65,535 bytes of headers."""
+TRACEBACK_BYTES = 8000
+
+_PLAIN = "!\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
+"""Stands in a header as it is, with letters and digits. Everything else is percent-escaped."""
+_ADDED_BY_SERVER = (b"nats-stream-source", b"nats-pin-id")
+_LINE_BREAK = re.compile(rb"\r\n|\r|\n")
+_LONE_SURROGATE = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # the others stand for bytes that are not UTF-8
+
+
+def kept_lines(raw: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The headers of a delivered message as a dead letter keeps them, without what the server added on the way."""
+    for name, value in header_lines(raw):
+        if name.lower() not in _ADDED_BY_SERVER:
+            yield ORIGINAL.encode() + name if is_reserved(name) else name, value
+
+
+def replayed_lines(raw: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The original's headers from those of its dead letter, without the ones that would steer the server once more."""
+    for name, value in header_lines(raw):
+        if not is_reserved(name):
+            yield name, value
+        elif name.startswith(ORIGINAL.encode()):
+            own = name.removeprefix(ORIGINAL.encode())
+            if not own.lower().startswith(b"nats-"):
+                yield own, value
+
+
+def is_reserved(name: bytes) -> bool:
+    return name.lower().startswith((b"nats-", b"keylane-"))
+
+
+def header_lines(raw: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Names and values as bytes. A lone CR or LF ends a line too, as some clients read it so."""
+    for line in _LINE_BREAK.split(raw)[1:]:
+        name, colon, value = line.partition(b":")
+        if colon and name.strip():
+            yield name.strip(), value.strip()
+
+
+def header_block(lines: Iterable[tuple[bytes, bytes]]) -> bytes:
+    block = list(lines)
+    assert not any(_LINE_BREAK.search(part) for line in block for part in line)
+    return b"NATS/1.0\r\n" + b"".join(b"%b: %b\r\n" % line for line in block) + b"\r\n"
+
+
+def escaped(value: object) -> str:
+    return _escaped(str(value), safe=_PLAIN)
+
+
+def _escaped(value: str, safe: str) -> str:
+    text = _LONE_SURROGATE.sub("\N{REPLACEMENT CHARACTER}", value)
+    return quote(text, safe=safe, errors="surrogateescape")
+
+
+def traceback_value(text: str) -> str:
+    """Escaped so that it can still be read; of what is longer than a header should be, the end."""
+    while len(value := _escaped(text, safe=f"{_PLAIN} ")) > TRACEBACK_BYTES:
+        text = f"…{text[1 + len(text) // 4 :]}"
+    return value
+
+
+def unescaped(text: str) -> str:
+    return unquote(text, errors="surrogateescape")
+
+
+def number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdecimal() else 0
+
 
 _DUPLICATE_WINDOW_S = 3600
 """A put is repeated when another instance has failed on the message too: long after the first one."""
@@ -421,3 +491,78 @@ def _read(sequence: int, time: datetime, subject: str, head: Mapping[str, str], 
         },
         data=data,
     )
+
+
+_log = logging.getLogger("keylane.groups")
+
+_TRY_S = 5.0
+
+
+# ---- what never became a message: something that was to be published and cannot be -----------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unpublished:
+    """What was to be published, by whom, and why it cannot be. As a dead letter it looks like what a group gave up."""
+
+    stream: str
+    """Where it was to be stored."""
+    subject: str
+    """As it was given, which may be the fault."""
+    message_id: str
+    """The same one within an hour is stored once."""
+    header_lines: bytes
+    """Its headers as they would have been sent; empty where they are the fault."""
+    data: bytes
+    group: str
+    member: str
+    partition: int
+    error: BaseException
+
+
+async def put_unpublished(connection: Connection, letter: Unpublished, *, timeout_s: float) -> None:
+    """Store it as a dead letter of its stream. Returns when the server has confirmed it; else raises.
+
+    Of data that is too large for the server a part is kept, without the subject: nobody can replay a part by mistake.
+    `PublishRejected`: the dead-letter stream is full.
+    """
+    target = f"keylane.dlq.{letter.stream}.{letter.group}.{letter.partition}".encode()
+    head, data = _fitting(letter, connection.nats.max_payload)
+    backoff = Backoff(f"storing a dead letter of stream {letter.stream}", timeout_s, log=_log)
+    while True:
+        try:
+            await ensure_dead_letter_stream(connection, letter.stream, like=letter.stream)
+            await publish_raw(connection, target, head, data, _TRY_S)
+        except PublishRejected:
+            raise
+        except KeylaneError as error:
+            await backoff.after(error)
+        else:
+            return
+
+
+def _fitting(letter: Unpublished, room: int) -> tuple[bytes, bytes]:
+    whole = _head(letter, letter.subject, letter.header_lines)
+    if len(whole) + len(letter.data) <= room and len(whole) <= MAX_HEADER_BYTES:
+        return whole, letter.data
+    bare = _head(letter, "", b"")
+    return bare, letter.data[: max(0, room - len(bare))]
+
+
+def _head(letter: Unpublished, subject: str, header_lines: bytes) -> bytes:
+    ours = {
+        "Keylane-Subject": escaped(subject),
+        "Keylane-Stream": escaped(letter.stream),
+        "Keylane-Sequence": "0",
+        "Keylane-Group": escaped(letter.group),
+        "Keylane-Member": escaped(letter.member),
+        "Keylane-Partition": str(letter.partition),
+        "Keylane-Key": "",
+        "Keylane-Tries": "1",
+        "Keylane-Error": error_line(letter.error),
+        "Keylane-Time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "Nats-Msg-Id": f"unpublished {escaped(letter.message_id)}",
+        "Nats-Expected-Stream": dead_letter_stream(letter.stream),
+    }
+    lines = [(name.encode(), value.encode()) for name, value in ours.items()]
+    return header_block([*lines, *kept_lines(b"NATS/1.0\r\n" + header_lines)])

@@ -34,8 +34,7 @@ from keylane.groups.dead_letters import DeadLetters
 from keylane.groups.handler_options import Crowded, Failure, GiveUp, Handler, HandlerOptions, Noted, Order
 from keylane.groups.instance import Origin
 from keylane.groups.member_consumer import MemberConsumer, MemberConsumerHooks
-from keylane.groups.message import GroupMessage
-from keylane.groups.message_keys import KeyOf, placing_by
+from keylane.groups.message import GroupMessage, KeyOf, placing_by
 from keylane.groups.message_processor import MessageProcessor
 from keylane.groups.store import (
     Kind,

@@ -47,9 +47,10 @@ from keylane.core.handoff import (
 from keylane.core.plans import ranges
 from keylane.errors import ApiError, ConsumerGone, GroupEnded, KeylaneError, NotFound
 from keylane.groups import consumer_spec
-from keylane.groups.consumer_entry import ConsumerEntry, Later
 from keylane.groups.consumer_requests import (
     FILTERS_OVERLAP,
+    ConsumerEntry,
+    Later,
     RemoteConsumer,
     StreamFacts,
     has_lost_its_files,

@@ -27,7 +27,7 @@ from keylane.errors import BrokerUnavailable, InvalidInput, KafkaRefused, NoSuch
 from keylane.kafka.client import KafkaLink, translate
 from keylane.kafka.offset_commits import CommittedOffsets
 from keylane.kafka.partition_fetcher import FetchedPartition, PartitionFetcher, open_fetcher
-from keylane.kafka.partition_offsets import checked_offset
+from keylane.kafka.topic import checked_offset
 from keylane.marshal import Extent, Reader, SourceRecord
 
 _log = logging.getLogger("keylane.kafka")

@@ -12,8 +12,7 @@ from keylane.core.claim_choice import TopicPartition
 from keylane.core.claim_facts import Claim
 from keylane.core.partition_offsets import resume
 from keylane.errors import KeylaneError, RevisionConflict
-from keylane.marshal.at_least_once import AtLeastOnce
-from keylane.marshal.at_most_once import AtMostOnce, BatchAllowance
+from keylane.marshal.delivery_modes import AtLeastOnce, AtMostOnce, BatchAllowance
 from keylane.marshal.log_view import LogView
 from keylane.marshal.options import Mode
 from keylane.marshal.owned_partition import DeliveryMode

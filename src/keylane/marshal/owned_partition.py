@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from keylane.core.heartbeat_pace import Pace, heartbeat_delay_s
 from keylane.errors import KeylaneError
-from keylane.marshal.at_least_once import AtLeastOnce
-from keylane.marshal.at_most_once import AtMostOnce
+from keylane.marshal.delivery_modes import AtLeastOnce, AtMostOnce
 from keylane.marshal.log_view import own_clock
 from keylane.marshal.partition_claim import PartitionClaim
 from keylane.retrying import Backoff

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from keylane import Connection, groups
-from keylane.groups import limits
 from keylane.groups.store import elastic_bucket, static_bucket
 from keylane.jetstream import consumers, streams
 from keylane.server import NatsServer
@@ -262,7 +261,7 @@ async def test_a_record_with_a_million_partitions_is_one_line_at_once(
 async def test_more_partitions_than_16384_need_an_option(
     connection: Connection, orders: str, at: At, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "_chosen", None)
+    monkeypatch.setattr("keylane.groups.config._chosen", None)
     done = await here("elastic", "create", orders, "g", "2147483647", *at)
     assert "2,147,483,647 partitions are more than the 16,384" in done.refusal
     assert await record_of(connection, "elastic", orders) is None
@@ -270,7 +269,7 @@ async def test_more_partitions_than_16384_need_an_option(
     done = await here("elastic", "--max-partitions", "16385", "create", orders, "g", "16385", *at)
     assert done.returncode == 0
     assert "its 16,385 partitions need at least 9 members" in done.stderr
-    monkeypatch.setattr(limits, "_chosen", None)
+    monkeypatch.setattr("keylane.groups.config._chosen", None)
     assert "16,385 partitions are more than" in (await here("elastic", "info", orders, "g", *at)).refusal
     monkeypatch.setenv("KEYLANE_MAX_PARTITIONS", "16385")
     assert (await here("elastic", "info", orders, "g", "--json", *at)).json["max_members"] == 16385

@@ -259,8 +259,7 @@ def plan(
     """
     from keylane.cli.groups.json import moves_object, plan_object
     from keylane.core.names import check_member_name
-    from keylane.groups.admin import planned
-    from keylane.groups.plan_file import write_plan_file
+    from keylane.groups.admin import planned, write_plan_file
 
     added, dropped = [check_member_name(name) for name in add or ()], drop or []
     config = connected(link, lambda connection: _config(connection, stream, group))
@@ -324,7 +323,7 @@ def apply_plan(
     from keylane.cli.panels import console
     from keylane.core.plans import check_plan
     from keylane.errors import InvalidInput
-    from keylane.groups.plan_file import read_plan_file
+    from keylane.groups.admin import read_plan_file
 
     if str(file) == "-" and not force:
         raise InvalidInput("the plan comes from standard input, so nobody can be asked: give --force, or a file")

@@ -99,8 +99,7 @@ async def _on_kafka(options: LogOptions) -> AsyncIterator[OpenLog]:
 
 def _address(options: LogOptions) -> KafkaAddress:
     try:
-        from keylane.kafka.client import KafkaAddress
-        from keylane.kafka.properties import read_properties
+        from keylane.kafka.client import KafkaAddress, read_properties
     except ModuleNotFoundError as error:
         raise ExtraMissing('--kafka needs confluent-kafka: pip install "keylane[kafka]"') from error
     if options.kafka_config is not None:

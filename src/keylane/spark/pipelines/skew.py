@@ -17,7 +17,7 @@ from keylane.core.plans import Move, Plan
 from keylane.core.weighted_plan import WeightedPlan, weighted
 from keylane.errors import GroupError, InvalidInput, NotFound
 from keylane.groups import ElasticConfig, StaticConfig
-from keylane.groups.plan_file import write_plan_file
+from keylane.groups.admin import write_plan_file
 from keylane.spark.pipelines.interface import GroupSettings, PipelineReport
 from keylane.spark.pipelines.spark_jobs import Say, plainly, progress, say_nothing
 from keylane.spark.pipelines.stream_range import (
