@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from keylane.cli.command import ForceOption, GroupArgument, JsonOption, StreamArgument, print_answer
-from keylane.cli.confirmation import confirm
+from keylane.cli.command import ForceOption, GroupArgument, JsonOption, StreamArgument, confirm, print_answer
 
 if TYPE_CHECKING:
     from keylane.exactly_once import ExactlyOnce

@@ -22,7 +22,7 @@ _FAMILIES = {
     "consumer": "consumer.commands",
     "static": "groups.static",
     "elastic": "groups.elastic",
-    "dlq": "dlq.commands",
+    "dlq": "dlq",
     "exactly-once": "exactly_once",
     "spark": "spark",
     "pipeline": "pipeline.commands",

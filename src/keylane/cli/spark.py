@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from keylane.cli.errors import exit_on_invalid_input
+from keylane.cli.command import exit_on_invalid_input
 
 if TYPE_CHECKING:
     from keylane.spark.cluster.submit import Command, Machine, Submission

@@ -420,7 +420,7 @@ async def test_step_down_says_who_was_pinned_and_who_is(
     async with priority.advisories(connection, f"{orders}-billing", "a") as events:
         publishing = asyncio.create_task(publish_once_unpinned(events))
         with monkeypatch.context() as patient:  # this machine may take longer than a second
-            patient.setattr("keylane.cli.pins.NEXT_PIN_S", DEADLINE_S)
+            patient.setattr("keylane.cli.command.NEXT_PIN_S", DEADLINE_S)
             done = await here("elastic", "step-down", *where, "a", *at)
         async with asyncio.timeout(DEADLINE_S):
             await publishing

@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from keylane.cli.command import (
+    ConnectionOptions,
     ForceOption,
     GroupArgument,
     JsonEventsOption,
     JsonOption,
     StreamArgument,
     command,
+    confirm,
     connected,
+    next_pin,
+    pin_of,
     print_answer,
 )
-from keylane.cli.connection_options import ConnectionOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,7 +80,6 @@ def group_options(
 
 def confirm_stop_of_go_members(group: str, filters: int, *, yes: bool, may_ask: bool = True) -> None:
     """Ask before a group with several filters gets its first mapping, which stops its members in Go."""
-    from keylane.cli.confirmation import confirm
     from keylane.errors import InvalidInput
 
     if yes or filters < 2:
@@ -116,8 +118,8 @@ def _add_read_commands(app: typer.Typer, kind: Kind) -> None:
 
         found = connected(link, lambda connection: groups_of(connection, kind, stream))
         if found and not as_json:
+            from keylane.cli.display import console
             from keylane.cli.groups.render import group_table
-            from keylane.cli.panels import console
 
             console().print(group_table(found))
             return
@@ -143,8 +145,8 @@ def _add_read_commands(app: typer.Typer, kind: Kind) -> None:
         if as_json:
             print_answer(as_json, group_object(snapshot), "")
         else:
+            from keylane.cli.display import console
             from keylane.cli.groups.render import render_group
-            from keylane.cli.panels import console
 
             screen = console()
             screen.print(render_group(snapshot, datetime.now(UTC), width=screen.width))
@@ -170,8 +172,8 @@ def _add_read_commands(app: typer.Typer, kind: Kind) -> None:
         if as_json:
             print_answer(as_json, {"stream": stream, "group": group, "kind": kind, **member_object(one)}, "")
         else:
+            from keylane.cli.display import console
             from keylane.cli.groups.render import member_panel
-            from keylane.cli.panels import console
 
             console().print(member_panel(snapshot, one, datetime.now(UTC)))
 
@@ -190,7 +192,6 @@ def _add_write_commands(app: typer.Typer, kind: Kind) -> None:
 
         Its members end, and where they were is forgotten. A group whose record cannot be read goes with --force.
         """
-        from keylane.cli.confirmation import confirm
         from keylane.errors import BrokenGroupRecord
 
         if not force:
@@ -328,7 +329,6 @@ async def _step_down(
     """The id that was pinned, and the id that is pinned within a second."""
     from keylane import groups, priority
     from keylane.cli.groups.snapshot import config_of
-    from keylane.cli.pins import next_pin, pin_of
     from keylane.errors import GroupError
 
     await config_of(connection, kind, stream, group)

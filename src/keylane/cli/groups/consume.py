@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from keylane import groups
-from keylane.cli.connection_options import ConnectionOptions
+from keylane.cli.command import ConnectionOptions
 from keylane.cli.event_lines import STOPPING, EventLines, stop_on_signals
 from keylane.cli.formatting import excerpt, payload_fields, printable
 from keylane.cli.groups.snapshot import config_of

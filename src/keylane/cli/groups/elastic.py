@@ -10,8 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from keylane.cli.command import ForceOption, GroupArgument, JsonOption, StreamArgument, command, connected, print_answer
-from keylane.cli.connection_options import ConnectionOptions
+from keylane.cli.command import (
+    ConnectionOptions,
+    ForceOption,
+    GroupArgument,
+    JsonOption,
+    StreamArgument,
+    command,
+    confirm,
+    connected,
+    naming_the_stream,
+    print_answer,
+)
 from keylane.cli.groups.commands import (
     DialectOption,
     Mappings,
@@ -86,7 +96,6 @@ def create(
     pauses the copying for about two seconds.
     """
     from keylane import groups
-    from keylane.cli.errors import naming_the_stream
     from keylane.cli.groups.arguments import ask_for_partitioning, parse_partitioning
     from keylane.cli.groups.json import config_object
     from keylane.errors import InvalidInput
@@ -217,7 +226,6 @@ def delete_mapping(
     Nobody owns a partition then, until members are added or another mapping is set.
     """
     from keylane import groups
-    from keylane.cli.confirmation import confirm
     from keylane.errors import GroupError
 
     now = connected(link, lambda connection: _config(connection, stream, group))
@@ -283,8 +291,8 @@ def plan(
         }
         print_answer(as_json, answer | {name: moves_object(now, then) for name, then in plans.items()}, "")
         return
+    from keylane.cli.display import console
     from keylane.cli.groups.render import moves_line, plan_table
-    from keylane.cli.panels import console
 
     for name, then in plans.items():
         typer.echo(moves_line(name, now, then, config.max_members))
@@ -318,9 +326,8 @@ def apply_plan(
     """
     import sys
 
-    from keylane.cli.confirmation import confirm
+    from keylane.cli.display import console
     from keylane.cli.groups.render import plan_table
-    from keylane.cli.panels import console
     from keylane.core.plans import check_plan
     from keylane.errors import InvalidInput
     from keylane.groups.admin import read_plan_file
@@ -441,8 +448,8 @@ def _show_change(
         answer = config_object(*where, after)
         print_answer(as_json, answer | {"moves": moved["moves"], "moved": moved["moved"], "notes": list(notes)}, "")
         return
+    from keylane.cli.display import console
     from keylane.cli.groups.render import moves_line, plan_table
-    from keylane.cli.panels import console
 
     for note in notes:
         typer.echo(note)

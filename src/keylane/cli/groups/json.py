@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from keylane.cli.command import pin_of
 from keylane.cli.formatting import as_utc
 from keylane.cli.groups.snapshot import GroupSnapshot, MemberSnapshot, QueueSnapshot, kind_of, unowned_partitions
-from keylane.cli.pins import pin_of
 from keylane.core.plans import Plan
 from keylane.errors import BrokenGroupRecord
 from keylane.groups import ElasticConfig, StaticConfig

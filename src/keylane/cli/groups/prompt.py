@@ -19,7 +19,7 @@ from typing import Any
 
 import typer
 
-from keylane.cli.connection_options import ConnectionOptions
+from keylane.cli.command import ConnectionOptions
 from keylane.cli.groups.snapshot import config_of
 from keylane.errors import KeylaneError
 from keylane.groups import list_groups

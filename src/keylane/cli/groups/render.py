@@ -15,11 +15,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from keylane.cli.command import pin_of
 from keylane.cli.consumer.render import NOBODY
+from keylane.cli.display import facts_panel
 from keylane.cli.formatting import age
 from keylane.cli.groups.snapshot import GroupSnapshot, MemberSnapshot, kind_of
-from keylane.cli.panels import facts_panel
-from keylane.cli.pins import pin_of
 from keylane.core.plans import Plan, ranges
 from keylane.errors import BrokenGroupRecord
 from keylane.groups import ElasticConfig, StaticConfig

@@ -11,8 +11,7 @@ from typing import Literal
 
 from nats.js.api import StreamInfo
 
-from keylane.cli.errors import naming_the_stream
-from keylane.cli.pins import pin_of
+from keylane.cli.command import naming_the_stream, pin_of
 from keylane.core.names import check_group_name, check_stream_name
 from keylane.errors import BrokenGroupRecord, GroupError, NoSuchGroup, NotFound
 from keylane.groups import ElasticConfig, StaticConfig, list_groups

@@ -7,8 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from keylane.cli.command import GroupArgument, JsonOption, StreamArgument, command, connected, print_answer
-from keylane.cli.connection_options import ConnectionOptions
+from keylane.cli.command import (
+    ConnectionOptions,
+    GroupArgument,
+    JsonOption,
+    StreamArgument,
+    command,
+    connected,
+    naming_the_stream,
+    print_answer,
+)
 from keylane.cli.groups.commands import (
     DialectOption,
     FilterOption,
@@ -98,7 +106,6 @@ def _reject_filter(words: list[str], argument: str) -> None:
 
 async def _create_group(stream: str, group: str, connection: Connection, **options: Any) -> StaticConfig:
     from keylane import groups
-    from keylane.cli.errors import naming_the_stream
 
     if (members := options.get("members")) and not options["filters"]:
         await _warn_about_filter(connection, stream, members[0])
@@ -108,7 +115,6 @@ async def _create_group(stream: str, group: str, connection: Connection, **optio
 
 async def _warn_about_filter(connection: Connection, stream: str, first: str) -> None:
     """Warn if the first member's name is also a subject of the stream, and so probably a filter."""
-    from keylane.cli.errors import naming_the_stream
     from keylane.groups.stream_subjects import stored_subjects
     from keylane.jetstream import streams
 

@@ -10,11 +10,10 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from keylane.cli.display import Display, WatchEvent
 from keylane.cli.formatting import clock
-from keylane.cli.live_display import Display, WatchEvent
-from keylane.cli.marshal.json import claim_object, now_of, pause_object, select_claims
 from keylane.cli.marshal.log_access import OpenLog
-from keylane.cli.marshal.render import claim_table
+from keylane.cli.marshal.render import claim_object, claim_table, now_of, pause_object, select_claims
 from keylane.core.claim_facts import Claim, Key, Owner
 from keylane.core.world import World
 from keylane.errors import KeylaneError

@@ -18,9 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from keylane.cli.command import INTERRUPTED
-from keylane.cli.connection_options import ConnectionOptions, takes_connection
-from keylane.cli.errors import exit_on_invalid_input
+from keylane.cli.command import INTERRUPTED, ConnectionOptions, connected, exit_on_invalid_input, expand_options
 from keylane.cli.pipeline.options import OPTIONS, PipelineArguments, gather, signature
 
 if TYPE_CHECKING:
@@ -82,7 +80,7 @@ def _add(name: str) -> None:
     command.__doc__ = _HELP[name]
     command.__signature__ = signature(name)  # type: ignore[attr-defined]
     command.__annotations__ = {one.name: one.annotation for one in signature(name).parameters.values()}
-    run_app.command(name)(takes_connection(command))
+    run_app.command(name)(expand_options(command))
 
 
 for _name in OPTIONS:
@@ -219,7 +217,6 @@ def _text(path: Path | None) -> str | None:
 
 def _check_stream(link: ConnectionOptions, stream: str) -> None:
     """Raise an error if server or stream is missing, before Spark starts."""
-    from keylane.cli.command import connected
     from keylane.jetstream import streams
 
     connected(link, lambda connection: streams.info(connection, stream))

@@ -13,12 +13,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from keylane.cli.command import ForceOption, JsonOption, StreamArgument, command, connected, print_answer
-from keylane.cli.connection_options import ConnectionOptions
+from keylane.cli.command import (
+    ConnectionOptions,
+    ForceOption,
+    JsonOption,
+    StreamArgument,
+    command,
+    confirm,
+    connected,
+    naming_the_stream,
+    print_answer,
+)
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
+    from rich.panel import Panel
+    from rich.table import Table
+
     from keylane.groups.dead_letters import DeadLetter
     from keylane.jetstream.connection import Connection
+
+_MAX_BYTES = 4_000
 
 app = typer.Typer(
     help="Dead letters: messages that groups gave up.",
@@ -92,10 +108,9 @@ def ls(
     if found and not as_json:
         from datetime import UTC, datetime
 
-        from keylane.cli.dlq.render import dead_letter_table
-        from keylane.cli.panels import console
+        from keylane.cli.display import console
 
-        console().print(dead_letter_table(found, datetime.now(UTC)))
+        console().print(_dead_letter_table(found, datetime.now(UTC)))
         if following is not None:
             typer.echo(f"and more, from sequence {following} on: add {following}- to the command, or a higher --limit")
         return
@@ -129,12 +144,11 @@ def show(
         return
     from datetime import UTC, datetime
 
-    from keylane.cli.dlq.render import dead_letter_panel
-    from keylane.cli.panels import console
+    from keylane.cli.display import console
 
     screen = console()
     for one in found:
-        screen.print(dead_letter_panel(one, datetime.now(UTC)))
+        screen.print(_dead_letter_panel(one, datetime.now(UTC)))
 
 
 # ---- replay and drop ----------------------------------------------------------------------------------------------
@@ -227,7 +241,6 @@ def _apply(
     as_json: bool,
 ) -> None:
     """Find the dead letters, ask, and act on exactly those that were found, in order."""
-    from keylane.cli.confirmation import confirm
 
     verb, past = verbs
 
@@ -361,7 +374,6 @@ def _check_match(one: DeadLetter, selection: _Selection) -> None:
 
 async def _check_stream(connection: Connection, stream: str) -> None:
     """Raise `NotFound` if there is neither the stream nor its dead letters, which may outlive it."""
-    from keylane.cli.errors import naming_the_stream
     from keylane.errors import NotFound
     from keylane.groups.dead_letters import dead_letter_stream
     from keylane.jetstream import streams
@@ -384,3 +396,67 @@ def _dead_letter_object(one: DeadLetter, *, data: bool = False) -> dict[str, Any
         del answer["traceback"]
         return answer
     return answer | payload_fields(one.data)
+
+
+# ---- tables and panels ------------------------------------------------------------------------------------------
+
+
+def _dead_letter_table(found: Sequence[DeadLetter], now: datetime) -> Table:
+    """One row for each dead letter."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from keylane.cli.formatting import age, printable
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("sequence", justify="right", no_wrap=True)
+    table.add_column("group", no_wrap=True)
+    table.add_column("partition", justify="right")
+    table.add_column("key", overflow="fold")
+    table.add_column("tries", justify="right")
+    table.add_column("ago", no_wrap=True, justify="right")
+    table.add_column("error", overflow="fold")
+    for one in found:
+        table.add_row(
+            str(one.sequence),
+            Text(printable(one.group)),
+            str(one.partition),
+            Text(printable(one.key)),
+            str(one.tries),
+            age(one.time, now),
+            Text(printable(one.error)),
+        )
+    return table
+
+
+def _dead_letter_panel(one: DeadLetter, now: datetime) -> Panel:
+    """One dead letter in full, with the beginning of its data."""
+    from keylane.cli.display import facts_panel
+    from keylane.cli.formatting import age, as_utc, printable
+
+    facts = [
+        ("subject", one.subject),
+        ("original", f"sequence {one.source_sequence:,} of stream {one.stream}"),
+        ("group", f"{one.group}, member {one.member}"),
+        ("key", f"{one.key}, partition {one.partition}"),
+        ("tries", f"{one.tries:,}"),
+        ("error", one.error),
+        ("since", f"{as_utc(one.time)} ({age(one.time, now)} ago)"),
+        *((f"header {name}", value) for name, value in one.headers.items()),
+        ("bytes", f"{len(one.data):,}"),
+    ]
+    lines = [(printable(name), printable(value)) for name, value in facts]
+    traceback = [("traceback", _lines(one.traceback))] if one.traceback else []
+    return facts_panel(f"{one.stream} / dead letter {one.sequence}", [*lines, *traceback, ("data", _data(one.data))])
+
+
+def _data(data: bytes) -> str:
+    text = _lines(data[:_MAX_BYTES].decode("utf-8", "backslashreplace"))
+    return text if len(data) <= _MAX_BYTES else f"{text}… (--json has all of it)"
+
+
+def _lines(text: str) -> str:
+    from keylane.cli.formatting import printable
+
+    return "\n".join(printable(line) for line in text.split("\n"))
