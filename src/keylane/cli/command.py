@@ -48,8 +48,7 @@ class ConnectionOptions:
     context: Annotated[str | None, typer.Option(metavar="NAME", help="Use this context of the `nats` tool.")] = None
     creds: Annotated[Path | None, typer.Option(metavar="FILE", help="Log in with a creds file.")] = None
     user: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Log in as this user; without a password it is a token."),
+        str | None, typer.Option(metavar="NAME", help="Log in as this user; without a password it is a token.")
     ] = None
     password: Annotated[
         str | None,
@@ -127,6 +126,11 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 JsonChangesOption = Annotated[bool, typer.Option("--json", help="Print one JSON object for each change.")]
 JsonEventsOption = Annotated[bool, typer.Option("--json", help="Print one JSON object for each event.")]
 ForceOption = Annotated[bool, typer.Option("--force", "-f", help="Do not ask.")]
+
+
+def family(text: str, callback: Callable[..., None] | None = None) -> typer.Typer:
+    """The app of one family of commands, such as `keylane elastic`."""
+    return typer.Typer(help=text, callback=callback, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 
 def command(app: typer.Typer, name: str, *aliases: str) -> Callable[[Callable[..., None]], None]:

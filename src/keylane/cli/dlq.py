@@ -21,6 +21,7 @@ from keylane.cli.command import (
     command,
     confirm,
     connected,
+    family,
     naming_the_stream,
     print_answer,
 )
@@ -36,12 +37,7 @@ if TYPE_CHECKING:
 
 _MAX_BYTES = 4_000
 
-app = typer.Typer(
-    help="Dead letters: messages that groups gave up.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
+app = family("Dead letters: messages that groups gave up.")
 
 _SEQUENCES = re.compile(r"(\d{1,19})(-(\d{1,19})?)?")
 
@@ -55,11 +51,18 @@ _SelectionArguments = Annotated[
 _Group = Annotated[
     str | None, typer.Option("--group", metavar="NAME", help="The group, where its name looks like a sequence.")
 ]
-_Key = Annotated[str | None, typer.Option("--key", metavar="KEY", help="Only messages of this key.")]
-_Partition = Annotated[
-    int | None, typer.Option("--partition", metavar="N", min=0, help="Only messages of this partition.")
-]
 _All = Annotated[bool, typer.Option("--all", help="All that match the group, key and partition.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectionOptions:
+    """Which dead letters, as given on the command line. Each field is one option."""
+
+    group: _Group = None
+    key: Annotated[str | None, typer.Option("--key", metavar="KEY", help="Only messages of this key.")] = None
+    partition: Annotated[
+        int | None, typer.Option("--partition", metavar="N", min=0, help="Only messages of this partition.")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +92,13 @@ def ls(
     stream: StreamArgument,
     words: _SelectionArguments = None,
     *,
-    group: _Group = None,
-    key: _Key = None,
-    partition: _Partition = None,
+    only: SelectionOptions,
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Show at most this many.")] = 100,
     as_json: JsonOption = False,
     link: ConnectionOptions,
 ) -> None:
     """List dead letters, oldest first."""
-    selection = _parse_selection(stream, words, group, key, partition)
+    selection = _parse_selection(stream, words, only)
 
     async def read(connection: Connection) -> list[DeadLetter]:
         return await _read_letters(connection, selection, limit + 1)
@@ -130,7 +131,7 @@ def show(
     """Show dead letters in full: what happened, headers, data."""
     from keylane.errors import InvalidInput
 
-    selection = _parse_selection(stream, words, group)
+    selection = _parse_selection(stream, words, SelectionOptions(group=group))
     if not selection.ranges or any(first != last for first, last in selection.ranges):
         raise InvalidInput("show takes single sequences, such as 5: `keylane dlq ls` lists them")
 
@@ -160,9 +161,7 @@ def replay(
     words: _SelectionArguments = None,
     *,
     everything: _All = False,
-    group: _Group = None,
-    key: _Key = None,
-    partition: _Partition = None,
+    only: SelectionOptions,
     force: ForceOption = False,
     as_json: JsonOption = False,
     link: ConnectionOptions,
@@ -174,8 +173,7 @@ def replay(
     """
     from keylane.groups import dead_letters, list_groups
 
-    selection = _parse_selection(stream, words, group, key, partition)
-    _check_selection(selection, everything=everything)
+    selection = _parse_selection(stream, words, only, everything=everything)
 
     async def ask(connection: Connection) -> str:
         readers = ", ".join(sorted({one.group for one in await list_groups(connection, stream)}))
@@ -198,9 +196,7 @@ def drop(
     words: _SelectionArguments = None,
     *,
     everything: _All = False,
-    group: _Group = None,
-    key: _Key = None,
-    partition: _Partition = None,
+    only: SelectionOptions,
     force: ForceOption = False,
     as_json: JsonOption = False,
     link: ConnectionOptions,
@@ -208,8 +204,7 @@ def drop(
     """Delete dead letters for good. Asks first."""
     from keylane.groups import dead_letters
 
-    selection = _parse_selection(stream, words, group, key, partition)
-    _check_selection(selection, everything=everything)
+    selection = _parse_selection(stream, words, only, everything=everything)
 
     async def ask(_: Connection) -> str:
         return "They are gone for good then."
@@ -219,15 +214,6 @@ def drop(
         return {"sequence": sequence}
 
     _apply(selection, link, ("drop", "dropped"), ask, act, force=force, as_json=as_json)
-
-
-def _check_selection(selection: _Selection, *, everything: bool) -> None:
-    from keylane.errors import InvalidInput
-
-    if everything and selection.ranges:
-        raise InvalidInput("sequences and --all: give one of them")
-    if not everything and not selection.ranges:
-        raise InvalidInput("no dead letter named: give sequences, such as 5 or 5-9, or --all")
 
 
 def _apply(
@@ -266,10 +252,7 @@ def _apply(
 
 
 async def _each(
-    connection: Connection,
-    found: Sequence[int],
-    past: str,
-    act: Callable[[Connection, int], Awaitable[dict[str, Any]]],
+    connection: Connection, found: Sequence[int], past: str, act: Callable[[Connection, int], Awaitable[dict[str, Any]]]
 ) -> tuple[list[dict[str, Any]], list[int]]:
     from keylane.errors import GroupError, KeylaneError, NotFound
 
@@ -289,16 +272,16 @@ async def _each(
 
 
 def _parse_selection(
-    stream: str, words: list[str] | None, group: str | None, key: str | None = None, partition: int | None = None
+    stream: str, words: list[str] | None, only: SelectionOptions, *, everything: bool | None = None
 ) -> _Selection:
-    """Parse and check the arguments before the command connects."""
+    """Parse and check the arguments before the command connects. `everything`: --all, or else sequences are needed."""
     from keylane.core.names import check_group_name
     from keylane.core.subjects import shown
     from keylane.errors import InvalidInput
     from keylane.groups.dead_letters import dead_letter_stream
 
     dead_letter_stream(stream)
-    rest = list(words or ())
+    rest, group = list(words or ()), only.group
     if rest and not _SEQUENCES.fullmatch(rest[0]) and group is None:
         group = rest.pop(0)
     if group is not None:
@@ -313,7 +296,11 @@ def _parse_selection(
         if first < 1 or (last is not None and last < first):
             raise InvalidInput(f"sequence {shown(word)}: sequences start at 1, and the lower one comes first")
         ranges.append((first, last))
-    return _Selection(stream, group, tuple(ranges), key, partition)
+    if everything and ranges:
+        raise InvalidInput("sequences and --all: give one of them")
+    if everything is False and not ranges:
+        raise InvalidInput("no dead letter named: give sequences, such as 5 or 5-9, or --all")
+    return _Selection(stream, group, tuple(ranges), only.key, only.partition)
 
 
 async def _read_letters(connection: Connection, selection: _Selection, limit: int) -> list[DeadLetter]:

@@ -39,8 +39,7 @@ def _print_version(wanted: bool) -> None:
 
 def _options(
     version: Annotated[
-        bool,
-        typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True),
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     del version  # handled by its callback

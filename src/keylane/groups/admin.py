@@ -13,19 +13,12 @@ from keylane.core.plans import Plan, balanced, sticky
 from keylane.core.subjects import shown
 from keylane.errors import GroupError, InvalidInput, NotAMember, NotFound
 from keylane.groups import consumer_spec
-from keylane.groups.config import ElasticConfig, GroupConfig, StaticConfig
-from keylane.groups.creation import (
-    Mappings,
-    check_names,
-    plan_of,
-    refuse_to_stop_go_members,
-    tell_of_idle_members,
-)
-from keylane.groups.store import Kind, StoredGroup, change_elastic, elastic_bucket, read_any, static_bucket
+from keylane.groups.config import ElasticConfig, GroupConfig, Kind, StaticConfig
+from keylane.groups.creation import Mappings, check_names, plan_of, refuse_to_stop_go_members, tell_of_idle_members
+from keylane.groups.store import StoredGroup, bucket_of, change_elastic, read_any
 from keylane.jetstream import consumers
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.consumers import ConsumerInfo
-from keylane.jetstream.kv import Bucket
 
 PlanName = Literal["balanced", "sticky"]
 
@@ -51,9 +44,12 @@ async def get_config(
 async def list_groups(connection: Connection, stream: str) -> list[GroupName]:
     """The groups of a stream, static ones first."""
     check_stream_name(stream)
-    static = [GroupName(stream, one, "static") for one in await _groups_in(static_bucket(connection), stream)]
-    elastic = [GroupName(stream, one, "elastic") for one in await _groups_in(elastic_bucket(connection), stream)]
-    return [*static, *elastic]
+    kinds: tuple[Kind, ...] = ("static", "elastic")
+    return [
+        GroupName(stream, key.partition(".")[2], kind)
+        for kind in kinds
+        for key in await bucket_of(connection, kind).keys(stream)
+    ]
 
 
 async def active_members(connection: Connection, stream: str, group: str, *, kind: Kind | None = None) -> list[str]:
@@ -229,10 +225,6 @@ def _check_listed(config: GroupConfig, group: str, member: str) -> None:
 async def _stored(connection: Connection, stream: str, group: str, kind: Kind | None) -> StoredGroup:
     check_names(stream, group)
     return await read_any(connection, stream, group, kind)
-
-
-async def _groups_in(bucket: Bucket, stream: str) -> list[str]:
-    return [key.partition(".")[2] for key in await bucket.keys(stream)]
 
 
 async def _consumer(

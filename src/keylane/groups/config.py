@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, ClassVar, Literal, NoReturn, TypeVar
 
 from keylane.core.names import check_member_name
 from keylane.core.partitions import Partitioning, check_partition_count, partition_filters
@@ -95,6 +95,7 @@ def members_needed(partitions: int, filters: int) -> int:
 Config = TypeVar("Config", bound="GroupConfig")
 T = TypeVar("T")
 Dialect = Literal["present", "go-0.1"]
+Kind = Literal["static", "elastic"]
 PRIORITY_GROUP = "PCG"
 
 _PRIORITY_GROUP_NAME = re.compile(r"[A-Za-z0-9\-_/=]{1,16}")
@@ -107,6 +108,7 @@ class GroupConfig(ABC):
     Give `members`, and every member computes the same balanced plan; or give `mappings`, a plan of your own.
     """
 
+    kind: ClassVar[Kind]
     max_members: int
     members: tuple[str, ...] = ()
     mappings: Plan | None = None
@@ -234,6 +236,7 @@ class GroupConfig(ABC):
 class StaticConfig(GroupConfig):
     """A group on a stream whose subjects already begin with a partition number. It never changes."""
 
+    kind: ClassVar[Kind] = "static"
     filters: tuple[str, ...] = ()
 
     @property
@@ -290,6 +293,7 @@ class ElasticConfig(GroupConfig):
     Only `members` or `mappings` may change while the group lives.
     """
 
+    kind: ClassVar[Kind] = "elastic"
     partitioning: tuple[Partitioning, ...] = ()
     """None: every subject, hashed whole."""
     max_buffered_messages: int = 0

@@ -16,24 +16,10 @@ from nats.js.api import StorageType, StreamInfo, SubjectTransform
 from keylane.core.names import check_group_name, check_stream_name
 from keylane.core.partitions import Partitioning, parse_transform
 from keylane.core.plans import Plan
-from keylane.errors import (
-    ApiError,
-    BrokenGroupRecord,
-    GroupConflict,
-    InvalidInput,
-    NotFound,
-    RevisionConflict,
-)
+from keylane.errors import ApiError, BrokenGroupRecord, GroupConflict, InvalidInput, NotFound, RevisionConflict
 from keylane.groups import consumer_spec
-from keylane.groups.config import Dialect, ElasticConfig, GroupConfig, StaticConfig, check_group_filters
-from keylane.groups.store import (
-    Kind,
-    elastic_bucket,
-    read_any,
-    read_elastic,
-    read_static,
-    static_bucket,
-)
+from keylane.groups.config import Dialect, ElasticConfig, GroupConfig, Kind, StaticConfig, check_group_filters
+from keylane.groups.store import bucket_of, read_any, read_group
 from keylane.groups.stream_subjects import look_for_matches, look_for_numbers
 from keylane.jetstream import consumers, streams
 from keylane.jetstream.connection import Connection
@@ -77,10 +63,10 @@ async def create_static(
         raise InvalidInput("a static group never changes, so it needs its members, or mappings, from the start")
     source = await streams.info(connection, stream)
     _check_partition_count(source.config.subject_transform, max_members, stream)
-    if await read_elastic(connection, stream, group) is not None:
+    if await read_group(connection, "elastic", stream, group) is not None:
         raise GroupConflict(f"stream {stream!r} has an elastic group {group!r}: choose another name")
     await _refuse_shared_durables(connection, stream, group, config)
-    if await read_static(connection, stream, group) is None:
+    if await read_group(connection, "static", stream, group) is None:
         check_group_filters(len(config.filters))
         config.check_consumers()
         refuse_to_stop_go_members(group, config, stop_go_members)
@@ -123,9 +109,9 @@ async def create_elastic(
     if not all(wildcards for _, wildcards in partitioning or [("", ())]):
         connection.require("whole_subject_hash")
     source = await streams.info(connection, stream)
-    if await read_static(connection, stream, group) is not None:
+    if await read_group(connection, "static", stream, group) is not None:
         raise GroupConflict(f"stream {stream!r} has a static group {group!r}: choose another name")
-    stored = await read_elastic(connection, stream, group)
+    stored = await read_group(connection, "elastic", stream, group)
     if stored is not None:
         _refuse_difference(stream, group, stored.config, config)
     else:
@@ -166,8 +152,9 @@ async def delete(
             raise InvalidInput(
                 "the record cannot be read: say with kind= whether the group is static or elastic"
             ) from (broken)
-    is_static = kind == "static" if config is None else isinstance(config, StaticConfig)
-    bucket = static_bucket(connection) if is_static else elastic_bucket(connection)
+    kind = config.kind if config is not None else kind
+    assert kind is not None
+    bucket = bucket_of(connection, kind)
     key = consumer_spec.key_of_group(stream, group)
 
     async def remove(entry: KvEntry | None) -> None:
@@ -179,7 +166,7 @@ async def delete(
         for member in config.plan.members:
             name = consumer_spec.consumer_name(config, group, member)
             await _unless_missing(consumers.delete(connection, stream, name))
-    elif is_static:
+    elif kind == "static":
         await _tell_of_consumers(connection, stream, group)
     elif await _sources(connection, consumer_spec.queue_stream(stream, group)) == [stream]:
         await _unless_missing(streams.delete(connection, consumer_spec.queue_stream(stream, group)))
@@ -252,9 +239,9 @@ def _check_partition_count(transform: SubjectTransform | None, max_members: int,
 async def _refuse_shared_durables(connection: Connection, stream: str, group: str, config: StaticConfig) -> None:
     """`a` + `b-c` and `a-b` + `c` would be one durable consumer."""
     ours = {consumer_spec.consumer_name(config, group, member): member for member in config.plan.members}
-    for key in await static_bucket(connection).keys(stream):
+    for key in await bucket_of(connection, "static").keys(stream):
         other = key.partition(".")[2]
-        theirs = await read_static(connection, stream, other) if other != group else None
+        theirs = await read_group(connection, "static", stream, other) if other != group else None
         for member in theirs.config.plan.members if theirs is not None else ():
             name = consumer_spec.consumer_name(config, other, member)
             if name in ours:
@@ -284,8 +271,7 @@ async def _write_record(
     connection: Connection, stream: str, group: str, config: StaticConfig | ElasticConfig, replicas: int
 ) -> StaticConfig | ElasticConfig:
     """The configuration that is stored in the end: ours, or the same one that was there."""
-    static = isinstance(config, StaticConfig)
-    bucket = static_bucket(connection) if static else elastic_bucket(connection)
+    bucket = bucket_of(connection, config.kind)
     await bucket.ensure(replicas=replicas)
     key = consumer_spec.key_of_group(stream, group)
     entry = await bucket.get(key)
@@ -296,7 +282,7 @@ async def _write_record(
             _log.info("group %s was made by somebody else at this moment", key)
         else:
             return config
-    stored = await read_any(connection, stream, group, "static" if static else "elastic")
+    stored = await read_any(connection, stream, group, config.kind)
     _refuse_difference(stream, group, stored.config, config)
     return stored.config
 
@@ -317,7 +303,7 @@ async def _make_queue(
             + (f" by a group on stream {sources[0]!r}" if sources else "")
             + ": choose another group name"
         )
-    if sources is not None and await read_elastic(connection, stream, group) is not None:
+    if sources is not None and await read_group(connection, "elastic", stream, group) is not None:
         return
     try:
         await connection.api.request(f"STREAM.CREATE.{queue}", _queue_config(queue, stream, config, source))

@@ -463,9 +463,7 @@ def _check_sequence(sequence: int) -> None:
 
 def _no_letter(stream: str, sequence: int, error: NotFound) -> NotFound:
     return NotFound(
-        error.code,
-        error.err_code,
-        f"stream {stream!r} has no dead letter {sequence}: look with `keylane dlq ls`",
+        error.code, error.err_code, f"stream {stream!r} has no dead letter {sequence}: look with `keylane dlq ls`"
     )
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from keylane.errors import Fenced, NotFound
 from keylane.groups.consumer_spec import key_of_group
-from keylane.groups.store import elastic_bucket, static_bucket
+from keylane.groups.store import bucket_of
 from keylane.jetstream import consumers, streams
 from keylane.jetstream.connection import Connection
 
@@ -104,7 +104,7 @@ class Origin:
         Its record is the one that this instance follows: only that one says what is its own. If it has yet to read it,
         it is told to, and waited for; `Fenced` if that takes long.
         """
-        bucket = elastic_bucket(self._connection) if self.from_queue else static_bucket(self._connection)
+        bucket = bucket_of(self._connection, "elastic" if self.from_queue else "static")
         for _ in range(_LOOKS):
             before = await bucket.created()
             entry = await bucket.get(key_of_group(self.stream, self.group))

@@ -20,32 +20,16 @@ from keylane.core.member_state import MemberFacts, MemberState, in_words, state_
 from keylane.core.names import check_group_name, check_member_name, check_stream_name
 from keylane.core.partitions import Partitioning, parse_transform
 from keylane.dispatch import Executor
-from keylane.errors import (
-    GroupEnded,
-    GroupError,
-    InvalidInput,
-    KeylaneError,
-    NotAMember,
-    PermissionDenied,
-)
+from keylane.errors import GroupEnded, GroupError, InvalidInput, KeylaneError, NotAMember, PermissionDenied
 from keylane.groups import consumer_spec
-from keylane.groups.config import ElasticConfig, StaticConfig
+from keylane.groups.config import ElasticConfig, Kind, StaticConfig
 from keylane.groups.dead_letters import DeadLetters
 from keylane.groups.handler_options import Crowded, Failure, GiveUp, Handler, HandlerOptions, Noted, Order
 from keylane.groups.instance import Origin
 from keylane.groups.member_consumer import MemberConsumer, MemberConsumerHooks
 from keylane.groups.message import GroupMessage, KeyOf, placing_by
 from keylane.groups.message_processor import MessageProcessor
-from keylane.groups.store import (
-    Kind,
-    StoredGroup,
-    elastic_bucket,
-    read_any,
-    read_elastic,
-    read_static,
-    record_name,
-    static_bucket,
-)
+from keylane.groups.store import StoredGroup, bucket_of, read_any, read_group, record_name
 from keylane.jetstream import streams
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.consumers import ConsumerConfig
@@ -370,9 +354,8 @@ class Member:
 
     async def _take_part(self) -> str:
         """Until the end; returns the reason of a normal one."""
-        bucket = static_bucket if isinstance(self._stored.config, StaticConfig) else elastic_bucket
-        key = consumer_spec.key_of_group(self.stream, self.group)
-        async with bucket(self._connection).hints(key, self._hinted):
+        bucket = bucket_of(self._connection, self._stored.config.kind)
+        async with bucket.hints(consumer_spec.key_of_group(self.stream, self.group), self._hinted):
             self._told(self._hooks.on_joined)
             while not self._stopping:
                 self._poke.clear()
@@ -473,13 +456,11 @@ class Member:
 
     async def _read_config(self) -> StaticConfig | ElasticConfig:
         before = self._stored.config
-        read = read_static if isinstance(before, StaticConfig) else read_elastic
-        stored = await read(self._connection, self.stream, self.group)
+        stored = await read_group(self._connection, before.kind, self.stream, self.group)
         if stored is None:
-            bucket = consumer_spec.STATIC_BUCKET if isinstance(before, StaticConfig) else consumer_spec.ELASTIC_BUCKET
             raise _GroupDeleted(
                 f"group {self.group!r} of stream {self.stream!r} was deleted: "
-                f"{record_name(bucket, self.stream, self.group)} is gone"
+                f"{record_name(before.kind, self.stream, self.group)} is gone"
             )
         if not _can_follow(before, stored.config):
             raise GroupEnded(
@@ -501,8 +482,7 @@ class Member:
 
     async def _is_current(self) -> bool:
         """Whether the record is still the one that was read last."""
-        read = read_static if isinstance(self._stored.config, StaticConfig) else read_elastic
-        stored = await read(self._connection, self.stream, self.group)
+        stored = await read_group(self._connection, self._stored.config.kind, self.stream, self.group)
         return stored is not None and stored.version == self._stored.version and stored.config == self._stored.config
 
     async def _partitioning(self, config: StaticConfig | ElasticConfig) -> list[Partitioning]:

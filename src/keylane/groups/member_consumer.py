@@ -15,35 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from keylane.core import handoff
-from keylane.core.handoff import (
-    NONE,
-    Action,
-    AnyEvent,
-    Close,
-    Create,
-    Delete,
-    Drain,
-    Finish,
-    GiveBack,
-    Handoff,
-    HandoffEvent,
-    Look,
-    Looked,
-    Narrow,
-    Opened,
-    Partitions,
-    PinReceived,
-    Probe,
-    Rename,
-    Reset,
-    Rewind,
-    Role,
-    Style,
-    Surprised,
-    Wait,
-    Want,
-    Widen,
-)
+from keylane.core.handoff import NONE, Action, AnyEvent, HandoffEvent, Partitions
 from keylane.core.plans import ranges
 from keylane.errors import ApiError, ConsumerGone, GroupEnded, KeylaneError, NotFound
 from keylane.groups import consumer_spec
@@ -120,7 +92,7 @@ class MemberConsumer:
         self._max_held = max_held
         self._hooks = hooks
         handling.may_start = self._may_start
-        self._state = Handoff()
+        self._state = handoff.Handoff()
         self._wanted: ConsumerConfig | None = None
         self._filters: tuple[str, ...] = ()
         self._feed: Feed | None = None
@@ -179,8 +151,8 @@ class MemberConsumer:
             if dry is not None:
                 return await self._dried_up(dry)
             if wanted is None:
-                return await self._go_on(Want(NONE))
-            return await self._go_on(Want(partitions_in(wanted.filter_subjects), exact=self._fits(wanted)))
+                return await self._go_on(handoff.Want(NONE))
+            return await self._go_on(handoff.Want(partitions_in(wanted.filter_subjects), exact=self._fits(wanted)))
         except ApiError as error:
             return await self._after_refusal(error)
         except BaseException:
@@ -207,7 +179,7 @@ class MemberConsumer:
         try:
             if self._acked:
                 action = self._step(HandoffEvent.LEAVE)
-                while action is not None and not isinstance(action, Wait):
+                while action is not None and not isinstance(action, handoff.Wait):
                     event = await self._perform(action)
                     assert not isinstance(event, float)
                     action = self._step(event)
@@ -224,10 +196,10 @@ class MemberConsumer:
             action = self._step(event)
             if self._state.reading:
                 self._tell_partitions()
-            if isinstance(event, Opened):
+            if isinstance(event, handoff.Opened):
                 await self._see_others()
             self._wait_for(self._reason_to_wait(action))
-            if action is None or isinstance(action, Wait):
+            if action is None or isinstance(action, handoff.Wait):
                 return self._delay_of(action)
             answer = await self._perform(action)
             if isinstance(answer, float):
@@ -246,9 +218,9 @@ class MemberConsumer:
     def _heed_doubt(self) -> None:
         """After a standstill it is not known at once whether this instance is still the active one."""
         in_doubt = self._feed is not None and not self._feed.may_hand_out()
-        if in_doubt and self._state.role is Role.ACTIVE:
+        if in_doubt and self._state.role is handoff.Role.ACTIVE:
             self._tell(HandoffEvent.DOUBTED)
-        elif not in_doubt and self._state.role is Role.DOUBTFUL:
+        elif not in_doubt and self._state.role is handoff.Role.DOUBTFUL:
             self._tell(HandoffEvent.CONFIRMED if self.is_active else HandoffEvent.UNPINNED)
 
     async def _after_refusal(self, error: ApiError) -> float:
@@ -265,25 +237,25 @@ class MemberConsumer:
             return await self._dried_up(self._remote.is_gone)
         raise error
 
-    def _delay_of(self, wait: Wait | None) -> float | None:
-        if wait is Wait.TAKEN:
+    def _delay_of(self, wait: handoff.Wait | None) -> float | None:
+        if wait is handoff.Wait.TAKEN:
             delay_s, self._taken_s = self._taken_s, min(2 * self._taken_s, _LONGEST_TAKEN_S)
             return delay_s
         self._taken_s = _TAKEN_S
-        if wait is Wait.STANDBY:
+        if wait is handoff.Wait.STANDBY:
             return random.uniform(*_STANDBY_S)  # noqa: S311 - spreads instances, no secret
-        return _IN_DOUBT_S if wait is Wait.IN_DOUBT else None
+        return _IN_DOUBT_S if wait is handoff.Wait.IN_DOUBT else None
 
     def _reason_to_wait(self, action: Action | None) -> str | None:
         match action:
-            case Wait.IN_DOUBT:
+            case handoff.Wait.IN_DOUBT:
                 return "the server to say who is active: this process stood still"
-            case Wait.TAKEN:
+            case handoff.Wait.TAKEN:
                 others = self._state.wanted - self._state.covers
                 return f"another member to let go of partitions {ranges(sorted(others))}"
-            case Drain(partitions):
+            case handoff.Drain(partitions):
                 return f"handlers at work on partitions {ranges(sorted(partitions))}, which go to another member"
-            case Finish():
+            case handoff.Finish():
                 return "handlers at work, before its partitions change"
         return f"the stream to come back: {self._seen_dry}" if self._seen_dry is not None else None
 
@@ -291,47 +263,49 @@ class MemberConsumer:
 
     async def _perform(self, action: Action) -> AnyEvent | float:  # noqa: PLR0911 - one case for each action
         match action:
-            case Create() | Probe() | Narrow() | Widen() | Rename():
+            case handoff.Create() | handoff.Probe() | handoff.Narrow() | handoff.Widen() | handoff.Rename():
                 return await self._change(action)
-            case Delete(surely):
+            case handoff.Delete(surely):
                 return await self._delete(surely=surely)
-            case Close():
+            case handoff.Close():
                 await self._drop_feed()
                 return HandoffEvent.CLOSED
         feed = self._feed
         assert feed is not None
         match action:
-            case Look():
+            case handoff.Look():
                 return self._seen(await self._remote.info(), feed)
-            case Drain(partitions):
+            case handoff.Drain(partitions):
                 await self._drain(partitions, feed)
                 return HandoffEvent.DRAINED
-            case Finish():
+            case handoff.Finish():
                 await self._finish(feed)
                 return HandoffEvent.FINISHED
-            case Reset():
+            case handoff.Reset():
                 await feed.reset()
                 return HandoffEvent.RESET
-            case Rewind():
+            case handoff.Rewind():
                 await feed.reset(1)
                 return HandoffEvent.REWOUND
-            case GiveBack():
+            case handoff.GiveBack():
                 await self._give_back(feed)
                 return HandoffEvent.CLOSED
         raise AssertionError(action)
 
-    async def _change(self, action: Create | Probe | Narrow | Widen | Rename) -> AnyEvent | float:
+    async def _change(
+        self, action: handoff.Create | handoff.Probe | handoff.Narrow | handoff.Widen | handoff.Rename
+    ) -> AnyEvent | float:
         """Ask the server for other filters. It refuses those that another member's consumer still has."""
         wanted = self._wanted
         assert wanted is not None
-        partitions = self._state.wanted if isinstance(action, Rename) else action.partitions
+        partitions = self._state.wanted if isinstance(action, handoff.Rename) else action.partitions
         filters = tuple(one for one in wanted.filter_subjects or () if partition_in(one) in partitions)
         config = replace(wanted, filter_subjects=filters)
         try:
             match action:
-                case Create():
+                case handoff.Create():
                     return await self._enter(config)
-                case Probe():
+                case handoff.Probe():
                     return HandoffEvent.FREE if await self._remote.is_free(filters) else HandoffEvent.TAKEN
             await self._remote.update(config)
         except ApiError as error:
@@ -340,16 +314,16 @@ class MemberConsumer:
             return HandoffEvent.TAKEN
         self._filters = filters
         match action:
-            case Narrow():
+            case handoff.Narrow():
                 return HandoffEvent.NARROWED
-            case Widen():
+            case handoff.Widen():
                 return HandoffEvent.WIDENED
         return HandoffEvent.RENAMED
 
-    def _seen(self, info: ConsumerInfo, feed: Feed) -> Looked:
+    def _seen(self, info: ConsumerInfo, feed: Feed) -> handoff.Looked:
         """A standby only watches, unless nobody is active. Who was active may have lost its pin and not know it yet."""
         self._filters = info.config.filter_subjects or ()
-        return Looked(
+        return handoff.Looked(
             partitions_in(self._filters),
             ours=pinned(info) in (None, feed.pin_id),
             exact=self._wanted is None or self._fits(self._wanted),
@@ -459,7 +433,7 @@ class MemberConsumer:
 
     # ---- the feed -------------------------------------------------------------------------------------
 
-    async def _enter(self, wanted: ConsumerConfig) -> Opened | float:
+    async def _enter(self, wanted: ConsumerConfig) -> handoff.Opened | float:
         """Make the consumer or join the one that is there, and start pulling; or when to try again."""
         self._durable = wanted.durable_name is not None
         entered = await self._entry.enter(wanted)
@@ -486,9 +460,9 @@ class MemberConsumer:
         self._feed_end = asyncio.create_task(self._watch(self._feed))
         self._feed_end.add_done_callback(self._while_reading(self._feed_ended))
         # Nothing is awaited from here until the event is taken: the first message must find it done.
-        return Opened(
+        return handoff.Opened(
             partitions_in(self._filters),
-            Style.IN_PLACE if in_place else Style.RECREATE,
+            handoff.Style.IN_PLACE if in_place else handoff.Style.RECREATE,
             durable=self._durable,
             joined=entered.joined,
         )
@@ -582,7 +556,7 @@ class MemberConsumer:
         unexpected = self._state.unexpected({one.partition for one in others})
         if unexpected:
             _log.debug("%s delivers partitions %s, which it was not known to cover", self._remote, sorted(unexpected))
-            self._tell(Surprised(unexpected))
+            self._tell(handoff.Surprised(unexpected))
             self._hooks.stirred()
         return [one for one in messages if one.partition in admitted]
 
@@ -599,7 +573,7 @@ class MemberConsumer:
         return asked
 
     def _activated(self, pin_id: str) -> None:
-        self._tell(PinReceived(anew=pin_id != self._pin_id))
+        self._tell(handoff.PinReceived(anew=pin_id != self._pin_id))
         self._pin_id = self._origin.pin_id = pin_id
         self.is_other_active, self.no_message_because = False, None
         if not self._told_active:

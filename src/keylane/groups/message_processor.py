@@ -253,11 +253,7 @@ class MessageProcessor:
         await self._call.close()
 
     def _new_lanes(self) -> Lanes[GroupMessage]:
-        return Lanes(
-            max_tries=self._terms.max_tries,
-            backoff=backoff_s,
-            remember=self._terms.remember,
-        )
+        return Lanes(max_tries=self._terms.max_tries, backoff=backoff_s, remember=self._terms.remember)
 
     def _keep_alive(self) -> None:
         """Messages that wait or are at work for long must not be delivered again meanwhile."""

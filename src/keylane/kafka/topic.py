@@ -111,8 +111,7 @@ class PartitionOffsets:
         self._next[which], wanted, self._wanted[which] = None, self._wanted[which], set()
         spec: OffsetSpec = _SPECS[which]
         asked = self._link.admin.list_offsets(
-            {TopicPartition(self._topic, partition): spec for partition in wanted},
-            request_timeout=self._try_s,
+            {TopicPartition(self._topic, partition): spec for partition in wanted}, request_timeout=self._try_s
         )
         return {place.partition: answer for place, answer in asked.items()}
 

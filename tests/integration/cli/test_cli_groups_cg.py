@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from keylane import Connection, groups
-from keylane.groups.store import elastic_bucket, static_bucket
+from keylane.groups.config import Kind
+from keylane.groups.store import bucket_of
 from keylane.jetstream import consumers, streams
 from keylane.server import NatsServer
 from tests.integration.cli.groups_rig import DEADLINE_S, here, parted_stream, plain_stream, running
@@ -39,8 +40,8 @@ def at(nats_server: NatsServer) -> At:
     return ("-s", nats_server.url)
 
 
-async def record_of(connection: Connection, kind: str, stream: str, group: str = "g") -> object:
-    entry = await (static_bucket if kind == "static" else elastic_bucket)(connection).get(f"{stream}.{group}")
+async def record_of(connection: Connection, kind: Kind, stream: str, group: str = "g") -> object:
+    entry = await bucket_of(connection, kind).get(f"{stream}.{group}")
     return None if entry is None or entry.value is None else json.loads(entry.value)
 
 
@@ -132,7 +133,7 @@ async def test_a_filter_whose_wildcards_nobody_names_is_refused(connection: Conn
 
 @pytest.mark.parametrize("kind", ["static", "elastic"])
 async def test_ack_wait_and_max_ack_pending_are_those_of_the_consumer(
-    connection: Connection, parted: str, at: At, kind: str
+    connection: Connection, parted: str, at: At, kind: Kind
 ) -> None:
     if kind == "static":
         await groups.create_static(connection, parted, "g", max_members=10, members=["a"])
@@ -218,7 +219,7 @@ async def test_a_static_mapping_that_stops_go_members_is_asked_for(connection: C
 @pytest.mark.parametrize("kind", ["static", "elastic"])
 @pytest.mark.parametrize("record", [b"{nonsense", b'{"max_members": 1000000, "members": ["a"]}'])
 async def test_a_broken_record_goes_with_force(
-    connection: Connection, parted: str, at: At, kind: str, record: bytes
+    connection: Connection, parted: str, at: At, kind: Kind, record: bytes
 ) -> None:
     if kind == "elastic":
         await groups.create_elastic(connection, parted, "g", max_members=2)
@@ -248,7 +249,7 @@ async def test_consumers_that_a_broken_static_record_leaves_are_named(
 async def test_a_record_with_a_million_partitions_is_one_line_at_once(
     connection: Connection, orders: str, at: At, words: str
 ) -> None:
-    await elastic_bucket(connection).ensure(replicas=1)
+    await bucket_of(connection, "elastic").ensure(replicas=1)
     record = b'{"max_members": 1000000, "members": ["a"]}'
     await connection.jetstream.publish(f"$KV.elastic-consumer-groups.{orders}.g", record)
     member = [] if words in ("info", "plan") else ["a"]
@@ -276,7 +277,7 @@ async def test_more_partitions_than_16384_need_an_option(
 
 
 async def test_info_says_which_group_is_too_large_for_its_members(connection: Connection, orders: str, at: At) -> None:
-    await elastic_bucket(connection).ensure(replicas=1)
+    await bucket_of(connection, "elastic").ensure(replicas=1)
     record = b'{"max_members": 5000, "partitioning_filters": null, "members": ["a", "b"]}'
     await connection.jetstream.publish(f"$KV.elastic-consumer-groups.{orders}.g", record)
     shown = (await here("elastic", "info", orders, "g", *at)).stdout

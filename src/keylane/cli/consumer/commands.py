@@ -13,6 +13,7 @@ from keylane.cli.command import (
     StreamArgument,
     command,
     connected,
+    family,
     next_pin,
     run_until_signal,
     with_existing_names,
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from keylane.jetstream.connection import Connection
     from keylane.jetstream.consumers import ConsumerInfo, PriorityGroupState
 
-app = typer.Typer(help="Consumers and who is pinned.", no_args_is_help=True, rich_markup_mode=None)
+app = family("Consumers and who is pinned.")
 
 _ConsumerArgument = Annotated[str, typer.Argument(metavar="CONSUMER", help="The consumer's name.")]
 

@@ -26,10 +26,7 @@ from keylane.jetstream.consumers import ConsumerInfo
 from keylane.priority import Pinned, Unpinned, advisories
 
 POLL_INTERVAL_S = 0.5
-_REASONS = {
-    "admin": "an admin or its own client asked for it",
-    "timeout": "its client did not pull in time",
-}
+_REASONS = {"admin": "an admin or its own client asked for it", "timeout": "its client did not pull in time"}
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from keylane.cli.groups.snapshot import GroupSnapshot
     from keylane.errors import NotAMember
-    from keylane.groups.store import Kind
+    from keylane.groups.config import Kind
     from keylane.jetstream.connection import Connection
 
 MemberArgument = Annotated[str, typer.Argument(metavar="MEMBER", help="The member's name.")]
@@ -37,8 +37,7 @@ MaxMembers = Annotated[
     int, typer.Argument(metavar="MAX_MEMBERS", min=1, help="The number of partitions: no more members can work.")
 ]
 Mappings = Annotated[
-    list[str],
-    typer.Argument(metavar="MAPPING...", help="A member and its partitions, such as worker-1:0-3,8."),
+    list[str], typer.Argument(metavar="MAPPING...", help="A member and its partitions, such as worker-1:0-3,8.")
 ]
 FilterOption = Annotated[
     list[str] | None,
@@ -65,9 +64,7 @@ def group_options(
     max_partitions: Annotated[
         int | None,
         typer.Option(
-            metavar="N",
-            min=1,
-            help="Allow groups of up to N partitions. Else KEYLANE_MAX_PARTITIONS, else 16384.",
+            metavar="N", min=1, help="Allow groups of up to N partitions. Else KEYLANE_MAX_PARTITIONS, else 16384."
         ),
     ] = None,
 ) -> None:
@@ -113,8 +110,7 @@ def _add_read_commands(app: typer.Typer, kind: Kind) -> None:
     @command(app, "ls", "list")
     def ls(stream: StreamArgument, as_json: JsonOption = False, *, link: ConnectionOptions) -> None:
         """List the groups of a stream."""
-        from keylane.cli.groups.json import list_object
-        from keylane.cli.groups.snapshot import groups_of
+        from keylane.cli.groups.snapshot import groups_of, list_object
 
         found = connected(link, lambda connection: groups_of(connection, kind, stream))
         if found and not as_json:
@@ -139,7 +135,7 @@ def _add_read_commands(app: typer.Typer, kind: Kind) -> None:
         """
         from datetime import UTC, datetime
 
-        from keylane.cli.groups.json import group_object
+        from keylane.cli.groups.snapshot import group_object
 
         snapshot = _snapshot(kind, stream, group, link)
         if as_json:
@@ -163,7 +159,7 @@ def _add_read_commands(app: typer.Typer, kind: Kind) -> None:
         """Show one member and its consumer."""
         from datetime import UTC, datetime
 
-        from keylane.cli.groups.json import member_object
+        from keylane.cli.groups.snapshot import member_object
 
         snapshot = _snapshot(kind, stream, group, link)
         one = next((one for one in snapshot.members if one.member == member), None)

@@ -19,6 +19,7 @@ from keylane.cli.command import (
     command,
     confirm,
     connected,
+    family,
     naming_the_stream,
     print_answer,
 )
@@ -40,13 +41,7 @@ if TYPE_CHECKING:
     from keylane.groups import ElasticConfig
     from keylane.jetstream.connection import Connection
 
-app = typer.Typer(
-    help="Elastic groups: on any stream; members are added and dropped while it runs.",
-    callback=group_options,
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
+app = family("Elastic groups: on any stream; members are added and dropped while it runs.", group_options)
 add_shared_commands(app, "elastic")
 
 _PlanOption = Annotated[
@@ -97,7 +92,7 @@ def create(
     """
     from keylane import groups
     from keylane.cli.groups.arguments import ask_for_partitioning, parse_partitioning
-    from keylane.cli.groups.json import config_object
+    from keylane.cli.groups.snapshot import config_object
     from keylane.errors import InvalidInput
 
     if words and filters:
@@ -153,10 +148,11 @@ def add(
         _check_plan_word(group, plan, before)
         return await groups.add_members(connection, stream, group, newcomers, plan=plan, stop_go_members=True)
 
-    before, after = connected(link, lambda connection: _changed(connection, stream, group, change))
-    known = [name for name in newcomers if before.has_member(name)]
-    notes = [f"{', '.join(known)} was in the group already"] if known else []
-    _show_change((stream, group), before, after, as_json=as_json, notes=notes)
+    def notes(before: ElasticConfig) -> list[str]:
+        known = [name for name in newcomers if before.has_member(name)]
+        return [f"{', '.join(known)} was in the group already"] if known else []
+
+    _apply(link, stream, group, change, as_json=as_json, notes=notes)
 
 
 @command(app, "drop")
@@ -181,8 +177,7 @@ def drop(
         _check_plan_word(group, plan, before)
         return await groups.drop_members(connection, stream, group, members, plan=plan, stop_go_members=True)
 
-    before, after = connected(link, lambda connection: _changed(connection, stream, group, change))
-    _show_change((stream, group), before, after, as_json=as_json)
+    _apply(link, stream, group, change, as_json=as_json)
 
 
 @command(app, "create-mapping", "createmapping", "cm")
@@ -208,8 +203,7 @@ def create_mapping(
     async def change(connection: Connection, _: ElasticConfig) -> ElasticConfig:
         return await groups.set_mapping(connection, stream, group, plan, stop_go_members=True)
 
-    before, after = connected(link, lambda connection: _changed(connection, stream, group, change))
-    _show_change((stream, group), before, after, as_json=as_json)
+    _apply(link, stream, group, change, as_json=as_json)
 
 
 @command(app, "delete-mapping", "deletemapping", "dm")
@@ -240,8 +234,7 @@ def delete_mapping(
     async def change(connection: Connection, _: ElasticConfig) -> ElasticConfig:
         return await groups.delete_mapping(connection, stream, group)
 
-    before, after = connected(link, lambda connection: _changed(connection, stream, group, change))
-    _show_change((stream, group), before, after, as_json=as_json)
+    _apply(link, stream, group, change, as_json=as_json)
 
 
 # ---- plan ------------------------------------------------------------------------------------------
@@ -265,7 +258,7 @@ def plan(
     Compares the balanced plan, which every language computes by itself, with the sticky one, which moves the fewest
     partitions. Without --add and --drop it shows what a new plan for the same members would move.
     """
-    from keylane.cli.groups.json import moves_object, plan_object
+    from keylane.cli.groups.snapshot import moves_object, plan_object
     from keylane.core.names import check_member_name
     from keylane.groups.admin import planned, write_plan_file
 
@@ -393,14 +386,23 @@ async def _config(connection: Connection, stream: str, group: str) -> ElasticCon
     return config
 
 
-async def _changed(
-    connection: Connection,
+def _apply(
+    link: ConnectionOptions,
     stream: str,
     group: str,
     change: Callable[[Connection, ElasticConfig], Awaitable[ElasticConfig]],
-) -> tuple[ElasticConfig, ElasticConfig]:
-    before = await _config(connection, stream, group)
-    return before, await change(connection, before)
+    *,
+    as_json: bool,
+    notes: Callable[[ElasticConfig], Sequence[str]] = lambda _: (),
+) -> None:
+    """Change the group and show what moves. `notes`: what else to say, from the configuration before."""
+
+    async def work(connection: Connection) -> tuple[ElasticConfig, ElasticConfig]:
+        before = await _config(connection, stream, group)
+        return before, await change(connection, before)
+
+    before, after = connected(link, work)
+    _show_change((stream, group), before, after, as_json=as_json, notes=notes(before))
 
 
 async def _replace_plan(
@@ -439,8 +441,7 @@ def _check_plan_word(group: str, plan: str, config: ElasticConfig) -> None:
 def _show_change(
     where: tuple[str, str], before: ElasticConfig, after: ElasticConfig, *, as_json: bool, notes: Sequence[str] = ()
 ) -> None:
-    from keylane.cli.groups.json import config_object, moves_object
-    from keylane.cli.groups.snapshot import unowned_partitions
+    from keylane.cli.groups.snapshot import config_object, moves_object, unowned_partitions
     from keylane.core.plans import ranges
 
     moved = moves_object(before.plan, after.plan)

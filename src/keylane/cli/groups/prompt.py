@@ -23,7 +23,7 @@ from keylane.cli.command import ConnectionOptions
 from keylane.cli.groups.snapshot import config_of
 from keylane.errors import KeylaneError
 from keylane.groups import list_groups
-from keylane.groups.store import Kind
+from keylane.groups.config import Kind
 from keylane.jetstream import streams
 
 try:

@@ -18,6 +18,7 @@ from keylane.cli.command import (
     JsonEventsOption,
     JsonOption,
     command,
+    family,
     print_answer,
     run_until_signal,
 )
@@ -29,12 +30,7 @@ if TYPE_CHECKING:
     from keylane.core.claim_facts import Claim, Key
     from keylane.core.world import World
 
-app = typer.Typer(
-    help="Consumers coordinated by nothing but a log.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
+app = family("Consumers coordinated by nothing but a log.")
 
 _Force = Annotated[bool, typer.Option("--force", help="Also if the log has no record of such a group.")]
 _Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
@@ -175,12 +171,7 @@ def release_group(
 
 @command(app, "resume")
 def resume(
-    group: _Group,
-    *,
-    force: _Force = False,
-    log: LogOptions,
-    as_json: JsonOption = False,
-    link: ConnectionOptions,
+    group: _Group, *, force: _Force = False, log: LogOptions, as_json: JsonOption = False, link: ConnectionOptions
 ) -> None:
     """End a pause now."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from keylane.cli.command import ConnectionOptions
-from keylane.cli.event_lines import STOPPING, EventLines, stop_on_signals
+from keylane.cli.event_lines import EventLines, wait_for_end
 from keylane.cli.formatting import excerpt, payload_fields, printable
 from keylane.cli.marshal.commands import PlacedLogOptions
 from keylane.cli.marshal.log_access import open_log
@@ -65,19 +65,7 @@ async def consume(
             hooks=_hooks(lines),
         )
         await consumer.start()
-        with stop_on_signals(lines.stop):
-            # Not in a task group: whichever ends first decides how the other one ends.
-            ended = asyncio.create_task(consumer.wait())
-            stopped = asyncio.create_task(lines.stop.wait())
-            try:
-                await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
-                if not ended.done():
-                    lines.write("stopping", STOPPING)
-                await consumer.terminate()
-            finally:
-                stopped.cancel()
-                ended.cancel()
-                await asyncio.gather(stopped, ended, return_exceptions=True)
+        await wait_for_end(lines, consumer.wait(), consumer.terminate)
     if lines.failure is not None:
         raise lines.failure
 

@@ -105,11 +105,7 @@ class MarshalWatch:
         self._display.add(WatchEvent(event, text, facts))
 
 
-def _claim_event(
-    claim: Claim,
-    before: _ClaimState | None,
-    now: _ClaimState,
-) -> tuple[str, str]:
+def _claim_event(claim: Claim, before: _ClaimState | None, now: _ClaimState) -> tuple[str, str]:
     where = f"{claim.key.group} {claim.key.topic}/{claim.key.partition}"
     owner, token, freshness = now
     if owner is None:

@@ -18,25 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from keylane.cli.command import INTERRUPTED, ConnectionOptions, connected, exit_on_invalid_input, expand_options
+from keylane.cli.command import INTERRUPTED, ConnectionOptions, connected, exit_on_invalid_input, expand_options, family
 from keylane.cli.pipeline.options import OPTIONS, PipelineArguments, gather, signature
 
 if TYPE_CHECKING:
     from keylane.spark.address import Address
     from keylane.spark.pipelines.interface import PipelineReport
 
-app = typer.Typer(
-    help="Pipelines on Spark: what a stream, its journal and a coordination log tell.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
-run_app = typer.Typer(
-    help="Run a pipeline. Each takes its options from the command line, from --config, or both.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
+app = family("Pipelines on Spark: what a stream, its journal and a coordination log tell.")
+run_app = family("Run a pipeline. Each takes its options from the command line, from --config, or both.")
 app.add_typer(run_app, name="run")
 
 _LINE_INTERVAL_S = 5.0
