@@ -1,4 +1,4 @@
-"""Makes one kind of call of every kind of handler: awaited with a message, with a time limit if there is one.
+"""Makes every kind of handler awaitable: an async function, a plain one in a thread or a process, with a time limit.
 
 An async function runs in the task of whoever calls it. A plain function runs in a thread or, with `executor="process"`,
 in a process, so that it never blocks the event loop.
@@ -32,7 +32,7 @@ class ThreadPool(Generic[T]):
         self._executor = ThreadPoolExecutor(size, thread_name_prefix="keylane-handler")
 
     async def run(self, item: T) -> Any:
-        """The result of the function, or what it raised, whatever that is."""
+        """Return the result of the function, or raise what it raised."""
         loop, context = asyncio.get_running_loop(), contextvars.copy_context()
         result, error = await loop.run_in_executor(self._executor, context.run, self._outcome, item)
         if error is not None:
@@ -87,7 +87,7 @@ class HandlerCall(Generic[T]):
             self.run = _limited(handler, time_limit_s)
 
     async def start(self) -> None:
-        """Raises if the handler cannot be called where it is to run."""
+        """Raise if the handler cannot be called where it is to run."""
         if isinstance(self._pool, ProcessPool):
             await self._pool.start()
 

@@ -45,7 +45,7 @@ class ProcessPool(Generic[T]):
         self._closed = False
 
     async def start(self) -> None:
-        """Start one process. Raises if it cannot run the function, so that no message has to find out."""
+        """Start one process. Raises if it cannot run the function, before a message fails for that reason."""
         process = await self._started()
         self._free.append(process)
 
@@ -243,7 +243,7 @@ def _end_with_the_program() -> None:
 
 
 async def within(limit_s: float, doing: Awaitable[T]) -> T:
-    """Cancels it after that time and raises a `TimeoutError` that says so. It may return nevertheless."""
+    """Await `doing`; after `limit_s` cancel it and raise a `TimeoutError`, unless it returns nevertheless."""
     try:
         async with asyncio.timeout(limit_s) as limit:
             return await doing

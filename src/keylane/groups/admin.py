@@ -14,7 +14,7 @@ from keylane.core.subjects import shown
 from keylane.errors import GroupError, InvalidInput, NotAMember, NotFound
 from keylane.groups import consumer_spec
 from keylane.groups.config import ElasticConfig, GroupConfig, Kind, StaticConfig
-from keylane.groups.creation import Mappings, check_names, plan_of, refuse_to_stop_go_members, tell_of_idle_members
+from keylane.groups.creation import Mappings, check_names, plan_of, refuse_to_stop_go_members, warn_of_idle_members
 from keylane.groups.store import StoredGroup, bucket_of, change_elastic, read_any
 from keylane.jetstream import consumers
 from keylane.jetstream.connection import Connection
@@ -53,7 +53,7 @@ async def list_groups(connection: Connection, stream: str) -> list[GroupName]:
 
 
 async def active_members(connection: Connection, stream: str, group: str, *, kind: Kind | None = None) -> list[str]:
-    """Members that have an instance pinned or waiting now."""
+    """The members that have a pinned or a waiting instance now."""
     config = (await _stored(connection, stream, group, kind)).config
     active = []
     for member in config.plan.members:
@@ -118,7 +118,7 @@ async def drop_members(
     plan: PlanName = "balanced",
     stop_go_members: bool = False,
 ) -> ElasticConfig:
-    """Drop members; those that are not there are no matter. For the rest see `add_members`."""
+    """Drop members. Names that the group does not list are ignored. `plan` and `stop_go_members`: see `add_members`."""
     _check_change(stream, group, members, plan)
     return await _change_members(
         connection,
@@ -133,7 +133,7 @@ async def drop_members(
 async def set_mapping(
     connection: Connection, stream: str, group: str, mappings: Mappings, *, stop_go_members: bool = False
 ) -> ElasticConfig:
-    """Replace the members, or the mapping there is, by a mapping of your own.
+    """Replace the members, or the present mapping, with a mapping of your own.
 
     On a group with two or more filters it stops members in Go: it is stored only with `stop_go_members`.
     """
@@ -145,20 +145,20 @@ async def set_mapping(
 
 
 async def delete_mapping(connection: Connection, stream: str, group: str) -> ElasticConfig:
-    """Remove the mapping. Nobody owns a partition then, until members are added or a mapping is set."""
+    """Remove the mapping. No member owns a partition until members are added or a mapping is set."""
     check_names(stream, group)
     return await change_elastic(connection, stream, group, lambda config: config.with_owners(members=config.members))
 
 
 def planned(config: GroupConfig, members: Sequence[str], plan: PlanName) -> Plan:
-    """The plan that a change to these members would give: for a dry run."""
+    """The plan after a change to these members; changes nothing."""
     if plan == "sticky":
         return sticky(config.plan, members, config.max_members)
     return balanced(members, config.max_members)
 
 
 def mapped(group: str, config: ElasticConfig, plan: Plan | None, *, stop_go_members: bool) -> ElasticConfig:
-    """The group with this mapping, unless it would be the first one and members in Go would stop unasked."""
+    """The group with this mapping. Raises `InvalidInput` if it is the first one and would stop members in Go."""
     changed = config.with_owners(mappings=plan)
     refuse_to_stop_go_members(group, changed, stop_go_members or config.mappings is not None)
     return changed
@@ -196,7 +196,7 @@ async def _change_members(
         return config.with_owners(members=list(dict.fromkeys(choose(config.members))))
 
     changed = await change_elastic(connection, stream, group, decide)
-    tell_of_idle_members(stream, group, changed)
+    warn_of_idle_members(stream, group, changed)
     return changed
 
 
@@ -245,7 +245,7 @@ async def _consumer(
 
 @dataclass(frozen=True, slots=True)
 class PlanFile:
-    """A plan, and the group that it was made for if the file names one."""
+    """A plan, and the group that it is for if the file names one."""
 
     plan: Plan
     stream: str | None = None

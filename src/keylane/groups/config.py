@@ -39,9 +39,9 @@ _chosen: int | None = None
 
 
 def partition_limit(new: int | None = None) -> int:
-    """The most partitions that a group may have in this process; with an argument, set it before.
+    """Return how many partitions a group may have in this process; with an argument, set that limit first.
 
-    Without it: the environment variable KEYLANE_MAX_PARTITIONS, or 16,384.
+    The default is the environment variable KEYLANE_MAX_PARTITIONS, else 16,384.
 
     >>> partition_limit(20_000)
     20000
@@ -81,12 +81,12 @@ def check_group_filters(filters: int) -> None:
 
 
 def most_partitions(filters: int) -> int:
-    """How many partitions one consumer can carry where each is asked for under so many filters."""
+    """How many partitions one consumer can have if each of them takes this many filter subjects."""
     return max(1, MAX_CONSUMER_FILTERS // max(1, filters))
 
 
 def members_needed(partitions: int, filters: int) -> int:
-    """How few members can carry a group."""
+    """The fewest members that can read all partitions of a group."""
     return -(-partitions // most_partitions(filters))
 
 
@@ -135,7 +135,7 @@ class GroupConfig(ABC):
 
     @property
     def stops_go_members(self) -> bool:
-        """Whether members in Go end here: with a mapping they ask for each partition once per filter in the same words,
+        """Whether members in Go cannot join: with a mapping they repeat each partition's filter once per group filter,
         which the server refuses (10138)."""
         return self.mappings is not None and len(self.group_filters) > 1
 
@@ -151,7 +151,7 @@ class GroupConfig(ABC):
         return tuple(ascending[block + places[partition]] for block in blocks for partition in listed)
 
     def too_many_filters(self, member: str) -> str | None:
-        """Why the server could not carry this member's consumer; None: it can."""
+        """Why this member's consumer would have too many filter subjects for the server; None if it has not."""
         owned, asked = self.plan.partitions_of(member), len(self._asked_filters())
         if not self._is_too_much(owned):
             return None
@@ -163,16 +163,16 @@ class GroupConfig(ABC):
 
     @property
     def members_needed(self) -> int:
-        """How few members can carry the group."""
+        """The fewest members that can read all its partitions."""
         return members_needed(self.max_members, len(self._asked_filters()))
 
     @property
     def overloaded(self) -> tuple[str, ...]:
-        """The members whose consumers would be more than the server can carry."""
+        """The members whose consumers would have too many filter subjects for the server."""
         return tuple(member for member, owned in self.plan.shares if self._is_too_much(owned))
 
     def check_consumers(self) -> None:
-        """Raise `InvalidInput` if a member's consumer would be more than the server can carry."""
+        """Raise `InvalidInput` if a member's consumer would have too many filter subjects for the server."""
         if self.overloaded:
             raise InvalidInput(self.too_many_filters(self.overloaded[0]))
 
@@ -229,7 +229,7 @@ class GroupConfig(ABC):
 
     @abstractmethod
     def _asked_filters(self) -> Sequence[str]:
-        """What a member asks for under each of its partitions; nothing: every subject."""
+        """The filters within each partition of a member's consumer; none means every subject."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,7 +257,7 @@ class StaticConfig(GroupConfig):
             )
 
     def same_group(self, other: StaticConfig) -> bool:
-        """Whether both say the same; the order of the members means nothing."""
+        """Whether both are the same group; the order of the members does not count."""
         return replace(self, members=tuple(sorted(set(self.members)))) == replace(
             other, members=tuple(sorted(set(other.members)))
         )
@@ -330,7 +330,7 @@ class ElasticConfig(GroupConfig):
                 raise InvalidInput(f"a buffer of {shown(limit)} {name}: give a positive limit, or 0 for none")
 
     def with_owners(self, *, members: Sequence[str] = (), mappings: Plan | None = None) -> ElasticConfig:
-        """The same group with other owners; raises `InvalidInput` if they cannot carry it."""
+        """The same group with other owners. Raises `InvalidInput` if the server could not carry their consumers."""
         changed = replace(self, members=tuple(members), mappings=mappings, listed=())
         changed.check()
         changed.check_consumers()
@@ -415,7 +415,7 @@ _OLDER_NAMES = {
 
 
 def _read(data: bytes, where: str) -> dict[str, Any]:
-    """The record under its present names, with every value in the form that it has there."""
+    """The record with present field names; its values keep the form that they are stored in."""
     try:
         wire = json.loads(data, parse_constant=_not_json, parse_float=_finite)
     except (ValueError, RecursionError) as error:

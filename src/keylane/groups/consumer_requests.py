@@ -31,7 +31,7 @@ _log = logging.getLogger("keylane.groups")
 
 @dataclass(frozen=True, slots=True)
 class StreamFacts:
-    """What a stream's information says that matters here."""
+    """The facts about a stream that a member needs."""
 
     made: datetime
     clustered: bool
@@ -39,7 +39,7 @@ class StreamFacts:
 
 
 class RemoteConsumer:
-    """The consumer `name` of `stream`, there or not."""
+    """The consumer `name` of `stream`, which may not exist."""
 
     def __init__(self, connection: Connection, stream: str, name: str) -> None:
         self._connection = connection
@@ -66,10 +66,10 @@ class RemoteConsumer:
         """What to say when the stream was deleted."""
         return f"stream {self.stream!r} does not exist any more: create the group again"
 
-    async def why_dry(self) -> str | None:
-        """Why nothing can come of the stream any more; None: something may, or nobody could say.
+    async def why_no_source(self) -> str | None:
+        """Why the stream cannot deliver anything any more; None if it can, or if nobody could say.
 
-        A queue has no subjects of its own: without the streams that it copies, and empty, it stays empty.
+        A queue has no subjects of its own: an empty one whose sources are gone stays empty.
         """
         try:
             wire = await self._stream_info(self.stream)
@@ -91,9 +91,9 @@ class RemoteConsumer:
         )
 
     async def why_no_message(self, info: ConsumerInfo) -> str | None:
-        """Why this consumer, which never had a message, may wait for one in vain; None: nothing looks wrong.
+        """Why a consumer that never had a message may never get one; None if nothing looks wrong.
 
-        A static group's stream is to carry partition numbers in its subjects; the filters of an elastic group are to
+        The stream of a static group must have partition numbers in its subjects; the filters of an elastic group must
         match something in its stream.
         """
         if info.delivered_count or info.num_pending or info.config.deliver_policy != "all":
@@ -156,10 +156,10 @@ class RemoteConsumer:
         await consumers.delete(self._connection, self.stream, self.name)
 
     async def delete_unless_in_use(self, our_pin: str | None = None) -> bool:
-        """Delete the consumer if no instance waits or works on it, not now and not a moment later; False: one does.
+        """Delete the consumer if no instance reads it, now and a moment later; return False if one does.
 
-        Another instance may have found or made it just now. What is given to it then must stay its own: if the consumer
-        went away, so would its acks. Close your own pulls before.
+        Another instance may have just joined or created it, and would lose its acks with the consumer. Close your own
+        pulls first.
         """
         for is_last in (False, True):
             info = await self.info()
@@ -174,22 +174,22 @@ class RemoteConsumer:
         await consumers.unpin(self._connection, self.stream, self.name, info.priority_groups[0].group)
 
     async def reset(self) -> None:
-        """Only while no pull is open: else `Feed.reset`. Without a leader a consumer does not answer at all."""
+        """Reset the consumer while no pull is open; else use `Feed.reset`. Without a leader it does not answer."""
         try:
             async with asyncio.timeout(_RESET_S):
                 await consumers.reset(self._connection, self.stream, self.name)
         except TimeoutError as error:
             raise RequestTimeout(f"no reset of {self} within {_RESET_S:g} s") from error
 
-    async def see_messages_go(self, partitions: Iterable[int], done: Callable[[int], bool], highest: int) -> None:
-        """Wait, not for long, until the stream's leader has none of the messages any more that are done."""
+    async def wait_until_removed(self, partitions: Iterable[int], done: Callable[[int], bool], highest: int) -> None:
+        """Wait for a short time until the stream's leader has removed the messages that are done."""
         try:
             async with asyncio.timeout(_SETTLE_S):
-                await asyncio.gather(*(self._see_messages_go(f"{one}.>", done, highest) for one in partitions))
+                await asyncio.gather(*(self._wait_until_removed(f"{one}.>", done, highest) for one in partitions))
         except TimeoutError:
             _log.warning("%s: acked messages may still be there after %g s", self.stream, _SETTLE_S)
 
-    async def _see_messages_go(self, subject_filter: str, done: Callable[[int], bool], highest: int) -> None:
+    async def _wait_until_removed(self, subject_filter: str, done: Callable[[int], bool], highest: int) -> None:
         start = 1
         while True:
             found = await self._next_message(subject_filter, start)
@@ -210,7 +210,7 @@ class RemoteConsumer:
         return int(answer["message"]["seq"])
 
     async def is_free(self, filters: tuple[str, ...]) -> bool:
-        """Whether no consumer of the work queue has one of these filters: one more may be made for them."""
+        """Whether no consumer of the work queue has one of these filters, so that another one may have them."""
         name = f"keylane-probe-{secrets.token_hex(6)}"
         probe = ConsumerConfig(name=name, filter_subjects=filters, inactive_threshold_s=_PROBE_S, mem_storage=True)
         try:
@@ -229,10 +229,10 @@ def pinned(info: ConsumerInfo) -> str | None:
 
 
 def has_lost_its_files(error: ApiError) -> bool:
-    """Whether the server cannot change the consumer any more, as the directory of it is gone.
+    """Whether the server cannot change the consumer any more, because its directory is gone.
 
-    A consumer that is made again while the one before it is still being deleted can lose its directory to that
-    (nats-server 2.15.1). It goes on in the server's memory.
+    This can happen to a consumer that is created again while the previous one is still being deleted (nats-server
+    2.15.1). It continues in the server's memory.
     """
     return error.err_code == NOT_CHANGEABLE and "no such file or directory" in error.description
 
@@ -262,7 +262,7 @@ class Entered:
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """Not now: try again after the delay."""
+    """The consumer cannot be read yet: try again after the delay."""
 
     delay_s: float
     waiting_for: str | None = None
@@ -276,11 +276,11 @@ class ConsumerEntry:
     """
 
     def __init__(self, consumer: RemoteConsumer, is_current: Callable[[], Awaitable[bool]]) -> None:
-        """`is_current`: whether what is asked for is still what the group says."""
+        """`is_current`: whether the wanted consumer is still the one of the group's record."""
         self._consumer = consumer
         self._is_current = is_current
         self._stream: StreamFacts | None = None
-        self._told_difference = ""
+        self._logged_difference = ""
 
     async def enter(self, wanted: ConsumerConfig) -> Entered | Later:
         try:
@@ -305,7 +305,7 @@ class ConsumerEntry:
         return Entered(info, self._stream, is_new, joined)
 
     async def _meet(self, wanted: ConsumerConfig) -> Entered | Later:
-        """The consumer exists, made with other settings: of an older membership, or by an instance that differs."""
+        """The consumer exists with other settings: of an older membership, or of an instance with other options."""
         info = await self._consumer.info()
         different = consumer_spec.difference(wanted, info.config)
         if different is None:
@@ -313,17 +313,17 @@ class ConsumerEntry:
         if not info.num_waiting and not pinned(info):
             return await self._adopt(wanted, info, different)
         _log.log(
-            logging.DEBUG if different == self._told_difference else logging.ERROR,
+            logging.DEBUG if different == self._logged_difference else logging.ERROR,
             "another instance runs on %s with other settings (%s); waiting until it is gone. Give all instances of a "
             "member the same settings",
             self._consumer,
             different,
         )
-        self._told_difference = different
+        self._logged_difference = different
         return Later(_patience_s(wanted), f"another instance to end, which has other settings ({different})")
 
     async def _adopt(self, wanted: ConsumerConfig, info: ConsumerInfo, different: str) -> Later:
-        """No instance reads the consumer any more: it gets our settings."""
+        """Update the consumer, which no instance reads any more, to our settings."""
         try:
             await self._consumer.update(replace(wanted, filter_subjects=info.config.filter_subjects))
         except ApiError as error:

@@ -1,7 +1,7 @@
-"""Making and deleting groups, and every collision that would make two groups share something.
+"""Creates and deletes groups, and refuses a group that would share a name or a stream with another one.
 
-What can be known of a new group, it says at once: an error where no member could ever get a message, a log line where
-one may be surprised.
+Problems of a new group are reported at once: an error if no member could ever get a message, a warning if something
+looks wrong.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from keylane.errors import ApiError, BrokenGroupRecord, GroupConflict, InvalidIn
 from keylane.groups import consumer_spec
 from keylane.groups.config import Dialect, ElasticConfig, GroupConfig, Kind, StaticConfig, check_group_filters
 from keylane.groups.store import bucket_of, read_any, read_group
-from keylane.groups.stream_subjects import look_for_matches, look_for_numbers
+from keylane.groups.stream_subjects import check_filters_match, check_partition_numbers
 from keylane.jetstream import consumers, streams
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.kv import KvEntry, change
@@ -45,10 +45,10 @@ async def create_static(
     dialect: Dialect = "present",
     stop_go_members: bool = False,
 ) -> StaticConfig:
-    """Create a group on a stream whose subjects begin with a partition number. The identical group is fine.
+    """Create a group on a stream whose subjects begin with a partition number. The same group may exist already.
 
-    Members in Go cannot take part in a group with mappings and two or more filters: `stop_go_members` says that this
-    is known.
+    Members in Go cannot join a group with mappings and two or more filters: pass `stop_go_members` to create it
+    nevertheless.
     """
     check_names(stream, group)
     config = StaticConfig(
@@ -70,10 +70,10 @@ async def create_static(
         check_group_filters(len(config.filters))
         config.check_consumers()
         refuse_to_stop_go_members(group, config, stop_go_members)
-        await look_for_numbers(connection, group, config, source)
+        await check_partition_numbers(connection, group, config, source)
     stored = await _write_record(connection, stream, group, config, source.config.num_replicas or 1)
     assert isinstance(stored, StaticConfig)
-    tell_of_idle_members(stream, group, stored)
+    warn_of_idle_members(stream, group, stored)
     return stored
 
 
@@ -92,7 +92,7 @@ async def create_elastic(
     """Create a group on any stream: `partitioning` has filters with the `*` wildcards that make up the key.
 
     Without filters every subject is taken and hashed whole (server 2.12); a filter without wildcards is hashed whole
-    too. The identical group is fine, whoever its members are by now; the result has its configuration.
+    too. The group may exist with the same configuration and any members; the result is its configuration.
 
     >>> await create_elastic(connection, "ORDERS", "billing", max_members=10, partitioning=[("orders.*.*", [2])])
     """
@@ -117,11 +117,11 @@ async def create_elastic(
     else:
         check_group_filters(len(config.partitioning))
         config.check_consumers()
-        await look_for_matches(connection, group, config, source)
+        await check_filters_match(connection, group, config, source)
     await _make_queue(connection, stream, group, config, source)
     written = await _write_record(connection, stream, group, config, source.config.num_replicas or 1)
     assert isinstance(written, ElasticConfig)
-    tell_of_idle_members(stream, group, written)
+    warn_of_idle_members(stream, group, written)
     if not written.plan.members and written.members_needed > 1:
         _log.warning(
             "group %r of stream %r: its %s partitions need at least %s members; add them in one step",
@@ -138,8 +138,8 @@ async def delete(
 ) -> None:
     """Delete a group: its record first, which ends its members, then its consumers or its queue.
 
-    A record that cannot be read is deleted with `force` alone. Of a static group the consumers stay then, as nobody
-    knows whose they are.
+    A record that cannot be read is deleted only with `force`. The consumers of a static group remain then, because
+    its members are unknown.
     """
     check_names(stream, group)
     config: StaticConfig | ElasticConfig | None = None
@@ -167,12 +167,12 @@ async def delete(
             name = consumer_spec.consumer_name(config, group, member)
             await _unless_missing(consumers.delete(connection, stream, name))
     elif kind == "static":
-        await _tell_of_consumers(connection, stream, group)
+        await _warn_of_consumers(connection, stream, group)
     elif await _sources(connection, consumer_spec.queue_stream(stream, group)) == [stream]:
         await _unless_missing(streams.delete(connection, consumer_spec.queue_stream(stream, group)))
 
 
-async def _tell_of_consumers(connection: Connection, stream: str, group: str) -> None:
+async def _warn_of_consumers(connection: Connection, stream: str, group: str) -> None:
     left = [name for name in await consumers.names(connection, stream) if name.startswith(f"{group}-")]
     if left:
         _log.warning(
@@ -194,7 +194,7 @@ def plan_of(mappings: Mappings | None) -> Plan | None:
 
 
 def refuse_to_stop_go_members(group: str, config: GroupConfig, yes: bool) -> None:
-    """Raise `InvalidInput` if members in Go would end with this configuration and nobody said yes to that."""
+    """Raise `InvalidInput` if this configuration would stop members in Go and `yes` is false."""
     if config.stops_go_members and not yes:
         raise InvalidInput(
             f"group {group!r} has {len(config.group_filters)} filters: with a mapping its members in Go stop, as the "
@@ -203,7 +203,7 @@ def refuse_to_stop_go_members(group: str, config: GroupConfig, yes: bool) -> Non
         )
 
 
-def tell_of_idle_members(stream: str, group: str, config: GroupConfig) -> None:
+def warn_of_idle_members(stream: str, group: str, config: GroupConfig) -> None:
     """Log which members own nothing."""
     idle = config.plan.idle
     if not idle:
@@ -252,7 +252,7 @@ async def _refuse_shared_durables(connection: Connection, stream: str, group: st
 
 
 def _refuse_difference(stream: str, group: str, there: GroupConfig, here: GroupConfig) -> None:
-    """Members of an elastic group come and go; everything else is for its whole life."""
+    """Raise `GroupConflict` if the configurations differ in more than the members of an elastic group."""
     if isinstance(there, StaticConfig) and isinstance(here, StaticConfig) and there.same_group(here):
         return
     coming_and_going = ("members", "mappings") if isinstance(here, ElasticConfig) else ()
@@ -270,7 +270,7 @@ def _refuse_difference(stream: str, group: str, there: GroupConfig, here: GroupC
 async def _write_record(
     connection: Connection, stream: str, group: str, config: StaticConfig | ElasticConfig, replicas: int
 ) -> StaticConfig | ElasticConfig:
-    """The configuration that is stored in the end: ours, or the same one that was there."""
+    """Write the record, and return the configuration that is stored: ours, or the same one that existed."""
     bucket = bucket_of(connection, config.kind)
     await bucket.ensure(replicas=replicas)
     key = consumer_spec.key_of_group(stream, group)

@@ -79,7 +79,7 @@ def kept_lines(raw: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def replayed_lines(raw: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """The original's headers from those of its dead letter, without the ones that would steer the server once more."""
+    """The original's headers from those of its dead letter, without those that the server would obey again."""
     for name, value in header_lines(raw):
         if not is_reserved(name):
             yield name, value
@@ -94,7 +94,7 @@ def is_reserved(name: bytes) -> bool:
 
 
 def header_lines(raw: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Names and values as bytes. A lone CR or LF ends a line too, as some clients read it so."""
+    """Names and values as bytes. A lone CR or LF also ends a line, as it does for some clients."""
     for line in _LINE_BREAK.split(raw)[1:]:
         name, colon, value = line.partition(b":")
         if colon and name.strip():
@@ -117,7 +117,7 @@ def _escaped(value: str, safe: str) -> str:
 
 
 def traceback_value(text: str) -> str:
-    """Escaped so that it can still be read; of what is longer than a header should be, the end."""
+    """A traceback, escaped but readable. Only the end of a long one is kept."""
     while len(value := _escaped(text, safe=f"{_PLAIN} ")) > TRACEBACK_BYTES:
         text = f"…{text[1 + len(text) // 4 :]}"
     return value
@@ -177,7 +177,7 @@ class DeadLetter:
 
 
 class DeadLetters:
-    """Where the members of one group put what they give up.
+    """Stores the messages that members of one group give up.
 
     >>> letters = DeadLetters(connection, "ORDERS", "billing")
     >>> await letters.put(message, member="alice", tries=5, error=error)
@@ -244,7 +244,7 @@ class DeadLetters:
         return header_block([*lines, *kept_lines(message.delivery.raw_headers)])
 
     async def _ensure_soon(self, message: GroupMessage) -> None:
-        """Without a leader nobody answers: ask again soon rather than wait long for one answer."""
+        """Without a leader the server does not answer: fail early, so that the caller asks again."""
         try:
             async with asyncio.timeout(_ENSURE_S):
                 await self._ensure(message)
@@ -258,7 +258,7 @@ class DeadLetters:
 
 
 async def ensure_dead_letter_stream(connection: Connection, stream: str, *, like: str) -> None:
-    """Make the stream for dead letters, unless it is there: an operator may have changed its limits or made it before.
+    """Create the stream for dead letters if it does not exist. One that exists keeps its limits.
 
     It gets the storage and the replicas of the stream `like`.
     """
@@ -352,7 +352,7 @@ def _check_selection(group: str | None, partition: int | None, first: int, last:
 async def _pages(
     connection: Connection, name: str, subject_filter: str, first: int, last: int
 ) -> AsyncIterator[StoredMessage]:
-    """Small pages: each letter may be as large as a message can be."""
+    """Pages are small, because each letter may be as large as a message can be."""
     pending = 1
     while pending and first <= last:
         page, pending = await read_batch(connection, name, sequence=first, batch=_PAGE, subject_filter=subject_filter)
@@ -521,7 +521,7 @@ class Unpublished:
 async def put_unpublished(connection: Connection, letter: Unpublished, *, timeout_s: float) -> None:
     """Store it as a dead letter of its stream. Returns when the server has confirmed it; else raises.
 
-    Of data that is too large for the server a part is kept, without the subject: nobody can replay a part by mistake.
+    Data that is too large for the server is cut, and stored without its subject, so that it cannot be replayed.
     `PublishRejected`: the dead-letter stream is full.
     """
     target = f"keylane.dlq.{letter.stream}.{letter.group}.{letter.partition}".encode()

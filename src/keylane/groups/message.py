@@ -34,7 +34,7 @@ class Place(NamedTuple):
 
 
 class Outcome(Enum):
-    """What a handler said about a message."""
+    """How a handler settled a message."""
 
     DONE = auto()
     TERMINATED = auto()
@@ -133,7 +133,7 @@ class GroupMessage:
 
 
 class OriginFacts(NamedTuple):
-    """What another process knows of a message's origin."""
+    """The part of a message's origin that another process gets."""
 
     stream: str
     group: str
@@ -176,7 +176,7 @@ KeyOf = Callable[[str], str]
 
 
 def placing_by(partitioning: Sequence[Partitioning], *, whole_subject: bool, key_of: KeyOf | None = None) -> Placing:
-    """A function for one group. Subjects repeat, so their places are remembered.
+    """A function that gives the partition, subject and key of a stored subject. It caches its answers.
 
     Where the key is not known (no partitioning given, and subjects are not hashed whole), the partition is the key.
     """

@@ -1,4 +1,4 @@
-"""Where groups are written down: two KV buckets, shared with members in other languages."""
+"""The records of groups: two KV buckets, shared with members in other languages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StoredGroup:
 
     @property
     def version(self) -> tuple[int, str]:
-        """Of the record. The revision alone does not tell: a bucket that is made anew counts from 1 again."""
+        """The version of the record. The revision alone is not enough: a bucket that is created again counts from 1."""
         return self.revision, self.written
 
 
@@ -32,7 +32,7 @@ def bucket_of(connection: Connection, kind: Kind) -> Bucket:
 
 
 def record_name(kind: Kind, stream: str, group: str) -> str:
-    """What errors call a record."""
+    """The record's name in errors."""
     bucket = STATIC_BUCKET if kind == "static" else ELASTIC_BUCKET
     return f"record {key_of_group(stream, group)!r} in bucket {bucket!r}"
 
@@ -46,7 +46,7 @@ async def read_group(connection: Connection, kind: Kind, stream: str, group: str
 
 
 async def read_any(connection: Connection, stream: str, group: str, kind: Kind | None = None) -> StoredGroup:
-    """The group of this name. Other libraries let a static and an elastic one share it: then say which."""
+    """Read the group of this name. `kind` tells a static and an elastic group of the same name apart."""
     if kind not in (None, "static", "elastic"):
         raise InvalidInput(f"kind is {kind!r}: use static or elastic")
     static = await read_group(connection, "static", stream, group) if kind != "elastic" else None
