@@ -52,6 +52,8 @@ from keylane.retrying import Backoff
 if TYPE_CHECKING:
     from keylane.jetstream.connection import Connection
 
+_log = logging.getLogger("keylane.groups")
+
 # ---- headers: ours, which say what happened, and those of the original -----------------------------------
 #
 # On bytes. A message that cannot be stored blocks its key, so nothing that a publisher wrote into a header (odd bytes,
@@ -107,6 +109,26 @@ def header_block(lines: Iterable[tuple[bytes, bytes]]) -> bytes:
     return b"NATS/1.0\r\n" + b"".join(b"%b: %b\r\n" % line for line in block) + b"\r\n"
 
 
+def _letter_head(
+    values: Mapping[str, object],
+    error: BaseException,
+    message_id: str,
+    target: str,
+    original: bytes,
+    *,
+    traceback: str | None = None,
+) -> bytes:
+    """The header block of a dead letter: its values, what happened, and the original's headers."""
+    ours = {f"Keylane-{name}": escaped(value) for name, value in values.items()}
+    ours["Keylane-Error"] = error_line(error)
+    ours["Keylane-Time"] = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    if traceback is not None:
+        ours["Keylane-Traceback"] = traceback_value(traceback)
+    ours |= {"Nats-Msg-Id": message_id, "Nats-Expected-Stream": target}
+    lines = [(name.encode(), value.encode()) for name, value in ours.items()]
+    return header_block([*lines, *kept_lines(original)])
+
+
 def escaped(value: object) -> str:
     return _escaped(str(value), safe=_PLAIN)
 
@@ -135,6 +157,7 @@ _DUPLICATE_WINDOW_S = 3600
 """A put is repeated when another instance has failed on the message too: long after the first one."""
 _LOOK_AGAIN_S = 0.05
 _ENSURE_S = 2.0
+_TRY_S = 5.0
 _PAGE = 64
 _NOT_IN_SUBJECT = re.compile(rb"[\x00-\x20\x7f]")
 
@@ -224,24 +247,20 @@ class DeadLetters:
         self, message: GroupMessage, member: str, tries: int, error: BaseException, *, with_traceback: bool = True
     ) -> bytes:
         sequence, stored_ns = message.source_sequence, message.delivery.delivery.timestamp_ns
-        ours = {
-            "Keylane-Subject": escaped(message.subject),
-            "Keylane-Stream": escaped(self._stream),
-            "Keylane-Sequence": str(sequence),
-            "Keylane-Group": escaped(self._group),
-            "Keylane-Member": escaped(member),
-            "Keylane-Partition": str(message.partition),
-            "Keylane-Key": escaped(message.key),
-            "Keylane-Tries": escaped(tries),
-            "Keylane-Error": error_line(error),
-            "Keylane-Time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            **({"Keylane-Traceback": traceback_value(traceback_text(error))} if with_traceback else {}),
-            # The time is that of the message: a stream made anew counts from 1 again, and those are other messages.
-            "Nats-Msg-Id": f"{escaped(self._stream)} {escaped(self._group)} {sequence} {stored_ns}",
-            "Nats-Expected-Stream": self._name,
+        values = {
+            "Subject": message.subject,
+            "Stream": self._stream,
+            "Sequence": sequence,
+            "Group": self._group,
+            "Member": member,
+            "Partition": message.partition,
+            "Key": message.key,
+            "Tries": tries,
         }
-        lines = [(name.encode(), value.encode()) for name, value in ours.items()]
-        return header_block([*lines, *kept_lines(message.delivery.raw_headers)])
+        # The time is that of the message: a stream that is created again counts from 1, and those are other messages.
+        message_id = f"{escaped(self._stream)} {escaped(self._group)} {sequence} {stored_ns}"
+        traceback = traceback_text(error) if with_traceback else None
+        return _letter_head(values, error, message_id, self._name, message.delivery.raw_headers, traceback=traceback)
 
     async def _ensure_soon(self, message: GroupMessage) -> None:
         """Without a leader the server does not answer: fail early, so that the caller asks again."""
@@ -491,11 +510,6 @@ def _read(sequence: int, time: datetime, subject: str, head: Mapping[str, str], 
     )
 
 
-_log = logging.getLogger("keylane.groups")
-
-_TRY_S = 5.0
-
-
 # ---- what never became a message: something that was to be published and cannot be -----------------------
 
 
@@ -526,7 +540,7 @@ async def put_unpublished(connection: Connection, letter: Unpublished, *, timeou
     """
     target = f"keylane.dlq.{letter.stream}.{letter.group}.{letter.partition}".encode()
     head, data = _fitting(letter, connection.nats.max_payload)
-    backoff = Backoff(f"storing a dead letter of stream {letter.stream}", timeout_s, log=_log)
+    backoff = Backoff(f"storing a dead letter of stream {letter.stream}", timeout_s, log=_log, since=time.monotonic())
     while True:
         try:
             await ensure_dead_letter_stream(connection, letter.stream, like=letter.stream)
@@ -548,19 +562,16 @@ def _fitting(letter: Unpublished, room: int) -> tuple[bytes, bytes]:
 
 
 def _head(letter: Unpublished, subject: str, header_lines: bytes) -> bytes:
-    ours = {
-        "Keylane-Subject": escaped(subject),
-        "Keylane-Stream": escaped(letter.stream),
-        "Keylane-Sequence": "0",
-        "Keylane-Group": escaped(letter.group),
-        "Keylane-Member": escaped(letter.member),
-        "Keylane-Partition": str(letter.partition),
-        "Keylane-Key": "",
-        "Keylane-Tries": "1",
-        "Keylane-Error": error_line(letter.error),
-        "Keylane-Time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-        "Nats-Msg-Id": f"unpublished {escaped(letter.message_id)}",
-        "Nats-Expected-Stream": dead_letter_stream(letter.stream),
+    values = {
+        "Subject": subject,
+        "Stream": letter.stream,
+        "Sequence": 0,
+        "Group": letter.group,
+        "Member": letter.member,
+        "Partition": letter.partition,
+        "Key": "",
+        "Tries": 1,
     }
-    lines = [(name.encode(), value.encode()) for name, value in ours.items()]
-    return header_block([*lines, *kept_lines(b"NATS/1.0\r\n" + header_lines)])
+    message_id = f"unpublished {escaped(letter.message_id)}"
+    original = b"NATS/1.0\r\n" + header_lines
+    return _letter_head(values, letter.error, message_id, dead_letter_stream(letter.stream), original)
