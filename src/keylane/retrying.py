@@ -8,12 +8,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from time import monotonic
+from typing import TypeVar
 
 from keylane.errors import KeylaneError
 
 _log = logging.getLogger("keylane")
+
+T = TypeVar("T")
 
 _QUIET_S = 1.0
 
@@ -29,14 +32,7 @@ class Backoff:
     Logs the first failure that comes after a second of failures, and when the call succeeds again. `on_error` is told
     of every failure. `since`: failures count from this time of `time.monotonic`, not from the first of them.
 
-    >>> while True:
-    ...     try:
-    ...         answer = await log.bounds(0)
-    ...     except KeylaneError as error:
-    ...         await backoff.after(error)
-    ...     else:
-    ...         backoff.succeeded()
-    ...         break
+    >>> bounds = await Backoff("the log", 60).call(lambda: log.bounds(0))
     """
 
     def __init__(
@@ -67,6 +63,17 @@ class Backoff:
         if self._has_warned:
             self._log.info("%s: works again after %.1f s", self._what, self.waited_s)
         self._since, self._failures, self._has_warned = None, 0, False
+
+    async def call(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Call `work` until it succeeds. Raises its error if that is not transient, or after `longest_s`."""
+        while True:
+            try:
+                answer = await work()
+            except KeylaneError as error:
+                await self.after(error)
+            else:
+                self.succeeded()
+                return answer
 
     async def after(self, error: KeylaneError) -> None:
         """Pause; or raise the error if it is not transient, or if the calls have failed for too long."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
@@ -128,3 +128,25 @@ async def test_failures_of_a_second_are_a_warning_once(clock: Clock, caplog: pyt
     warning, over = caplog.messages
     assert warning == "the log: trying again in 1.6 s: away"
     assert over.startswith("the log: works again after 7.")
+
+
+async def test_a_call_is_repeated_until_it_succeeds(clock: Clock) -> None:
+    answers: Iterator[KeylaneError | int] = iter([Disconnected("away"), RequestTimeout("late"), 7])
+
+    async def work() -> int:
+        answer = next(answers)
+        if isinstance(answer, KeylaneError):
+            raise answer
+        return answer
+
+    assert await Backoff("the log", 1.0).call(work) == 7
+    assert clock.pauses == [0.05, 0.1]
+
+
+async def test_a_call_that_fails_for_good_raises(clock: Clock) -> None:
+    async def work() -> int:
+        raise InvalidInput("no")
+
+    with pytest.raises(InvalidInput):
+        await Backoff("the log").call(work)
+    assert clock.pauses == []

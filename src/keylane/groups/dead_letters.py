@@ -545,7 +545,7 @@ async def put_unpublished(connection: Connection, letter: Unpublished, *, timeou
         try:
             await ensure_dead_letter_stream(connection, letter.stream, like=letter.stream)
             await publish_raw(connection, target, head, data, _TRY_S)
-        except PublishRejected:
+        except PublishRejected:  # also where the server calls itself unavailable: the stream is full
             raise
         except KeylaneError as error:
             await backoff.after(error)

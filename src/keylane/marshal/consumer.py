@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -361,13 +362,7 @@ class Consumer:
     async def _count_topics(self) -> None:
         backoff = self._backoff("the source")
         for topic in self._topics:
-            while True:
-                try:
-                    count = await self._source.partitions(topic)
-                except KeylaneError as error:
-                    await backoff.after(error)
-                else:
-                    break
+            count = await backoff.call(partial(self._source.partitions, topic))
             if count < self._counts.get(topic, 0):
                 raise InvalidInput(
                     f"topic {topic!r} had {self._counts[topic]} partitions and has {count} now: it was recreated; "
