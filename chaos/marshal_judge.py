@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from keylane.core.claims import World
+from keylane.core.world import World
 
 from chaos.log_check import two_fresh_owners
 from keylane.core.claim_facts import LogRecord, Tenure, Verdict, overlaps
@@ -82,7 +82,7 @@ class Findings:
     late_starts: int
     """The same by a process that had just been thawed: it stood still between asking and beginning."""
     overlaps_in_log: int
-    """By the rules of `core/claims.py`, and by a reading of the log that does not know them."""
+    """By the rules of `core/world.py`, and by a reading of the log that does not know them."""
     slowest_reclaim_s: float
     log_records: int
 

@@ -173,10 +173,10 @@ async def join(
 def _dead_letters(connection: Connection, stream: str, group: str, member: str) -> GiveUp:
     letters = DeadLetters(connection, stream, group)
 
-    async def put_away(message: GroupMessage, error: BaseException, tries: int) -> None:
+    async def store(message: GroupMessage, error: BaseException, tries: int) -> None:
         await letters.put(message, member=member, tries=tries, error=error)
 
-    return put_away
+    return store
 
 
 def _wanted(settings: ConsumerConfig, max_ack_pending: int | None) -> ConsumerConfig:

@@ -160,7 +160,7 @@ class MessageDispatcher:
         retry_at = self._lanes.failed(entry, self._dispatcher.now())
         self._report(given, error, entry.tries)
         if retry_at is None:
-            return partial(self._put_away, entry, error)
+            return partial(self._store_dead_letter, entry, error)
         self._dispatcher.retry_at(retry_at)
         return "failed"
 
@@ -171,7 +171,7 @@ class MessageDispatcher:
     def crashed(self, entry: Entry[ClaimedMessage], given: ClaimedMessage, error: BaseException) -> None:
         self._call_hook(given, error, entry.tries + 1)
 
-    async def _put_away(self, entry: Entry[ClaimedMessage], error: BaseException) -> str:
+    async def _store_dead_letter(self, entry: Entry[ClaimedMessage], error: BaseException) -> str:
         """It had all its tries: its lane goes on once the message is stored elsewhere, or the partition is over."""
         message = entry.item
         if self._give_up is None:
