@@ -16,11 +16,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from keylane.core.world import World
-
 from chaos.log_check import two_fresh_owners
 from keylane.core.claim_facts import LogRecord, Tenure, Verdict, overlaps
 from keylane.core.claim_records import ClaimingMessages, decode
+from keylane.core.world import World
 from keylane.testing import Effect, judge
 
 _NS = 1_000_000_000
