@@ -5,9 +5,14 @@ One class per decision a caller can make. Each message says what was wrong and w
 
 from __future__ import annotations
 
+_UNAVAILABLE = 503
+
 
 class KeylaneError(Exception):
     """Base of all errors raised by keylane."""
+
+    is_transient: bool = False
+    """Whether the same call may succeed later without anybody changing anything."""
 
 
 class InvalidInput(KeylaneError, ValueError):
@@ -24,6 +29,8 @@ class ConnectError(KeylaneError):
 class ServerUnreachable(ConnectError):
     """None of the given servers answered."""
 
+    is_transient = True
+
 
 class AuthenticationFailed(ConnectError):
     """The server refused the credentials."""
@@ -39,6 +46,8 @@ class ServerTooOld(ConnectError):
 
 class JetStreamDisabled(ConnectError):
     """The server or the account has no JetStream."""
+
+    is_transient = True
 
 
 class ProtocolViolation(ConnectError):
@@ -60,6 +69,8 @@ class PermissionDenied(KeylaneError):
 class Disconnected(KeylaneError):
     """The connection was lost or closed while an answer was outstanding."""
 
+    is_transient = True
+
 
 # ---- JetStream --------------------------------------------------------------------------------------
 
@@ -67,9 +78,13 @@ class Disconnected(KeylaneError):
 class RequestTimeout(KeylaneError, TimeoutError):
     """The server did not answer a request within its deadline."""
 
+    is_transient = True
+
 
 class ApiUnavailable(KeylaneError):
     """Nobody answers on the JetStream API subject, or something other than JetStream does."""
+
+    is_transient = True
 
 
 class ApiError(KeylaneError):
@@ -83,6 +98,7 @@ class ApiError(KeylaneError):
         self.err_code = err_code
         self.description = description
         self.doing = doing
+        self.is_transient = code == _UNAVAILABLE
         prefix = f"{doing}: " if doing else ""
         super().__init__(f"{prefix}{description} (code {code}, error {err_code})")
 
@@ -93,6 +109,8 @@ class NotFound(ApiError):
 
 class AckFailed(KeylaneError):
     """The server did not confirm an ack; it may or may not count."""
+
+    is_transient = True
 
 
 class AlreadySettled(KeylaneError):
@@ -154,9 +172,13 @@ class PublishDenied(PublishFailed, PermissionDenied):
 class NotStored(PublishFailed):
     """No stream took the message: none has its subject, or its leader is temporarily away."""
 
+    is_transient = True
+
 
 class OutcomeUnknown(PublishFailed):
     """The link or the server was lost before the answer: the message may or may not be stored."""
+
+    is_transient = True
 
 
 class RevisionConflict(KeylaneError):
@@ -165,6 +187,8 @@ class RevisionConflict(KeylaneError):
 
 class ReadIncomplete(KeylaneError):
     """A read from the stream stopped before its end marker; do not treat its result as complete."""
+
+    is_transient = True
 
 
 # ---- Spark ------------------------------------------------------------------------------------------
@@ -337,6 +361,8 @@ class TopicReplaced(KeylaneError):
 
 class BrokerUnavailable(KeylaneError):
     """Kafka is temporarily unable: a leader is being elected, or too few copies are in sync. Try again."""
+
+    is_transient = True
 
 
 class KafkaRefused(KeylaneError):

@@ -13,7 +13,7 @@ from keylane.core.journal_record import (
     BatchHead,
     Columns,
     JournalRecord,
-    Tenure,
+    PinTenure,
     in_sample,
     open_batch,
     pack,
@@ -137,7 +137,7 @@ def test_what_was_packed_is_read() -> None:
             *where, "", 10, 13, 12, "k1", 4, 300, START_NS + 10, START_NS + 3_000, "cancelled", "0123456789abcdef", 7, 2
         ),
     ]
-    assert batch.tenures == (Tenure("PinA", 9), Tenure("", 10))
+    assert batch.tenures == (PinTenure("PinA", 9), PinTenure("", 10))
 
 
 def test_outcomes_keep_their_numbers() -> None:

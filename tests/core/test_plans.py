@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from keylane.core.load_balance import lowest_top, spread_loads
-from keylane.core.plans import Move, Plan, balanced, check_plan, sticky, weighted
+from keylane.core.plans import Move, Plan, balanced, check_plan, sticky
+from keylane.core.weighted_plan import lowest_top, spread_loads, weighted
 from keylane.errors import InvalidInput
 
 FOUR, FIVE = list("abcd"), list("abcde")

@@ -1,6 +1,6 @@
 """The value types of a coordination log: records, claims, verdicts, pauses, and the history of owners.
 
-`core/claim_rules.py` and `World` in `core/claims.py` make these values from the log. Times are the log's, in
+`core/claim_rules.py` and `World` in `core/world.py` make these values from the log. Times are the log's, in
 milliseconds.
 """
 

@@ -1,6 +1,6 @@
 """The rules of who owns what, applied record by record to one partition of a coordination log.
 
-Owns: the state that these records make; `World` in `core/claims.py` answers questions about it. Never reads a clock:
+Owns: the state that these records make; `World` in `core/world.py` answers questions about it. Never reads a clock:
 "now" is the log's own time, the newest broker timestamp seen so far in this partition of the log, so two readers of one
 log never disagree. The time of a log that nobody writes to does not advance; a claimer's own record advances it.
 Mutable and stepped for every record: a log has a million of them.

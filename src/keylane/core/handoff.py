@@ -269,8 +269,8 @@ class Handoff:
     holds_all: bool = False
     reset_due: bool = False
     rewind_due: bool = False
-    free: bool = False
-    taken: bool = False
+    taken: bool | None = None
+    """Whether another consumer has one of the wanted partitions. None: not known."""
     kept: Partitions = NONE
     """While the consumer is recreated: the partitions that this member had before, so nobody else has them."""
     closing: bool = False
@@ -353,7 +353,7 @@ def _create(state: Handoff) -> tuple[Handoff, Action | None]:
 
 
 def _recreate(state: Handoff) -> tuple[Handoff, Action | None]:
-    if not state.lost and not state.free:
+    if not state.lost and state.taken is None:
         # With the partitions that it keeps it goes on meanwhile.
         return state, Probe(state.wanted - state.covers)
     return _give_up(state)
@@ -392,7 +392,7 @@ RULES: tuple[_Rule, ...] = (
     (lambda s: s.must_rewind and _has_new_partitions(s),         _give_up),
     (lambda s: s.must_rewind,                                    _do(Rewind())),
     (lambda s: s.reset_due,                                      _do(Reset())),
-    (lambda s: s.taken,                                          _do(Wait.TAKEN)),
+    (lambda s: s.taken is True,                                  _do(Wait.TAKEN)),
     (lambda s: not s.lost and not s.gained,                      _do(Rename())),
     (lambda s: s.style is Style.RECREATE,                        _recreate),
     (lambda s: bool(s.lost),                                     _lose),
@@ -404,7 +404,7 @@ RULES: tuple[_Rule, ...] = (
 
 
 def _want(state: Handoff, event: Want) -> Handoff:
-    return replace(state, wanted=event.partitions, exact=event.exact, ours=None, taken=False, free=False)
+    return replace(state, wanted=event.partitions, exact=event.exact, ours=None, taken=None)
 
 
 def _pinned(state: Handoff, event: PinReceived) -> Handoff:
@@ -464,7 +464,7 @@ def _doubted(state: Handoff) -> Handoff:
 
 def _failed(state: Handoff) -> Handoff:
     return replace(
-        state, certain=False, ours=None, drained=False, finished=False, interrupted=state.closing, taken=False
+        state, certain=False, ours=None, drained=False, finished=False, interrupted=state.closing, taken=None
     )
 
 
@@ -491,7 +491,7 @@ _CHANGES: dict[HandoffEvent, Callable[[Handoff], Handoff]] = {
         s, rewind_due=False, held=NONE, holds_all=False, draining=s.draining - s.wanted, drained=False
     ),
     HandoffEvent.RENAMED: lambda s: replace(s, exact=True),
-    HandoffEvent.FREE: lambda s: replace(s, free=True),
+    HandoffEvent.FREE: lambda s: replace(s, taken=False),
     # Refused: the filters are as they were. Whoever asked looks again before it believes that.
     HandoffEvent.TAKEN: lambda s: replace(s, taken=True, certain=False, kept=NONE if s.taken else s.kept),
     HandoffEvent.DELETED: _closed,

@@ -59,7 +59,7 @@ _COLUMNS = (
 T = TypeVar("T", bound=Hashable)
 
 
-class Tenure(NamedTuple):
+class PinTenure(NamedTuple):
     """On what ground an instance had a message: the pin of its delivery, and the group's record it followed."""
 
     pin: str
@@ -152,7 +152,7 @@ class JournalBatch:
 
     head: BatchHead
     records: int
-    tenures: tuple[Tenure, ...]
+    tenures: tuple[PinTenure, ...]
     spans: dict[str, Span]
     data: bytes
 
@@ -287,7 +287,7 @@ def open_batch(data: bytes) -> JournalBatch:
     return batch
 
 
-def _read_head(text: bytes) -> tuple[BatchHead, tuple[int, int, int], tuple[Tenure, ...]]:
+def _read_head(text: bytes) -> tuple[BatchHead, tuple[int, int, int], tuple[PinTenure, ...]]:
     fields = json.loads(text)
     head = BatchHead(
         writer=_text(fields["writer"], "writer"),
@@ -304,7 +304,7 @@ def _read_head(text: bytes) -> tuple[BatchHead, tuple[int, int, int], tuple[Tenu
         _count(fields["keys"], "keys"),
         _count(fields["key_bytes"], "key_bytes"),
     )
-    tenures = (Tenure(_text(pin, "a pin"), _count(revision, "a revision")) for pin, revision in fields["tenures"])
+    tenures = (PinTenure(_text(pin, "a pin"), _count(revision, "a revision")) for pin, revision in fields["tenures"])
     return head, counts, tuple(tenures)
 
 

@@ -1,7 +1,7 @@
 """Who owns which partition: plans, what moves between two of them, and three ways to make one.
 
-Owns: the `Plan`, its rules, and the planners `balanced`, `sticky` and `weighted`. Never stores a plan, never
-knows whether a member is alive, and never measures a load.
+Owns: the `Plan`, its rules, and the planners `balanced` and `sticky`; `core/weighted_plan.py` has `weighted`. Never
+stores a plan, never knows whether a member is alive, and never measures a load.
 
 - `balanced` is what members of every language compute by themselves from a list of names. It moves much:
   64 partitions from four to five members move 39.
@@ -19,12 +19,9 @@ and loads are added up exactly.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from fractions import Fraction
 
-from keylane.core.load_balance import lowest_top, spread_loads
 from keylane.core.names import check_member_name
 from keylane.core.partitions import check_partition_count
 from keylane.core.subjects import shown
@@ -62,7 +59,7 @@ class Plan:
         for member in sorted(check_member_name(name) for name in owned):
             partitions = list(owned[member])
             for partition in partitions:
-                _check_whole(partition, f"partition {shown(partition)} of member {shown(member)}")
+                check_whole(partition, f"partition {shown(partition)} of member {shown(member)}")
                 if partition in owners:
                     raise _owned_twice(partition, owners[partition], member)
                 owners[partition] = member
@@ -132,7 +129,7 @@ def check_plan(plan: Plan, partitions: int) -> Plan:
     Raises `InvalidInput` otherwise. A `Plan` never gives a partition two owners.
     """
     check_partition_count(partitions)
-    _check_range(plan, partitions)
+    check_range(plan, partitions)
     if missing := [partition for partition in range(partitions) if plan.owner_of(partition) is None]:
         raise InvalidInput(
             f"partitions {ranges(missing)} of {partitions} belong to no member: "
@@ -153,7 +150,7 @@ def balanced(members: Iterable[str], partitions: int) -> Plan:
     >>> balanced(["c", "a", "b"], 8)
     <Plan a=0,1,6 b=2,3,7 c=4,5>
     """
-    names = _distinct(members)
+    names = distinct_names(members)
     check_partition_count(partitions)
     if not names:
         return Plan({})
@@ -173,9 +170,9 @@ def sticky(current: Plan, members: Iterable[str], partitions: int) -> Plan:
     >>> sticky(Plan({"a": [0, 1, 2, 3, 4, 5]}), ["a", "b"], 6)
     <Plan a=0-2 b=3-5>
     """
-    names = _distinct(members)
+    names = distinct_names(members)
     check_partition_count(partitions)
-    _check_range(current, partitions)
+    check_range(current, partitions)
     if not names:
         return Plan({})
     size, rest = divmod(partitions, len(names))
@@ -198,121 +195,16 @@ def sticky(current: Plan, members: Iterable[str], partitions: int) -> Plan:
     return Plan(owned)
 
 
-# ---- by load ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class WeightedPlan:
-    """What `weighted` came to. Imbalance is the largest load of a member divided by the mean; 1.0 is even."""
-
-    plan: Plan
-    moves: tuple[Move, ...]
-    imbalance_before: float
-    """Of the current plan among the members it had."""
-    imbalance_after: float
-    max_imbalance: float
-    """The cap that was asked for."""
-    floor: float
-    """No plan can be below this, most often because the hottest partition cannot be split."""
-    unmeasured: tuple[int, ...]
-    """Partitions without a load. They count as 0."""
-
-    @property
-    def is_within_cap(self) -> bool:
-        """False where no plan within the cap was found; `floor` says whether there can be one."""
-        return self.imbalance_after <= self.max_imbalance
-
-
-def weighted(
-    current: Plan,
-    members: Iterable[str],
-    partitions: int,
-    loads: Mapping[int, float],
-    *,
-    max_imbalance: float = 1.15,
-) -> WeightedPlan:
-    """The current plan with few moves, so that no member carries more than `max_imbalance` times the mean.
-
-    `loads` is what each partition costs in any unit, such as messages per second; a missing partition counts
-    as 0. With nothing measured the plan is the sticky one. No member is idle while another owns two
-    partitions, because an idle one is not stored.
-
-    A partition hotter than the cap cannot be split: its member stays above, with little besides. Where the
-    cap cannot be met the largest load comes as near to it as was found, at most 4/3 of the best there is. It
-    never rises, unless partitions without a member have to go somewhere.
-
-    >>> current = Plan({"a": [0, 1, 2], "b": [3]})
-    >>> weighted(current, ["a", "b"], 4, {0: 50, 1: 30, 2: 20, 3: 10}).moves
-    (Move(partition=0, source='a', target='b'),)
-    """
-    names = _distinct(members)
-    check_partition_count(partitions)
-    _check_range(current, partitions)
-    weights = _exact_loads(loads, partitions)
-    if not _is_number(max_imbalance) or not 1 <= max_imbalance < math.inf:
-        raise InvalidInput(
-            f"max_imbalance {shown(max_imbalance)} is out of range: "
-            "the heaviest member carries at least the mean; give 1.0 or more, such as 1.15"
-        )
-    floor = 1.0
-    if not names or not any(weights):
-        plan = sticky(current, names, partitions)
-    else:
-        mean = Fraction(sum(weights), len(names))
-        floor = float(lowest_top(weights, len(names)) / mean)
-        plan = _spread_plan(current, names, weights, cap=math.floor(Fraction(max_imbalance) * mean))
-    return WeightedPlan(
-        plan=plan,
-        moves=tuple(plan.moves_from(current)),
-        imbalance_before=_imbalance(current, weights),
-        imbalance_after=_imbalance(plan, weights),
-        max_imbalance=max_imbalance,
-        floor=floor,
-        unmeasured=tuple(partition for partition in range(partitions) if partition not in loads),
-    )
-
-
-def _spread_plan(current: Plan, names: list[str], weights: list[int], cap: int) -> Plan:
-    numbers: dict[str | None, int] = {name: number for number, name in enumerate(names)}
-    homes = [numbers.get(current.owner_of(partition), -1) for partition in range(len(weights))]
-    owned: dict[str, list[int]] = {name: [] for name in names}
-    for partition, holder in enumerate(spread_loads(weights, homes, len(names), cap)):
-        owned[names[holder]].append(partition)
-    return Plan(owned)
-
-
-def _imbalance(plan: Plan, weights: list[int]) -> float:
-    sums = [sum(weights[partition] for partition in owned) for _, owned in plan.shares]
-    return max(sums) * len(sums) / sum(sums) if any(sums) else 1.0
-
-
-def _exact_loads(loads: Mapping[int, float], partitions: int) -> list[int]:
-    """Loads as multiples of the largest unit they have in common, so that nothing is ever rounded."""
-    for partition, load in loads.items():
-        _check_whole(partition, f"partition {shown(partition)} in the loads")
-        if not 0 <= partition < partitions:
-            raise InvalidInput(f"partition {partition} in the loads is out of range: give 0 to {partitions - 1}")
-        if not _is_number(load) or not 0 <= load < math.inf:
-            raise InvalidInput(
-                f"load {shown(load)} of partition {partition} is not a load: give a finite number, 0 or more"
-            )
-    ratios = [loads.get(partition, 0).as_integer_ratio() for partition in range(partitions)]
-    fine = math.lcm(*(below for _, below in ratios))
-    weights = [above * (fine // below) for above, below in ratios]
-    common = math.gcd(*weights) or 1
-    return [weight // common for weight in weights]
-
-
 # ---- checks and texts -------------------------------------------------------------------------------
 
 
-def _distinct(members: Iterable[str]) -> list[str]:
+def distinct_names(members: Iterable[str]) -> list[str]:
     if isinstance(members, str):
         raise InvalidInput(f"members {shown(members)} is a str: give a list of names")
     return sorted({check_member_name(name) for name in members})
 
 
-def _check_range(plan: Plan, partitions: int) -> None:
+def check_range(plan: Plan, partitions: int) -> None:
     for partition in plan.partitions:
         if not 0 <= partition < partitions:
             raise InvalidInput(
@@ -321,13 +213,9 @@ def _check_range(plan: Plan, partitions: int) -> None:
             )
 
 
-def _check_whole(value: object, what: str) -> None:
+def check_whole(value: object, what: str) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
         raise InvalidInput(f"{what} is not a whole number: partitions count from 0")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _owned_twice(partition: int, first: str, second: str) -> InvalidInput:

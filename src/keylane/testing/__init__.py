@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
-from keylane.testing.verdict import Effect, Verdict, judge
+from keylane.testing.verdict import DeliveryVerdict, Effect, judge
 
-__all__ = ["Effect", "Verdict", "judge"]
+Verdict = DeliveryVerdict
+
+__all__ = ["DeliveryVerdict", "Effect", "Verdict", "judge"]

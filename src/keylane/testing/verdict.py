@@ -20,7 +20,7 @@ class Effect(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class DeliveryVerdict:
     """What the evidence shows. Sequences are listed, so that each finding can be looked at."""
 
     sent: int
@@ -42,7 +42,7 @@ class Verdict:
         )
 
 
-def judge(sent: Iterable[int], effects: Iterable[Effect]) -> Verdict:
+def judge(sent: Iterable[int], effects: Iterable[Effect]) -> DeliveryVerdict:
     """Compare the sequences sent with the effects, oldest effect first.
 
     A message is out of order if a later message of its key had its first effect before it.
@@ -61,7 +61,7 @@ def judge(sent: Iterable[int], effects: Iterable[Effect]) -> Verdict:
         if sequence < newest.get(key, 0):
             out_of_order.append(sequence)
         newest[key] = max(sequence, newest.get(key, 0))
-    return Verdict(
+    return DeliveryVerdict(
         sent=len(expected),
         handled=len(times),
         lost=tuple(sorted(expected - times.keys())),
