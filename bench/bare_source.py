@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from keylane.spark.columns import ARROW, DDL
+from keylane.spark.tasks import ARROW, DDL
 
 
 class BareSource(DataSource):

@@ -17,7 +17,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from keylane.errors import FunctionFailed, InvalidInput
 from keylane.spark.driver.layout import Layout
-from keylane.spark.read_options import ReadOptions, read_options
+from keylane.spark.options import ReadOptions, read_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

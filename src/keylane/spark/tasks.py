@@ -1,4 +1,4 @@
-"""What travels between the driver and its tasks: what a task reads, where a task writes, and its result.
+"""What travels between the driver and its tasks: what a task reads, the columns of its rows, where a task writes.
 
 Spark pickles these. They hold data only and open no connection.
 """
@@ -8,10 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pyspark.sql.datasource import (
-    InputPartition,
-    WriterCommitMessage,
-)
+import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
+from pyspark.sql.datasource import InputPartition, WriterCommitMessage
 
 from keylane.core.partitions import Partitioning
 from keylane.core.subjects import matches
@@ -69,6 +67,40 @@ class Split(InputPartition):
     def __repr__(self) -> str:
         return f"<Split {self.reading.stream} ({self.after}, {self.upto}] {self.subject_filter or 'whole'}>"
 
+
+# ---- the columns of a read ---------------------------------------------------------------------------------------
+
+DDL = (
+    "subject STRING, partition INT, key STRING, data BINARY, sequence BIGINT, timestamp TIMESTAMP, "
+    "source_stream STRING, source_sequence BIGINT"
+)
+HEADERS_DDL = "headers MAP<STRING, STRING>"
+
+ARROW = pa.schema(
+    [
+        ("subject", pa.string()),
+        ("partition", pa.int32()),
+        ("key", pa.string()),
+        ("data", pa.binary()),
+        ("sequence", pa.int64()),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("source_stream", pa.string()),
+        ("source_sequence", pa.int64()),
+    ]
+)
+ARROW_WITH_HEADERS = ARROW.append(pa.field("headers", pa.map_(pa.string(), pa.string())))
+
+
+def ddl(*, with_headers: bool) -> str:
+    """The schema as Spark reads it."""
+    return f"{DDL}, {HEADERS_DDL}" if with_headers else DDL
+
+
+def arrow_schema(*, with_headers: bool) -> pa.Schema:
+    return ARROW_WITH_HEADERS if with_headers else ARROW
+
+
+# ---- writing -----------------------------------------------------------------------------------------------------
 
 PublishMethod = Literal["ingest", "atomic", "lanes"]
 """How rows are published: fast-ingest batches, atomic batches, or each by itself and one per subject at a time."""

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from keylane.errors import InvalidInput
-from keylane.spark.secrets import check_argument, check_setting, without_value
+from keylane.spark.address import check_argument, check_setting, without_value
 
 ENVIRONMENT = "environment"
 """Where Spark unpacks the archive, below the directory that an executor runs in."""

@@ -8,11 +8,10 @@ from datetime import UTC, datetime
 
 from keylane.core.subjects import shown
 from keylane.errors import InvalidInput
-from keylane.spark.data_loss import Losses
 from keylane.spark.driver.offsets import Offset, ReadableRange, planned
 from keylane.spark.driver.source_stream import SourceStream, warn_without_keys
-from keylane.spark.read_options import RangeBound, ReadOptions, SplitBy
-from keylane.spark.stream_state import StreamSnapshot
+from keylane.spark.options import RangeBound, ReadOptions, SplitBy
+from keylane.spark.stream_state import Losses, StreamSnapshot
 from keylane.spark.tasks import ReadSpec, Split
 
 SEQUENCES_A_PIECE = 250_000

@@ -15,7 +15,7 @@ from keylane.core.partitions import Partitioning, parse_transform, partition_fil
 from keylane.core.subjects import is_subset
 from keylane.errors import InvalidInput, NotAMember
 from keylane.groups import ElasticConfig, StaticConfig
-from keylane.spark.read_options import ReadOptions, SplitBy
+from keylane.spark.options import ReadOptions, SplitBy
 
 GroupRecord = StaticConfig | ElasticConfig
 

@@ -39,9 +39,9 @@ from keylane.errors import (
 )
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.kv import KvEntry
+from keylane.spark.options import LONGEST_LEASE_S, SHORTEST_LEASE_S
 from keylane.spark.parent_process import ParentProcess
 from keylane.spark.query_records import BUCKET, bucket_of, lease_key
-from keylane.spark.read_options import LONGEST_LEASE_S, SHORTEST_LEASE_S
 
 _log = logging.getLogger("keylane.spark.driver.lease")
 

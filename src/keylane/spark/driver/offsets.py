@@ -10,8 +10,7 @@ from typing import Any
 
 from keylane.core.subjects import shown
 from keylane.errors import InvalidInput
-from keylane.spark.data_loss import Loss
-from keylane.spark.stream_state import StreamSnapshot
+from keylane.spark.stream_state import Loss, StreamSnapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,17 +12,16 @@ import time
 from typing import Any
 
 from keylane.errors import KeylaneError
-from keylane.spark.data_loss import Losses
 from keylane.spark.driver.acknowledgement import Acknowledgement
 from keylane.spark.driver.batch_plan import make_splits, may_begin_later, starting_at
 from keylane.spark.driver.lease import Lease, holder_name
 from keylane.spark.driver.offsets import Offset, ReadableRange, admit, planned, resume
 from keylane.spark.driver.source_stream import SourceStream, warn_without_keys
+from keylane.spark.options import ReadOptions
 from keylane.spark.parent_process import end_properly
 from keylane.spark.query_records import durable_start, forget_start
-from keylane.spark.read_options import ReadOptions
 from keylane.spark.retry import ask
-from keylane.spark.stream_state import StreamSnapshot
+from keylane.spark.stream_state import Losses, StreamSnapshot
 from keylane.spark.sync_connection import SyncConnection, shared_connection
 from keylane.spark.tasks import Split
 

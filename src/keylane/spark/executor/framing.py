@@ -9,11 +9,16 @@ only if all before it were right and its own sizes agree with its own line ends.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from keylane.spark.executor.arrow_buffers import Mask, Octets, Positions
+Positions = npt.NDArray[np.int64]
+"""Places in a buffer, one for each row."""
+Octets = npt.NDArray[np.uint8]
+Mask = npt.NDArray[np.bool_]
 
 _CRLF = b"\r\n"
 _SIZES = re.compile(rb"(?: ([0-9]{1,10}))? ([0-9]{1,10})")
@@ -190,4 +195,26 @@ def _joined(front: MessageRun, places: list[int]) -> MessageRun:
         np.concatenate([front.bodies, table[:, 1]]),
         np.concatenate([front.payloads, table[:, 2]]),
         np.concatenate([front.ends, table[:, 3]]),
+    )
+
+
+def together(runs: Sequence[MessageRun]) -> MessageRun:
+    """Many runs as one."""
+    if len(runs) == 1:
+        return runs[0]
+    parts: list[memoryview] = []
+    shifts: list[int] = []
+    at = 0
+    for run in runs:
+        begin, end = int(run.lines[0]), int(run.ends[-1]) + 2
+        parts.append(memoryview(run.data)[begin:end])
+        shifts.append(at - begin)
+        at += end - begin
+    pairs = list(zip(runs, shifts, strict=True))
+    return MessageRun(
+        b"".join(parts),
+        np.concatenate([run.lines + shift for run, shift in pairs]),
+        np.concatenate([run.bodies + shift for run, shift in pairs]),
+        np.concatenate([run.payloads + shift for run, shift in pairs]),
+        np.concatenate([run.ends + shift for run, shift in pairs]),
     )

@@ -20,7 +20,7 @@ from keylane.jetstream.consumers import parse_time
 from keylane.spark.address import FIELDS, Address
 from keylane.spark.driver.layout import GroupRecord
 from keylane.spark.driver.source_stream import SourceStream
-from keylane.spark.read_options import ReadOptions, read_options
+from keylane.spark.options import ReadOptions, read_options
 from keylane.spark.retry import ask
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from keylane.errors import RowRejected
 from keylane.groups import Unpublished, put_unpublished
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.headers import parse_headers
+from keylane.spark.options import WriteOptions
 from keylane.spark.retry import ask
 from keylane.spark.sink.batch_publisher import AtomicPublisher, BatchInterrupted, BatchPublisher, IngestPublisher
 from keylane.spark.sink.row_encoding import BadRow, Encoded, RowEncoder, header_lines_of
@@ -26,7 +27,6 @@ from keylane.spark.sink.row_ids import IdScope, RowIds
 from keylane.spark.sink.row_publisher import RefusedRow, RowPublisher
 from keylane.spark.sync_connection import shared_connection
 from keylane.spark.tasks import Target
-from keylane.spark.write_options import WriteOptions
 
 
 class DeadRows:
