@@ -1,6 +1,6 @@
 """The records that queries keep in the KV bucket `keylane-spark`: names, the durable start, and the last written batch.
 
-- `lease.<query>` and `claim.<stream>` belong to `driver.lease` and `driver.queue_ownership`.
+- `lease.<query>` and `claim.<stream>` belong to `driver.lease` and `driver.acknowledgement`.
 - `start.<query>`: where a query with `startingOffsets=latest` starts. Spark asks for the first offset again after every
   restart until the first batch is committed; a new `latest` each time would lose what arrived in between. The record
   is deleted once Spark's own checkpoint holds a commit.

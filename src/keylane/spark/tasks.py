@@ -70,34 +70,38 @@ class Split(InputPartition):
 
 # ---- the columns of a read ---------------------------------------------------------------------------------------
 
-DDL = (
+_TYPES = {
+    "STRING": pa.string(),
+    "BINARY": pa.binary(),
+    "BOOLEAN": pa.bool_(),
+    "INT": pa.int32(),
+    "BIGINT": pa.int64(),
+    "DOUBLE": pa.float64(),
+    "TIMESTAMP": pa.timestamp("us", tz="UTC"),
+}
+_DDL = (
     "subject STRING, partition INT, key STRING, data BINARY, sequence BIGINT, timestamp TIMESTAMP, "
     "source_stream STRING, source_sequence BIGINT"
 )
-HEADERS_DDL = "headers MAP<STRING, STRING>"
 
-ARROW = pa.schema(
-    [
-        ("subject", pa.string()),
-        ("partition", pa.int32()),
-        ("key", pa.string()),
-        ("data", pa.binary()),
-        ("sequence", pa.int64()),
-        ("timestamp", pa.timestamp("us", tz="UTC")),
-        ("source_stream", pa.string()),
-        ("source_sequence", pa.int64()),
-    ]
-)
-ARROW_WITH_HEADERS = ARROW.append(pa.field("headers", pa.map_(pa.string(), pa.string())))
+
+def schema_of(ddl: str) -> pa.Schema:
+    """Columns of simple types, as Spark's DDL has them, for Arrow: both must say exactly the same."""
+    columns = (column.split() for column in ddl.split(","))
+    return pa.schema([(name.strip("`"), _TYPES[kind]) for name, kind in columns])
+
+
+_ARROW = schema_of(_DDL)
+_ARROW_WITH_HEADERS = _ARROW.append(pa.field("headers", pa.map_(pa.string(), pa.string())))
 
 
 def ddl(*, with_headers: bool) -> str:
-    """The schema as Spark reads it."""
-    return f"{DDL}, {HEADERS_DDL}" if with_headers else DDL
+    """The columns of `format("keylane")` as Spark reads them."""
+    return f"{_DDL}, headers MAP<STRING, STRING>" if with_headers else _DDL
 
 
 def arrow_schema(*, with_headers: bool) -> pa.Schema:
-    return ARROW_WITH_HEADERS if with_headers else ARROW
+    return _ARROW_WITH_HEADERS if with_headers else _ARROW
 
 
 # ---- writing -----------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Claims: a coordination log replayed on Spark: who owned what when, overlaps and gaps, pauses.
 
-The rules are those of `core/claims.py`; `claims_replay` applies them in tasks, `claims_tables` queries the result,
+The rules are those of `core/claims.py`; `claims_replay` applies them in tasks, `claims_verdict` queries the result,
 `claims_log` knows where the log is. The world is that of one reader who reads the log up to the same place.
 """
 

@@ -28,6 +28,7 @@ from keylane.core.claim_facts import Claim, Ended, Key, LogRecord, Owner, Tenure
 from keylane.core.claim_records import HEARTBEAT, RELEASE_GROUP, Placing, Unreadable, split, split_roughly, subject_for
 from keylane.core.claims import World
 from keylane.marshal.log import Bounds
+from keylane.spark.tasks import schema_of
 
 # ---- reading the log ---------------------------------------------------------------------------------------------
 
@@ -39,26 +40,7 @@ RECORDS_DDL = f"{ROWS_DDL}, piece BIGINT, seen_ms BIGINT, kind STRING, group STR
 """`piece`: the offset that a task's piece of the log begins with. `kind`: null if it is to be skipped, as none of the
 five messages or on another key's subject."""
 
-ROWS = pa.schema(
-    [
-        ("log_partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("time_ms", pa.int64()),
-        ("value", pa.binary()),
-        ("subject", pa.string()),
-    ]
-)
-_RECORDS = pa.schema(
-    [
-        *ROWS,
-        ("piece", pa.int64()),
-        ("seen_ms", pa.int64()),
-        ("kind", pa.string()),
-        ("group", pa.string()),
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-    ]
-)
+ROWS, _RECORDS = schema_of(ROWS_DDL), schema_of(RECORDS_DDL)
 _IDENTITIES_KEPT = 100_000
 
 _Key = tuple[str, str, int]
@@ -317,15 +299,7 @@ REPLAYED_DDL = ", ".join(
 owner), `overlap` (a span that began before the one before it had ended: no more than that there is one), `count`.
 `rank`: what is shown first of its kind."""
 
-_REPLAYED = pa.schema(
-    [
-        ("log_partition", pa.int32()),
-        ("partition", pa.int32()),
-        ("misplaced", pa.bool_()),
-        *((name, pa.string()) for name in _WORDS),
-        *((name, pa.int64()) for name in _NUMBERS),
-    ]
-)
+_REPLAYED = schema_of(REPLAYED_DDL)
 
 HELD, EXPIRED, PAUSED = "held", "expired", "paused"
 ENDS = (HELD, EXPIRED, Ended.TAKEN.value, Ended.RELEASED.value, PAUSED, Ended.RECLAIMED.value, Ended.LAPSED.value)

@@ -188,9 +188,3 @@ def journal_bounds(address: Address, part: StreamRange) -> dict[str, str]:
 
 def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-# ---- how far it is ------------------------------------------------------------------------------------
-
-
-# ---- what went wrong ----------------------------------------------------------------------------------
