@@ -75,7 +75,6 @@ class Report(PipelineReport):
     proposal: WeightedPlan
     journal: str
     """What the journal holds, or why it holds nothing."""
-    seconds: float
     plan_file: str | None = None
     chart_file: str | None = None
 

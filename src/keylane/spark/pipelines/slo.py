@@ -124,7 +124,6 @@ class Report(PipelineReport):
     thresholds: Thresholds
     breaches: tuple[Breach, ...]
     windows: int
-    seconds: float
     chart_file: str | None = None
 
     @property

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
@@ -65,8 +66,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         partition = _task().partitionId()
-        written = write_batches(self.options, self.target, IdScope(self.run, self.run, partition), iterator)
-        return TaskDone(written.rows, written.dead_letters)
+        return write_batches(self.options, self.target, IdScope(self.run, self.run, partition), iterator)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -90,8 +90,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             run=f"{short(query_id)}:{batch.number}",
             partition=task.partitionId(),
         )
-        written = write_batches(self.options, self.target, scope, iterator, group=name or "spark")
-        return TaskDone(written.rows, written.dead_letters, batch)
+        return replace(write_batches(self.options, self.target, scope, iterator, group=name or "spark"), batch=batch)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """All tasks are done. Spark writes its own commit after this, and repeats the batch if it cannot."""
