@@ -46,12 +46,7 @@ def claim_key(stream: str) -> str:
 
 
 async def durable_start(
-    connection: Connection,
-    query: str,
-    offset_if_new: Mapping[str, Any],
-    *,
-    replicas: int = 1,
-    queue: str | None = None,
+    connection: Connection, query: str, offset_if_new: Mapping[str, Any], *, replicas: int = 1, queue: str | None = None
 ) -> dict[str, Any]:
     """The offset that the query starts at: the one recorded before, or this one, recorded now.
 

@@ -30,12 +30,7 @@ class SplitRange:
 
 
 def plan(
-    after: int,
-    upto: int,
-    newest: Mapping[str | None, int],
-    *,
-    split_by: SplitBy,
-    min_partitions: int | None = None,
+    after: int, upto: int, newest: Mapping[str | None, int], *, split_by: SplitBy, min_partitions: int | None = None
 ) -> list[SplitRange]:
     """The pieces of (after, upto]: each message that matches a filter is in exactly one of them.
 
@@ -142,13 +137,7 @@ def make_splits(
     )
     return [
         Split(
-            reading,
-            one.after,
-            one.upto,
-            one.subject_filter,
-            one.last,
-            created=state.created,
-            head_may_go=head_may_go,
+            reading, one.after, one.upto, one.subject_filter, one.last, created=state.created, head_may_go=head_may_go
         )
         for one in pieces
     ]

@@ -92,9 +92,7 @@ def planned(start: Offset, end: Offset, state: StreamSnapshot) -> ReadableRange:
             f"stream {state.stream!r} ends at {state.last}: its newest messages were lost or an older copy was restored"
         )
         return ReadableRange(
-            min(begun.after, state.last),
-            state.last,
-            begun.loss or Loss("cut short", why, state.last + 1, end.sequence),
+            min(begun.after, state.last), state.last, begun.loss or Loss("cut short", why, state.last + 1, end.sequence)
         )
     if begun.after > end.sequence:
         assert begun.loss is not None

@@ -62,11 +62,7 @@ class SubjectColumns:
         subjects, partitions, keys = zip(*places, strict=True)
         numbered = np.fromiter((-1 if one is None else one for one in partitions), np.int32, len(places))
         rows = encoded.indices
-        return (
-            texts(subjects).take(rows),
-            numbers(numbered, numbered >= 0).take(rows),
-            texts(keys).take(rows),
-        )
+        return (texts(subjects).take(rows), numbers(numbered, numbered >= 0).take(rows), texts(keys).take(rows))
 
     def _place(self, stored: bytes) -> SubjectParts:
         subject, partition, key = self._look_up(stored.decode("utf-8", "surrogateescape"))

@@ -371,11 +371,7 @@ class Replayer:
 
     def new_world(self, partitions: int) -> World:
         return World(
-            self.interval_s,
-            partitions,
-            placing=self.placing,
-            first_offset=self.first_offset,
-            keep_history=True,
+            self.interval_s, partitions, placing=self.placing, first_offset=self.first_offset, keep_history=True
         )
 
 

@@ -36,11 +36,7 @@ from keylane.spark.pipelines.audit_rules import Proof, losses
 from keylane.spark.pipelines.interface import FindingsReport, JournalSettings
 from keylane.spark.pipelines.journal_frame import journal_state
 from keylane.spark.pipelines.spark_jobs import Say, no_guessed_broadcasts, plainly, say_nothing
-from keylane.spark.pipelines.stream_range import (
-    StreamRange,
-    find_range,
-    group_of,
-)
+from keylane.spark.pipelines.stream_range import StreamRange, find_range, group_of
 from keylane.spark.pipelines.work_directory import building, put_in_place, working
 
 if TYPE_CHECKING:
