@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 from keylane.core.names import check_group_name, check_member_name, check_query_name, check_stream_name
 from keylane.core.partitions import Partitioning, check_partition_count
@@ -29,6 +29,7 @@ from keylane.spark.address import (
 )
 
 _LARGEST = 2**63 - 1
+T = TypeVar("T", bound=str)
 
 # ---- both ---------------------------------------------------------------------------------------------------------
 
@@ -63,12 +64,21 @@ def _unknown(name: str, names: Sequence[str], known: Mapping[str, str], whose: s
     )
 
 
-def checked(name: str, check: Callable[[str], str], value: str) -> str:
-    """The value, if `check` lets it through; its refusal names the option."""
+def _checked(name: str, check: Callable[[str], str], given: Mapping[str, str]) -> str | None:
+    """The value, if it is given and `check` lets it through; its refusal names the option."""
+    value = given.get(name.lower())
     try:
-        return check(value)
+        return None if value is None else check(value)
     except InvalidInput as error:
         raise InvalidInput(f"option {name!r}: {error}") from error
+
+
+def _choice(name: str, given: Mapping[str, str], allowed: tuple[T, ...]) -> T | None:
+    value = given.get(name.lower())
+    found = [one for one in allowed if value is not None and value.lower() == one]
+    if value is not None and not found:
+        raise InvalidInput(f"option {name!r} is {shown(value)}: give {', '.join(allowed[:-1])} or {allowed[-1]}")
+    return found[0] if found else None
 
 
 def _count(name: str, given: Mapping[str, str], most: int = _LARGEST) -> int | None:
@@ -167,14 +177,15 @@ def read_options(options: Mapping[str, str], mode: Mode | None = None) -> ReadOp
     """
     given = _given(options, mode)
     address = Address.from_options(given)
-    if "stream" not in given:
+    stream = _checked("stream", check_stream_name, given)
+    if stream is None:
         raise InvalidInput("option 'stream' is missing: name the stream to read, such as .option('stream', 'ORDERS')")
     read = ReadOptions(
         address=address,
-        stream=checked("stream", check_stream_name, given["stream"]),
-        group=checked("group", check_group_name, given["group"]) if "group" in given else None,
+        stream=stream,
+        group=_checked("group", check_group_name, given),
         queue=read_flag("queue", given.get("queue", "false")),
-        member=checked("member", check_member_name, given["member"]) if "member" in given else None,
+        member=_checked("member", check_member_name, given),
         partitions=_partitions(given["partitions"]) if "partitions" in given else None,
         filters=_filters(given["filter"]) if "filter" in given else (),
         keys=_keys(given),
@@ -187,7 +198,7 @@ def read_options(options: Mapping[str, str], mode: Mode | None = None) -> ReadOp
         fail_on_data_loss=read_flag("failOnDataLoss", given.get("failondataloss", "true")),
         with_headers=read_flag("includeHeaders", given.get("includeheaders", "false")),
         with_data=read_flag("includeData", given.get("includedata", "true")),
-        query_name=_query_name(given),
+        query_name=_checked("queryName", check_query_name, given),
         lease_s=_lease_s(given),
         acknowledge=read_flag("acknowledge", given.get("acknowledge", "false")),
     )
@@ -377,22 +388,6 @@ def _wildcards(text: str) -> tuple[int, ...]:
     return tuple(int(one) for one in numbers)
 
 
-def _choice(name: str, given: Mapping[str, str], allowed: tuple[SplitBy, ...]) -> SplitBy | None:
-    value = given.get(name.lower())
-    if value is None:
-        return None
-    for one in allowed:
-        if value.lower() == one:
-            return one
-    raise InvalidInput(f"option {name!r} is {shown(value)}: give {' or '.join(allowed)}")
-
-
-def _query_name(given: Mapping[str, str]) -> str | None:
-    if "queryname" not in given:
-        return None
-    return checked("queryName", check_query_name, given["queryname"])
-
-
 def _lease_s(given: Mapping[str, str]) -> float:
     text = given.get("leaseseconds")
     if text is None:
@@ -461,18 +456,17 @@ def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOption
     """
     given = _writers(options)
     address = Address.from_options(given)
-    if "stream" not in given:
+    stream = _checked("stream", check_stream_name, given)
+    if stream is None:
         raise InvalidInput(
             "option 'stream' is missing: name the stream that takes the rows, such as .option('stream', 'ORDERS')"
         )
-    query_name = given.get("queryname")
+    query_name = _checked("queryName", check_query_name, given)
     if query_name is not None and not streaming:
         raise InvalidInput(
             f"option 'queryName' ({shown(query_name)}) is for streaming writes: give 'idPrefix' to make the ids of two "
             "batch writes the same"
         )
-    if query_name is not None:
-        check_query_name(query_name)
     id_prefix = given.get("idprefix")
     if id_prefix is not None and not _ID_PREFIX.fullmatch(id_prefix):
         raise InvalidInput(
@@ -480,14 +474,14 @@ def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOption
         )
     return WriteOptions(
         address=address,
-        stream=checked("stream", check_stream_name, given["stream"]),
-        subject=checked("subject", check_subject, given["subject"]) if "subject" in given else None,
+        stream=stream,
+        subject=_checked("subject", check_subject, given),
         query_name=query_name,
         id_prefix=id_prefix,
         max_in_flight=_count("maxInFlight", given, 100_000) or MAX_IN_FLIGHT,
         max_in_flight_bytes=_count("maxInFlightBytes", given, 2**30) or MAX_IN_FLIGHT_BYTES,
         publish_timeout_s=_publish_timeout_s(given.get("publishtimeoutseconds")),
-        atomic=_atomic(given.get("atomic", "auto")),
+        atomic=_choice("atomic", given, get_args(Atomic)) or "auto",
         dead_letters=read_flag("deadLetters", given.get("deadletters", "false")),
     )
 
@@ -522,17 +516,6 @@ def _writers(options: Mapping[str, str]) -> dict[str, str]:
     if any(name.lower() == "path" for name in ours):
         raise InvalidInput("a path was given to save() or start(): rows go to a stream; leave it out")
     return given_options(ours, WRITER_NAMES, whose="writer")
-
-
-def _atomic(value: str) -> Atomic:
-    match value.lower():
-        case "true":
-            return "true"
-        case "false":
-            return "false"
-        case "auto":
-            return "auto"
-    raise InvalidInput(f"option 'atomic' is {shown(value)}: give true, false or auto")
 
 
 def _publish_timeout_s(text: str | None) -> float:

@@ -126,6 +126,10 @@ class LogExtent:
     records: int
     unreadable: int
 
+    @property
+    def last(self) -> int:
+        return self.stop - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Survey:

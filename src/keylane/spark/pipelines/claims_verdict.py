@@ -7,7 +7,7 @@ overlaps, pauses, rivals, and the world in the end. Times are the log's.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -43,10 +43,6 @@ if TYPE_CHECKING:
     from keylane.spark.pipelines.claims import Settings
 
 
-_FREE = "free"
-_CLAIMS = (Verdict.WON, Verdict.LOST, Verdict.PAUSED, Verdict.UNSURE)
-
-
 @dataclass(frozen=True, slots=True)
 class Replayed:
     """A log, replayed. `since_ms`: the start of what is reported."""
@@ -61,13 +57,13 @@ def judge(spark: SparkSession, log: Log, settings: Settings, aside: Path, say: S
     """The parts of a report; all tables are in `aside/claims` afterwards, if they are to be kept."""
     found = _replay(spark, log, settings, aside, say)
     say("counting")
-    totals = _totals(found.rows)
-    if not totals.rows and (settings.group is not None or settings.topic is not None):
+    totals = _Totals(found.rows)
+    if not totals.sums and (settings.group is not None or settings.topic is not None):
         named = {"group": settings.group, "topic": settings.topic}
         told = " and ".join(f"{name} {text!r}" for name, text in named.items() if text is not None)
         raise InvalidInput(f"the coordination log says nothing of {told}: look at the names in `keylane marshal world`")
     spans = of_kind(found.rows, "span")
-    may_cross = bool(totals.rows["overlap"] or totals.strays)
+    may_cross = bool(totals.of("overlap") or totals.of("span", misplaced=True))
     crossed = overlaps(spans if may_cross else spans.where("false"))
     if settings.out is not None:
         say("writing the tables")
@@ -75,12 +71,12 @@ def judge(spark: SparkSession, log: Log, settings: Settings, aside: Path, say: S
             write_table(of_kind(found.rows, kind), aside / "claims" / name)
         write_table(crossed, aside / "claims" / "overlaps")
     crossings = crossed.count() if may_cross else 0
-    misplaced = sum(times for (_, verdict), times in totals.verdicts.items() if verdict == Verdict.MISPLACED.value)
+    misplaced = totals.of("count", "times", verdict=Verdict.MISPLACED.value)
     return {
         "partitions": [_told(one) for _, one in sorted(found.survey.extents.items())],
         "violations": {"overlaps": crossings, "misplaced": misplaced},
         "facts": _facts(found.survey, totals),
-        "spans": {how: totals.ends[how] for how in ENDS},
+        "spans": {how: totals.of("span", ended=how) for how in ENDS},
         "evidence": _evidence(found, totals, crossed if crossings else None, settings.evidence),
     }
 
@@ -150,80 +146,54 @@ def _since_ms(records: DataFrame, survey: Survey, settings: Settings, log: Log) 
 # ---- counting -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class _Totals:
-    rows: Counter[str]
-    """By kind."""
-    ends: Counter[str]
-    states: Counter[str]
-    verdicts: Counter[tuple[str, str]]
-    in_force: int
-    open_gaps: int
-    longest_gap_ms: int
-    rival_heartbeats: int
-    strays: int
-    """Spans that are where another hash puts them."""
+    """The rows of a replay, summed by what they are."""
 
+    def __init__(self, replayed: DataFrame) -> None:
+        sums = replayed.groupBy("kind", "ended", "freshness", "record", "verdict", "misplaced").agg(
+            F.count(F.lit(1)).alias("rows"),
+            F.sum("times").alias("times"),
+            F.sum("heartbeats").alias("heartbeats"),
+            F.max("gap_ms").alias("longest"),
+            F.count(F.when(F.col("to_ms").isNull(), 1)).alias("open"),
+        )
+        self.sums = [row.asDict() for row in sums.collect()]
 
-def _totals(replayed: DataFrame) -> _Totals:
-    by = ("kind", "ended", "freshness", "record", "verdict", "misplaced")
-    sums = replayed.groupBy(*by).agg(
-        F.count(F.lit(1)).alias("rows"),
-        F.sum("times").alias("times"),
-        F.sum("heartbeats").alias("heartbeats"),
-        F.max("gap_ms").alias("longest"),
-        F.count(F.when(F.col("to_ms").isNull(), 1)).alias("open"),
-    )
-    found = [row.asDict() for row in sums.collect()]
-    kinds, ends, states, verdicts = Counter[str](), Counter[str](), Counter[str](), Counter[tuple[str, str]]()
-    for row in found:
-        kinds[row["kind"]] += row["rows"]
-        if row["kind"] == "span":
-            ends[row["ended"]] += row["rows"]
-        elif row["kind"] == "claim":
-            states[row["freshness"] or _FREE] += row["rows"]
-        elif row["kind"] == "count":
-            verdicts[row["record"], row["verdict"]] += row["times"]
-    gaps = [row for row in found if row["kind"] == "gap"]
-    return _Totals(
-        rows=kinds,
-        ends=ends,
-        states=states,
-        verdicts=verdicts,
-        in_force=sum(row["rows"] for row in found if row["kind"] == "pause" and row["ended"] == IN_FORCE),
-        open_gaps=sum(row["open"] for row in gaps),
-        longest_gap_ms=max((row["longest"] for row in gaps), default=0),
-        rival_heartbeats=sum(row["heartbeats"] for row in found if row["kind"] == "rival"),
-        strays=sum(row["rows"] for row in found if row["misplaced"]),
-    )
+    def of(self, kind: str, column: str = "rows", **like: object) -> int:
+        """The sum over the rows of a kind that are like this: `of("span", ended="held")`."""
+        return sum(row[column] for row in self._rows(kind, **like))
+
+    def longest_gap_ms(self) -> int:
+        return max((row["longest"] for row in self._rows("gap")), default=0)
+
+    def _rows(self, kind: str, **like: object) -> Iterator[dict[str, Any]]:
+        return (row for row in self.sums if row["kind"] == kind and like.items() <= row.items())
 
 
 def _facts(survey: Survey, totals: _Totals) -> dict[str, int]:
+    states = {"fresh": "fresh", "unknown": "unknown", "stale": "stale", "free": None}
     return {
         "records": sum(one.records for one in survey.extents.values()),
         "unreadable": sum(one.unreadable for one in survey.extents.values()),
-        "keys": totals.rows["claim"],
-        **{f"keys_{state}": totals.states[state] for state in ("fresh", "unknown", "stale", _FREE)},
-        **{f"claims_{one.value}": totals.verdicts[CLAIMING_PARTITION, one.value] for one in _CLAIMS},
-        "gaps": totals.rows["gap"],
-        "gaps_open": totals.open_gaps,
-        "longest_gap_ms": totals.longest_gap_ms,
-        "pauses": totals.rows["pause"],
-        "pauses_in_force": totals.in_force,
-        "rivals": totals.rows["rival"],
-        "rival_heartbeats": totals.rival_heartbeats,
+        "keys": totals.of("claim"),
+        **{f"keys_{name}": totals.of("claim", freshness=state) for name, state in states.items()},
+        **{
+            f"claims_{one.value}": totals.of("count", "times", record=CLAIMING_PARTITION, verdict=one.value)
+            for one in (Verdict.WON, Verdict.LOST, Verdict.PAUSED, Verdict.UNSURE)
+        },
+        "gaps": totals.of("gap"),
+        "gaps_open": totals.of("gap", "open"),
+        "longest_gap_ms": totals.longest_gap_ms(),
+        "pauses": totals.of("pause"),
+        "pauses_in_force": totals.of("pause", ended=IN_FORCE),
+        "rivals": totals.of("rival"),
+        "rival_heartbeats": totals.of("rival", "heartbeats"),
     }
 
 
 def _told(extent: LogExtent) -> dict[str, int]:
-    return {
-        "log_partition": extent.log_partition,
-        "first": extent.first,
-        "last": extent.stop - 1,
-        "records": extent.records,
-        "first_ms": extent.first_ms,
-        "now_ms": extent.now_ms,
-    }
+    names = ("log_partition", "first", "last", "records", "first_ms", "now_ms")
+    return {name: getattr(extent, name) for name in names}
 
 
 # ---- showing ------------------------------------------------------------------------------------------
@@ -240,7 +210,7 @@ def _evidence(
         evidence["overlaps"] = first_rows(crossed, most, "after.from_ms", *KEY)
     first = first_of_each_kind(found.rows, most)
     evidence |= {name: first[kind] for name, kind in TABLES.items()}
-    if totals.rows["span"]:
+    if totals.of("span"):
         by_client = owners(found.rows, found.since_ms)
         evidence["owners"] = first_rows(by_client, most, F.col("held_ms").desc(), "group", "client")
     if any(one.unreadable for one in found.survey.extents.values()):

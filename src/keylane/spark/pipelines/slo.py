@@ -246,9 +246,9 @@ def run(spark: SparkSession, settings: Settings, say: Say = say_nothing) -> Repo
     with plainly(), progress(spark, say, "slo"):
         records = _records(spark, settings, part).persist()
         try:
-            facts = _facts(records, settings)
+            tries, sample, windows = _facts(records, settings)
             messages = _messages(
-                spark, {**base, "group": settings.group}, config, part, records, sample=facts.sample
+                spark, {**base, "group": settings.group}, config, part, records, sample=sample
             ).persist()
             cells = _cells(records, messages, settings.window_s).persist()
             report = Report(
@@ -256,15 +256,15 @@ def run(spark: SparkSession, settings: Settings, say: Say = say_nothing) -> Repo
                 group=settings.group,
                 part=part,
                 window_s=settings.window_s,
-                sample=facts.sample,
-                tries=facts.tries,
+                sample=sample,
+                tries=tries,
                 messages=messages.count(),
                 unhandled=messages.where("finished_ns IS NULL").count(),
                 totals=_totals(records, messages),
                 cells=_collected(cells),
                 thresholds=thresholds,
                 breaches=_breaches(cells, thresholds),
-                windows=facts.windows,
+                windows=windows,
                 seconds=time.monotonic() - began_s,
                 chart_file=settings.chart,
             )
@@ -292,14 +292,8 @@ def _records(spark: SparkSession, settings: Settings, part: StreamRange) -> Data
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    tries: int
-    sample: float
-    windows: int
-
-
-def _facts(records: DataFrame, settings: Settings) -> _Facts:
+def _facts(records: DataFrame, settings: Settings) -> tuple[int, float, int]:
+    """The number of tries, the sample of the journal, the number of windows."""
     row = records.agg(F.count(F.lit(1)), F.min("sample"), F.min("started_ns"), F.max("ended_ns")).collect()[0]
     if not row[0]:
         raise InvalidInput(
@@ -312,7 +306,7 @@ def _facts(records: DataFrame, settings: Settings) -> _Facts:
             f"window_s is {settings.window_s:g}, which makes {windows:,} windows of this range: give at least "
             f"{(row[3] - row[2]) / 1e9 / _MOST_WINDOWS:.0f} seconds, or a shorter range"
         )
-    return _Facts(int(row[0]), float(row[1]), windows)
+    return int(row[0]), float(row[1]), windows
 
 
 def _messages(
