@@ -197,7 +197,7 @@ BOTH: list[tuple[dict[str, str], str]] = [
     ({"stream": "S", "startingOffsets": "1", "startingTimestamp": "1"}, r"'startingOffsets' \('1'\) and 'starting"),
     ({"stream": "S", "startingTimestamp": "yesterday"}, r"'startingTimestamp' is 'yesterday': give a time such as"),
     ({"stream": "S", "startingTimestamp": "2025-03-31T12:00:00"}, r"without a time zone"),
-    ({"stream": "S", "startingTimestamp": "99999999999999999999"}, r"are no date"),
+    ({"stream": "S", "startingTimestamp": "99999999999999999999"}, r"are not a date"),
     ({"stream": "S", "failOnDataLoss": "yes"}, r"option 'failOnDataLoss' is 'yes': give true or false"),
     ({"stream": "S", "includeHeaders": "1"}, r"option 'includeHeaders' is '1'"),
     ({"stream": "S", "includeData": "no"}, r"option 'includeData' is 'no'"),

@@ -83,7 +83,7 @@ def test_forms_of_masters(master: str) -> None:
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (Submission(app="a.py", master="spark:/host"), "--master 'spark:/host' is none of local, "),
+        (Submission(app="a.py", master="spark:/host"), "--master 'spark:/host' is not one of local, "),
         (Submission(app="a.py", master="local[x]"), "none of"),
         (Submission(app="a.py", master="spark://host"), "spark://HOST:PORT"),
         (Submission(app="a.py", deploy_mode="kluster"), "--deploy-mode 'kluster' must be client or cluster"),

@@ -1,7 +1,7 @@
 """Per-key processing on Spark: a function that gets the rows of one key in the order of their sequence.
 
 Owns the grouping and the calls, on executors, Arrow in and Arrow out; and the decision whether a shuffle is needed: a
-look at Spark's analyzed plan tells whether each task of a DataFrame holds its keys whole. What is not known to be whole
+look at Spark's analyzed plan tells whether each task of a DataFrame holds its keys whole. Anything not known to be whole
 counts as spread.
 """
 

@@ -96,7 +96,7 @@ def _is_number(text: str) -> bool:
 
 
 def _number(text: str) -> float:
-    """A number, or NaN where it is none."""
+    """The number, or NaN if the text is not one."""
     try:
         return float(text)
     except ValueError:
@@ -305,7 +305,7 @@ def _time(name: str, text: str) -> datetime:
         try:
             return _EPOCH + timedelta(milliseconds=int(text))
         except OverflowError:
-            raise InvalidInput(f"option {name!r} is {shown(text)}: that many milliseconds are no date") from None
+            raise InvalidInput(f"option {name!r} is {shown(text)}: that many milliseconds are not a date") from None
     try:
         time = datetime.fromisoformat(text)
     except ValueError:

@@ -447,7 +447,7 @@ async def test_a_claim_on_a_stream_that_was_made_anew_is_void(queue: Rig, unique
 async def test_a_claim_record_that_cannot_be_read_is_named(queue: Rig, unique: Unique) -> None:
     lease = await queue.lease(unique("query"))
     await bucket_of(queue.connection).put(claim_key(queue.stream), b"{}", revision=0)
-    with pytest.raises(InvalidInput, match=rf"record 'claim\.{queue.stream}' .* is no list of claims"):
+    with pytest.raises(InvalidInput, match=rf"record 'claim\.{queue.stream}' .* is not a list of claims"):
         await queue.begin(lease)
 
 

@@ -319,7 +319,7 @@ async def test_a_record_that_is_no_lease_is_an_error_that_names_it(connection: C
     bucket = bucket_of(connection)
     await bucket.ensure(replicas=1)
     await bucket.put(lease_key(name), b"[]", revision=0)
-    with pytest.raises(InvalidInput, match=rf"record 'lease\.{name}' in bucket '{BUCKET}' is no lease"):
+    with pytest.raises(InvalidInput, match=rf"record 'lease\.{name}' in bucket '{BUCKET}' is not a lease"):
         await Lease(connection, name, "me", 5).take()
 
 

@@ -22,7 +22,7 @@ Mask = npt.NDArray[np.bool_]
 
 _CRLF = b"\r\n"
 _SIZES = re.compile(rb"(?: ([0-9]{1,10}))? ([0-9]{1,10})")
-_FEWEST_TO_GUESS = 64  # fewer are walked sooner than numpy is called
+_FEWEST_TO_GUESS = 64  # walking fewer is quicker than calling numpy
 _ENOUGH = 16  # the end of an inbox's name is random
 
 
@@ -99,7 +99,7 @@ class MessageFramer:
         return places
 
     def _learn(self, written: bytes) -> tuple[int, int] | None:
-        """The sizes of headers and of the whole; None for what is no pair of sizes."""
+        """The sizes of headers and of the whole; None if it is not a pair of sizes."""
         found = _SIZES.fullmatch(written)
         sizes = (int(found[1] or 0), int(found[2])) if found is not None else (1, 0)
         if sizes[0] > sizes[1]:

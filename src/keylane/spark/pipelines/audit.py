@@ -260,7 +260,7 @@ class JournalLines:
 
     found: Sequence[Row]
     broken: int
-    """Messages that are no whole batch."""
+    """Messages that are not whole batches."""
 
     @classmethod
     def of(cls, journal: DataFrame) -> JournalLines:

@@ -52,7 +52,7 @@ JOURNAL_DDL = (
 )
 _JOURNAL = schema_of(JOURNAL_DDL)
 _OF_RECORD = _JOURNAL.names[len(_HEAD) :]
-"""`kind`: `head` (one for each stored batch), `record`, or `broken` (a message that is no whole batch)."""
+"""`kind`: `head` (one for each stored batch), `record`, or `broken` (a message that is not a whole batch)."""
 
 PENDING_DDL = "sequence BIGINT"
 

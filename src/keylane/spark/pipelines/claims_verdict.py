@@ -352,7 +352,7 @@ def owners(replayed: DataFrame, since_ms: int) -> DataFrame:
 
 
 def first_of_each_kind(replayed: DataFrame, most: int) -> dict[str, list[dict[str, Any]]]:
-    """The rows that somebody looks for first."""
+    """The first rows of each kind, in the order in which they are shown."""
     in_order = Window.partitionBy("kind").orderBy("rank", *KEY, "log_partition", "from_offset")
     ranked = replayed.where(F.col("kind").isin(*COLUMNS)).withColumn("place", F.row_number().over(in_order))
     found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in COLUMNS}
@@ -366,7 +366,7 @@ def first_rows(frame: DataFrame, most: int, *order: Column | str) -> list[dict[s
 
 
 def write_table(frame: DataFrame, path: Path) -> None:
-    """A table for keeps, with times as times."""
+    """A table that is kept, with times as times."""
     columns = (
         F.struct(*(_timed(f"{field.name}.{part}", part) for part in _SPAN)).alias(field.name)
         if field.dataType.typeName() == "struct"

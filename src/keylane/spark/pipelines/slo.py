@@ -68,12 +68,12 @@ def read_thresholds(path: Path) -> Thresholds:
     except OSError as error:
         raise InvalidInput(f"thresholds {str(path)!r} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"thresholds {str(path)!r} are no TOML: {error}") from error
+        raise InvalidInput(f"thresholds {str(path)!r} are not TOML: {error}") from error
     known = ", ".join([*LIMITS, "min_tries"])
     limits: dict[str, float] = {}
     for name, value in wire.items():
         if name not in LIMITS and name != "min_tries":
-            raise InvalidInput(f"thresholds {str(path)!r} have {name!r}, which is none: give {known}")
+            raise InvalidInput(f"thresholds {str(path)!r} have {name!r}, which is not a threshold: give {known}")
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
             raise InvalidInput(f"thresholds {str(path)!r} have {name} = {value!r}: give a number, 0 or more")
         if name != "min_tries":
