@@ -102,8 +102,8 @@ def _read_start(entry: KvEntry | None, key: str) -> dict[str, Any] | None:
         known = None
     if not isinstance(known, dict) or not isinstance(known.get("sequence"), int):
         raise InvalidInput(
-            f"record {key!r} in bucket {BUCKET!r} is not an offset ({entry.value[:80]!r}): delete this key if the query "
-            "has a checkpoint or may start again from the beginning"
+            f"record {key!r} in bucket {BUCKET!r} is not an offset ({entry.value[:80]!r}): delete this key if the "
+            "query has a checkpoint or may start again from the beginning"
         )
     return known
 

@@ -470,6 +470,6 @@ def _read(entry: KvEntry | None, key: str) -> list[QueueClaim]:
         ]
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidInput(
-            f"record {key!r} in bucket {BUCKET!r} is not a list of claims ({entry.value[:80]!r}): stop the queries that "
-            "acknowledge this stream, delete this key, and start them again"
+            f"record {key!r} in bucket {BUCKET!r} is not a list of claims ({entry.value[:80]!r}): stop the queries "
+            "that acknowledge this stream, delete this key, and start them again"
         ) from error

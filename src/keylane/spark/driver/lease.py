@@ -75,8 +75,8 @@ class LeaseRecord:
             return cls(str(wire["holder"]), str(wire["token"]), float(wire["lease_s"]))
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidInput(
-                f"record {entry.key!r} in bucket {BUCKET!r} is not a lease ({entry.value[:80]!r}): if no driver runs this "
-                "query, delete this key"
+                f"record {entry.key!r} in bucket {BUCKET!r} is not a lease ({entry.value[:80]!r}): if no driver runs "
+                "this query, delete this key"
             ) from error
 
 

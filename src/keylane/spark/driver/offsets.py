@@ -38,8 +38,8 @@ class Offset:
             offset = cls(str(wire["stream"]), str(wire["created"]), int(wire["sequence"]))
         except (KeyError, TypeError, ValueError):
             raise InvalidInput(
-                f"the checkpoint holds {shown(wire)}, which is not an offset of format('keylane'): it belongs to another "
-                "source; use a checkpoint directory of its own for every query"
+                f"the checkpoint holds {shown(wire)}, which is not an offset of format('keylane'): it belongs to "
+                "another source; use a checkpoint directory of its own for every query"
             ) from None
         if offset.stream == queue != stream:
             raise InvalidInput(
