@@ -14,7 +14,7 @@ again after ack_wait only, behind everything newer: the reader resets the consum
 given with a delivery only: when its last holder died and there is nothing new to deliver, or no more may be in
 flight, nobody is pinned before ack_wait ends. A waiting reader then resets the consumer for whoever will be pinned.
 
-`step` says what to do with each event; `jetstream/pin_performer.py` does it. Nothing here knows a clock or a socket.
+`step` says what to do with each event; `jetstream/feed_pin.py` does it. Nothing here knows a clock or a socket.
 """
 
 from __future__ import annotations
