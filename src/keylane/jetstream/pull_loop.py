@@ -109,7 +109,7 @@ class PullLoop:
         self._buffer = buffer
         self._window = PullWindow(options.max_messages, options.max_bytes)
         self._loop = asyncio.get_running_loop()
-        self._request = connection.api.subject(f"CONSUMER.MSG.NEXT.{stream}.{consumer}").encode()
+        self._request = consumers.next_subject(connection, stream, consumer).encode()
         self._inbox = self._client.new_inbox()
         self._route: Route | None = None
         self._subscription: Subscription | None = None
