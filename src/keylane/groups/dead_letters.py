@@ -54,8 +54,7 @@ from keylane.jetstream import streams
 from keylane.jetstream.consumers import parse_time
 from keylane.jetstream.direct import StoredMessage, read_batch
 from keylane.jetstream.headers import parse_headers
-from keylane.jetstream.publish import PublishAck
-from keylane.jetstream.raw_publish import publish_raw
+from keylane.jetstream.publish import PublishAck, publish_raw
 from keylane.jetstream.settings import check_seconds
 
 if TYPE_CHECKING:
