@@ -306,7 +306,7 @@ async def _make_queue(
     if sources is not None and await read_group(connection, "elastic", stream, group) is not None:
         return
     try:
-        await connection.api.request(f"STREAM.CREATE.{queue}", _queue_config(queue, stream, config, source))
+        await streams.create_json(connection, _queue_config(queue, stream, config, source))
     except ApiError as error:
         if error.err_code != _STREAM_EXISTS_DIFFERENTLY:
             raise

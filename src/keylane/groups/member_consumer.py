@@ -35,9 +35,8 @@ from keylane.groups.message import GroupMessage, Placing
 from keylane.groups.message_processor import MessageProcessor
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.consumers import ConsumerConfig, ConsumerInfo
-from keylane.jetstream.feed import Feed, FeedOptions, open_feed
+from keylane.jetstream.feed import Feed, FeedOptions, PinOptions, open_feed
 from keylane.jetstream.message import Message
-from keylane.jetstream.pin_performer import PinOptions
 
 T = TypeVar("T")
 

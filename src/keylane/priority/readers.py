@@ -10,9 +10,8 @@ from keylane.errors import InvalidInput
 from keylane.jetstream import consumers
 from keylane.jetstream.connection import Connection
 from keylane.jetstream.consumers import ConsumerInfo
-from keylane.jetstream.feed import Feed, FeedOptions, Notice, open_feed
+from keylane.jetstream.feed import Feed, FeedOptions, Notice, PinOptions, open_feed
 from keylane.jetstream.message import Message
-from keylane.jetstream.pin_performer import PinOptions
 from keylane.priority.consumers import only_group
 from keylane.priority.rules import SERVER_PIN_TIMEOUT_S, check_expiry, check_group, check_terms
 

@@ -33,8 +33,7 @@ from keylane.groups.dead_letters import (
     replay,
 )
 from keylane.jetstream import streams
-from keylane.jetstream.publish import Outgoing, PublishAck, publish_many
-from keylane.jetstream.raw_publish import publish_raw
+from keylane.jetstream.publish import Outgoing, PublishAck, publish_many, publish_raw
 from keylane.server import NatsServer
 from tests.integration.groups.conftest import MakeGround
 from tests.integration.groups.rig import Ground, delete_quietly, eventually, until

@@ -36,7 +36,7 @@ LINGER_S = 10.0
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A drain takes a server that is only busy with other things for one that still sends."""
-    monkeypatch.setattr("keylane.jetstream.feed._QUIET_S", QUIET_S)
+    monkeypatch.setattr("keylane.jetstream.pull_loop._QUIET_S", QUIET_S)
 
 
 def no_feed_is_left() -> bool:

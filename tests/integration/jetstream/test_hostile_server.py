@@ -166,7 +166,7 @@ async def test_strays_in_a_feeds_inbox_are_skipped_and_counted(
     await make_consumer(connection, stream)
     async with await open_feed(connection, stream, "reader") as feed:
         for words in (b"%b.1.1 4\r\nboo!", b"%b.x 0\r\n", b"%b.x some.reply 0\r\n", b"%b.1.1 $JS.ACKED 0\r\n"):
-            connection.nats.post(b"PUB " + words % feed._inbox.encode() + b"\r\n")
+            connection.nats.post(b"PUB " + words % feed._pulls._inbox.encode() + b"\r\n")
         await connection.flush()
         await fill(connection, stream, 1)
         message = await feed.next(10)

@@ -242,7 +242,7 @@ class Acknowledgement:
         query lives can take that query's lease), `InvalidInput` where options and stream do not go together, and what
         the server says if it does not allow it.
         """
-        wire = await connection.api.request(f"STREAM.INFO.{stream}")
+        wire = await streams.info_json(connection, stream)
         retention = wire["config"].get("retention", "limits")
         exact = tuple(one for one in filters if one is not None) if None not in filters else ()
         way: QueuePurge | ProgressConsumer | None = None
@@ -336,7 +336,7 @@ class Acknowledgement:
     async def _move(self, created: str, sequence: int) -> None:
         if self._way is None:
             return
-        wire = await self._connection.api.request(f"STREAM.INFO.{self._stream}")
+        wire = await streams.info_json(self._connection, self._stream)
         if wire["created"] != created or wire["state"]["last_seq"] < sequence:
             # Another stream of the same name, or an older copy of it: these sequences are other messages.
             return

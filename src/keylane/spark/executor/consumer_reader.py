@@ -62,7 +62,9 @@ class ConsumerReader(RangeReader):
 
     def __init__(self, connection: Connection, split: Split, after: int, buffer: ReceiveBuffer) -> None:
         self._consumer = f"keylane-spark-{secrets.token_hex(8)}"
-        super().__init__(connection, split, after, buffer, f"CONSUMER.MSG.NEXT.{split.reading.stream}.{self._consumer}")
+        super().__init__(
+            connection, split, after, buffer, consumers.next_subject(connection, split.reading.stream, self._consumer)
+        )
         self._after = after
         self._expected = 1
         self._window = PullWindow(_FIRST_PULL, _MOST_BYTES)
@@ -80,9 +82,7 @@ class ConsumerReader(RangeReader):
         """Give the subscription and the consumer back. Without a link the server drops the consumer by itself."""
         await super().close()
         if self._client.is_connected:
-            target = self._connection.api.subject(f"CONSUMER.DELETE.{self._stream}.{self._consumer}")
-            self._client.post(b"PUB %b 0\r\n\r\n" % target.encode())
-            self._client.push()
+            consumers.post_delete(self._connection, self._stream, self._consumer)
 
     def _config(self) -> consumers.ConsumerConfig:
         return consumers.ConsumerConfig(

@@ -34,7 +34,7 @@ class DirectReader(RangeReader):
     """Reads by batch direct get."""
 
     def __init__(self, connection: Connection, split: Split, after: int, buffer: ReceiveBuffer) -> None:
-        super().__init__(connection, split, after, buffer, f"DIRECT.GET.{split.reading.stream}")
+        super().__init__(connection, split, after, buffer, streams.direct_subject(connection, split.reading.stream))
         self._in_batch = 0
         self._asked = False
 
