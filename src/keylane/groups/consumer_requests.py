@@ -12,9 +12,7 @@ from typing import Any
 
 from keylane.errors import ApiError, GroupConflict, KeylaneError, NotFound, RequestTimeout
 from keylane.groups import consumer_spec
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.consumers import ConsumerConfig, ConsumerInfo
+from keylane.jetstream import Connection, ConsumerConfig, ConsumerInfo, consumers, streams
 
 FILTERS_OVERLAP = 10100
 NOT_CHANGEABLE = 10012

@@ -21,9 +21,7 @@ from keylane.groups import consumer_spec
 from keylane.groups.config import Dialect, ElasticConfig, GroupConfig, Kind, StaticConfig, check_group_filters
 from keylane.groups.store import bucket_of, read_any, read_group
 from keylane.groups.stream_subjects import check_filters_match, check_partition_numbers
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.kv import KvEntry, change
+from keylane.jetstream import Connection, KvEntry, change, consumers, streams
 
 _log = logging.getLogger("keylane.groups")
 

@@ -40,16 +40,20 @@ from keylane.errors import (
     RequestTimeout,
 )
 from keylane.groups.message import GroupMessage
-from keylane.jetstream import streams
-from keylane.jetstream.consumers import parse_time
-from keylane.jetstream.direct import StoredMessage, read_batch
-from keylane.jetstream.headers import parse_headers
-from keylane.jetstream.publish import PublishAck, publish_raw
-from keylane.jetstream.settings import check_seconds
+from keylane.jetstream import (
+    PublishAck,
+    StoredMessage,
+    check_seconds,
+    parse_headers,
+    parse_time,
+    publish_raw,
+    read_batch,
+    streams,
+)
 from keylane.retrying import Backoff
 
 if TYPE_CHECKING:
-    from keylane.jetstream.connection import Connection
+    from keylane.jetstream import Connection
 
 _log = logging.getLogger("keylane.groups")
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from keylane.errors import DataLost, NotFound
-from keylane.jetstream import streams
-from keylane.jetstream.connection import Connection
+from keylane.jetstream import Connection, streams
 from keylane.spark.address import Address
 from keylane.spark.retry import ask
 

@@ -29,10 +29,7 @@ from typing import Any
 from keylane.core.subjects import is_subset, overlaps
 from keylane.errors import AcknowledgeRefused, InvalidInput, KeylaneError, NoSuchGroup, NotFound, QueryFenced
 from keylane.groups import get_config
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.consumers import AckPolicy, ConsumerConfig, ConsumerInfo
-from keylane.jetstream.kv import KvEntry, change
+from keylane.jetstream import AckPolicy, Connection, ConsumerConfig, ConsumerInfo, KvEntry, change, consumers, streams
 from keylane.spark.driver.lease import Lease, LeaseExpiry
 from keylane.spark.query_records import BUCKET, bucket_of, claim_key, lease_key
 

@@ -19,8 +19,7 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
 
 from keylane.errors import ApiUnavailable, ConsumerGone, KeylaneError, NotFound, ReadIncomplete
-from keylane.jetstream import streams
-from keylane.jetstream.connection import Connection
+from keylane.jetstream import Connection, streams
 from keylane.spark.executor.consumer_reader import ConsumerReader, delivered_messages
 from keylane.spark.executor.direct_reader import DirectReader, check_direct, stored_messages
 from keylane.spark.executor.framing import MessageRun, together

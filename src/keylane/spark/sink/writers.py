@@ -19,9 +19,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from keylane.errors import InvalidInput, KeylaneError, NotFound, WriteFailed
-from keylane.jetstream import streams
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.features import Version, supports
+from keylane.jetstream import Connection, Version, streams, supports
 from keylane.spark.options import WriteOptions, check_columns, write_options
 from keylane.spark.query_records import is_written, mark_written
 from keylane.spark.retry import ask
