@@ -13,7 +13,7 @@ from keylane.errors import BrokenGroupRecord, InvalidInput
 from keylane.groups import limits
 from keylane.groups.config import Dialect, ElasticConfig, StaticConfig
 from keylane.groups.consumer_spec import asking_for, check_settings, consumer_config, covers, difference
-from keylane.jetstream.consumers import ConsumerConfig, DeliverPolicy
+from keylane.jetstream import ConsumerConfig, DeliverPolicy
 
 WHERE = "record 'ORDERS.billing' in bucket 'x'"
 

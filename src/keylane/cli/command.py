@@ -14,7 +14,7 @@ from keylane.cli.connection_options import ConnectionOptions, takes_connection
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Coroutine
 
-    from keylane.jetstream.connection import Connection
+    from keylane.jetstream import Connection
 
 Answer = TypeVar("Answer")
 

@@ -10,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from keylane.errors import NotFound
-    from keylane.jetstream.connection import Connection
+    from keylane.jetstream import Connection
 
 Answer = TypeVar("Answer")
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from keylane.jetstream.consumers import ConsumerInfo, PriorityGroupState
+    from keylane.jetstream import ConsumerInfo, PriorityGroupState
     from keylane.priority import Pinned, Unpinned
 
 NEXT_PIN_S = 1.0

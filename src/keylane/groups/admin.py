@@ -19,10 +19,7 @@ from keylane.groups.creation import (
     tell_of_idle_members,
 )
 from keylane.groups.store import Kind, StoredGroup, change_elastic, elastic_bucket, read_any, static_bucket
-from keylane.jetstream import consumers
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.consumers import ConsumerInfo
-from keylane.jetstream.kv import Bucket
+from keylane.jetstream import Bucket, Connection, ConsumerInfo, consumers
 
 PlanName = Literal["balanced", "sticky"]
 

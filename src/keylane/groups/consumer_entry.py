@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from keylane.errors import ApiError, GroupConflict
 from keylane.groups import consumer_spec
 from keylane.groups.consumer_requests import NOT_CHANGEABLE, RemoteConsumer, StreamFacts, has_lost_its_files, pinned
-from keylane.jetstream.consumers import ConsumerConfig, ConsumerInfo
+from keylane.jetstream import ConsumerConfig, ConsumerInfo
 
 _log = logging.getLogger("keylane.groups")
 

@@ -11,9 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from keylane.errors import ApiError, KeylaneError, NotFound, RequestTimeout
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.consumers import ConsumerConfig, ConsumerInfo
+from keylane.jetstream import Connection, ConsumerConfig, ConsumerInfo, consumers, streams
 
 FILTERS_OVERLAP = 10100
 NOT_CHANGEABLE = 10012

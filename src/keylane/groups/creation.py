@@ -35,9 +35,7 @@ from keylane.groups.store import (
     static_bucket,
 )
 from keylane.groups.stream_subjects import look_for_matches, look_for_numbers
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.kv import KvEntry, change
+from keylane.jetstream import Connection, KvEntry, change, consumers, streams
 
 _log = logging.getLogger("keylane.groups")
 

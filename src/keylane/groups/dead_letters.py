@@ -50,15 +50,19 @@ from keylane.groups.dead_letter_headers import (
     unescaped,
 )
 from keylane.groups.message import GroupMessage
-from keylane.jetstream import streams
-from keylane.jetstream.consumers import parse_time
-from keylane.jetstream.direct import StoredMessage, read_batch
-from keylane.jetstream.headers import parse_headers
-from keylane.jetstream.publish import PublishAck, publish_raw
-from keylane.jetstream.settings import check_seconds
+from keylane.jetstream import (
+    PublishAck,
+    StoredMessage,
+    check_seconds,
+    parse_headers,
+    parse_time,
+    publish_raw,
+    read_batch,
+    streams,
+)
 
 if TYPE_CHECKING:
-    from keylane.jetstream.connection import Connection
+    from keylane.jetstream import Connection
 
 _DUPLICATE_WINDOW_S = 3600
 """A put is repeated when another instance has failed on the message too: long after the first one."""

@@ -53,11 +53,7 @@ from keylane.groups.store import (
     record_name,
     static_bucket,
 )
-from keylane.jetstream import streams
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.consumers import ConsumerConfig
-from keylane.jetstream.hooks import Hooks
-from keylane.jetstream.settings import check_seconds
+from keylane.jetstream import Connection, ConsumerConfig, Hooks, check_seconds, streams
 
 __all__ = ["STOP_TIMEOUT_S", "Member", "MemberHooks", "Order", "join"]
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, cast
 
 from keylane.errors import InvalidInput
 from keylane.groups.instance import Origin
-from keylane.jetstream.message import Message
+from keylane.jetstream import Message
 
 if TYPE_CHECKING:
-    from keylane.jetstream.client import Client
+    from keylane.jetstream import Client
 
 
 class Place(NamedTuple):

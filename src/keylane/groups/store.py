@@ -9,8 +9,7 @@ from typing import Literal
 from keylane.errors import GroupError, InvalidInput, NoSuchGroup
 from keylane.groups.config import ElasticConfig, StaticConfig
 from keylane.groups.consumer_spec import ELASTIC_BUCKET, STATIC_BUCKET, key_of_group
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.kv import Bucket, KvEntry, change
+from keylane.jetstream import Bucket, Connection, KvEntry, change
 
 Kind = Literal["static", "elastic"]
 

@@ -16,8 +16,7 @@ from nats.js.api import StreamConfig, StreamInfo, StreamSource, SubjectTransform
 from keylane.core.subjects import is_subset, overlaps
 from keylane.errors import InvalidInput, KeylaneError, NotFound
 from keylane.groups.config import ElasticConfig, StaticConfig
-from keylane.jetstream import streams
-from keylane.jetstream.connection import Connection
+from keylane.jetstream import Connection, streams
 
 _log = logging.getLogger("keylane.groups")
 

@@ -14,10 +14,10 @@ from keylane.dispatch import error_line
 from keylane.errors import ApiUnavailable, Disconnected, NotStored, OutcomeUnknown, RequestTimeout
 from keylane.groups.dead_letter_headers import MAX_HEADER_BYTES, escaped, header_block, kept_lines
 from keylane.groups.dead_letters import dead_letter_stream, ensure_dead_letter_stream
-from keylane.jetstream.publish import publish_raw
+from keylane.jetstream import publish_raw
 
 if TYPE_CHECKING:
-    from keylane.jetstream.connection import Connection
+    from keylane.jetstream import Connection
 
 _TRY_S = 5.0
 _PAUSE_S = 0.25

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING
 
 from keylane.core.journal_record import JournalBatch, JournalRecord, open_batch
 from keylane.errors import BrokenJournal, InvalidInput, JournalError, NotFound, ReadIncomplete
-from keylane.jetstream import streams
-from keylane.jetstream.direct import StoredMessage, read_batch
-from keylane.jetstream.settings import check_seconds
+from keylane.jetstream import StoredMessage, check_seconds, read_batch, streams
 from keylane.journal.stream import journal_stream, journal_subject
 
 if TYPE_CHECKING:
-    from keylane.jetstream.connection import Connection
+    from keylane.jetstream import Connection
 
 _MESSAGES_A_REQUEST = 64
 """Each holds up to a thousand records and more: this bounds the memory of a reader to a few megabytes."""

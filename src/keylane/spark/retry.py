@@ -21,7 +21,7 @@ from keylane.errors import (
     RequestTimeout,
     ServerUnreachable,
 )
-from keylane.jetstream.connection import Connection
+from keylane.jetstream import Connection
 from keylane.spark.address import Address
 from keylane.spark.sync_connection import shared_connection
 

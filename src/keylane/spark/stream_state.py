@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from keylane.errors import NotFound
-from keylane.jetstream import streams
-from keylane.jetstream.connection import Connection
+from keylane.jetstream import Connection, streams
 from keylane.spark.address import Address
 from keylane.spark.retry import ask
 

@@ -9,8 +9,7 @@ import pytest
 
 from keylane.groups import Member
 from keylane.groups.store import elastic_bucket, static_bucket
-from keylane.jetstream import streams
-from keylane.jetstream.consumers import ConsumerConfig
+from keylane.jetstream import ConsumerConfig, streams
 from keylane.server import NatsServer
 from tests.integration.groups.rig import Ground, flawless, until
 from tests.integration.groups.test_healing import keys, reason_of

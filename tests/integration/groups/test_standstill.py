@@ -19,9 +19,7 @@ from keylane import Connection, groups
 from keylane.core.partitions import partition_number
 from keylane.errors import RequestTimeout
 from keylane.groups import GroupMessage, Member
-from keylane.jetstream import consumers
-from keylane.jetstream.consumers import ConsumerConfig, ConsumerInfo
-from keylane.jetstream.feed import Feed
+from keylane.jetstream import ConsumerConfig, ConsumerInfo, Feed, consumers
 from tests.integration.groups.rig import Ground, active, eventually, flawless, owned, until
 
 LONG_AGO_S = 3600.0

@@ -11,10 +11,7 @@ import pytest
 import keylane
 from keylane import Connection
 from keylane.errors import FeedEnded
-from keylane.jetstream import consumers
-from keylane.jetstream.feed import FeedOptions, Notice, open_feed
-from keylane.jetstream.message import Message
-from keylane.jetstream.publish import open_publisher
+from keylane.jetstream import FeedOptions, Message, Notice, consumers, open_feed, open_publisher
 from keylane.server import NatsServer
 from tests.integration.jetstream.rig import (
     Link,

@@ -11,11 +11,7 @@ import pytest
 from keylane import Connection
 from keylane.core.pulls import Meaning
 from keylane.errors import FeedEnded, InvalidInput, MessageTooLarge, NotFound, PullRefused
-from keylane.jetstream import consumers
-from keylane.jetstream.consumers import ConsumerInfo
-from keylane.jetstream.feed import Feed, FeedOptions, open_feed
-from keylane.jetstream.message import Message
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import ConsumerInfo, Feed, FeedOptions, Message, Outgoing, consumers, open_feed, publish_many
 from tests.integration.jetstream.rig import (
     Notices,
     Pulls,

@@ -12,9 +12,7 @@ import keylane
 from keylane import Connection
 from keylane.core.pulls import Meaning
 from keylane.errors import ConsumerGone
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.feed import Feed, FeedOptions, open_feed
-from keylane.jetstream.message import Message
+from keylane.jetstream import Feed, FeedOptions, Message, consumers, open_feed, streams
 from keylane.server import NatsServer
 from tests.integration.jetstream.rig import (
     Link,

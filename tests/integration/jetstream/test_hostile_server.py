@@ -14,10 +14,8 @@ from nats.aio.msg import Msg
 import keylane
 from keylane import Connection
 from keylane.errors import Disconnected, FeedEnded, OutcomeUnknown, ProtocolViolation, ReadIncomplete
+from keylane.jetstream import Outgoing, PublishAck, open_feed, publish_many, read_batch
 from keylane.jetstream.connection import VIOLATIONS_PER_SERVER
-from keylane.jetstream.direct import read_batch
-from keylane.jetstream.feed import open_feed
-from keylane.jetstream.publish import Outgoing, PublishAck, publish_many
 from keylane.server import NatsServer
 from tests.integration.jetstream.rig import Link, fill, make_consumer, make_stream, until
 

@@ -10,8 +10,7 @@ from keylane.cli.command import JsonChangesOption, JsonOption, StreamArgument, c
 from keylane.cli.connection_options import ConnectionOptions
 
 if TYPE_CHECKING:
-    from keylane.jetstream.connection import Connection
-    from keylane.jetstream.consumers import ConsumerInfo, PriorityGroupState
+    from keylane.jetstream import Connection, ConsumerInfo, PriorityGroupState
 
 app = typer.Typer(help="Consumers and who is pinned.", no_args_is_help=True, rich_markup_mode=None)
 

@@ -16,7 +16,7 @@ from keylane.cli.consumer.json import policy_of
 from keylane.cli.formatting import age
 from keylane.cli.panels import facts_panel
 from keylane.cli.pins import pin_of
-from keylane.jetstream.consumers import ConsumerInfo, PriorityGroupState
+from keylane.jetstream import ConsumerInfo, PriorityGroupState
 
 NOBODY = "nobody"
 

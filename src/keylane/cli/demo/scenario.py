@@ -22,9 +22,7 @@ import keylane
 from keylane import groups
 from keylane.cli.demo.pipelines import GROUP, STREAM, run_pipelines
 from keylane.errors import GroupEnded, KeylaneError, RequestTimeout
-from keylane.jetstream import streams
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.publish import open_publisher
+from keylane.jetstream import Connection, open_publisher, streams
 from keylane.server import NatsServer
 from keylane.testing import Effect, Verdict, judge
 

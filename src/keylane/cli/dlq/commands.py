@@ -18,7 +18,7 @@ from keylane.cli.connection_options import ConnectionOptions
 
 if TYPE_CHECKING:
     from keylane.groups.dead_letters import DeadLetter
-    from keylane.jetstream.connection import Connection
+    from keylane.jetstream import Connection
 
 app = typer.Typer(
     help="Dead letters: messages that groups gave up.",

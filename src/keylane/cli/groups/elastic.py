@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from keylane.core.plans import Plan
     from keylane.groups import ElasticConfig
-    from keylane.jetstream.connection import Connection
+    from keylane.jetstream import Connection
 
 app = typer.Typer(
     help="Elastic groups: on any stream; members are added and dropped while it runs.",

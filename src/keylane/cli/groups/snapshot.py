@@ -18,9 +18,7 @@ from keylane.errors import BrokenGroupRecord, GroupError, NoSuchGroup, NotFound
 from keylane.groups import ElasticConfig, StaticConfig, list_groups
 from keylane.groups.consumer_spec import consumer_name, consumer_stream
 from keylane.groups.store import Kind, read_elastic, read_static
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.consumers import ConsumerInfo
+from keylane.jetstream import Connection, ConsumerInfo, consumers, streams
 
 State = Literal["active", "waiting", "absent", "leaving"]
 

@@ -22,7 +22,7 @@ from keylane.cli.groups.commands import (
 
 if TYPE_CHECKING:
     from keylane.groups import StaticConfig
-    from keylane.jetstream.connection import Connection
+    from keylane.jetstream import Connection
 
 app = typer.Typer(
     help="Static groups: on a stream that carries partition numbers; their members never change.",

@@ -25,9 +25,7 @@ from typing import Any
 from keylane.core.subjects import overlaps
 from keylane.errors import AcknowledgeRefused, InvalidInput, KeylaneError, NoSuchGroup, NotFound, QueryFenced
 from keylane.groups import get_config
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.consumers import AckPolicy, ConsumerConfig, ConsumerInfo
+from keylane.jetstream import AckPolicy, Connection, ConsumerConfig, ConsumerInfo, consumers, streams
 from keylane.spark.driver.lease import Lease
 from keylane.spark.driver.queue_ownership import claim
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 
 from keylane.core.subjects import is_subset, overlaps
 from keylane.errors import AcknowledgeRefused, InvalidInput
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.kv import KvEntry, change
+from keylane.jetstream import Connection, KvEntry, change
 from keylane.spark.driver.lease import Lease, LeaseExpiry
 from keylane.spark.query_records import BUCKET, bucket_of, claim_key, lease_key
 

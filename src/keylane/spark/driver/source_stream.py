@@ -14,8 +14,7 @@ from typing import Any
 
 from keylane.errors import ApiUnavailable, InvalidInput, NotFound
 from keylane.groups import ElasticConfig, get_config, queue_stream
-from keylane.jetstream import streams
-from keylane.jetstream.connection import Connection
+from keylane.jetstream import Connection, streams
 from keylane.spark.driver.layout import GroupRecord, Layout, Numbering, lay_out, numbering
 from keylane.spark.driver.offsets import Offset
 from keylane.spark.read_options import ReadOptions

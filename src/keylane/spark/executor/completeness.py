@@ -15,8 +15,7 @@ import time
 import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
 
 from keylane.errors import NotFound
-from keylane.jetstream import streams
-from keylane.jetstream.connection import Connection
+from keylane.jetstream import Connection, streams
 from keylane.spark.data_loss import Loss, Losses
 from keylane.spark.stream_state import state_of
 from keylane.spark.tasks import Split

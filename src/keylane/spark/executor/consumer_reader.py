@@ -22,8 +22,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
 
 from keylane.core.pulls import Meaning, Pull, PullWindow, Status
 from keylane.errors import ConsumerGone, ReadIncomplete
-from keylane.jetstream import consumers
-from keylane.jetstream.headers import number_in, parse_headers, status_of
+from keylane.jetstream import consumers, number_in, parse_headers, status_of
 from keylane.spark.executor.arrow_buffers import Octets, Positions, cut_numbers, cut_out, laid_out
 from keylane.spark.executor.framing import MessageFramer, MessageRun
 from keylane.spark.executor.message_columns import Messages
@@ -31,7 +30,7 @@ from keylane.spark.executor.range_reader import EndOfRead, RangeReader, ReceiveB
 from keylane.spark.tasks import Split
 
 if TYPE_CHECKING:
-    from keylane.jetstream.connection import Connection
+    from keylane.jetstream import Connection
 
 _FIRST_PULL = 512
 _MOST_HELD = 20_000

@@ -15,9 +15,7 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
 
 from keylane.errors import ApiError, ApiUnavailable, InvalidInput, ReadIncomplete
-from keylane.jetstream import streams
-from keylane.jetstream.direct import MOST_BYTES, OWN_HEADERS
-from keylane.jetstream.headers import number_in, parse_headers, status_of
+from keylane.jetstream import MOST_BYTES, OWN_HEADERS, number_in, parse_headers, status_of, streams
 from keylane.spark.executor.arrow_buffers import Octets, Positions, as_numpy, cut_numbers, cut_out, laid_out
 from keylane.spark.executor.framing import MessageFramer, MessageRun
 from keylane.spark.executor.message_columns import Messages
@@ -25,7 +23,7 @@ from keylane.spark.executor.range_reader import EndOfRead, RangeReader, ReceiveB
 from keylane.spark.tasks import Split
 
 if TYPE_CHECKING:
-    from keylane.jetstream.connection import Connection
+    from keylane.jetstream import Connection
 
 _BATCH = 10_000
 OPENING = b"NATS/1.0\r\n"

@@ -19,7 +19,7 @@ from keylane.spark.executor.framing import MessageFramer, MessageRun
 from keylane.spark.tasks import Split
 
 if TYPE_CHECKING:
-    from keylane.jetstream.connection import Connection
+    from keylane.jetstream import Connection
 
 
 class EndOfRead(Enum):

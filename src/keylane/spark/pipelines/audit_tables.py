@@ -25,8 +25,7 @@ from keylane.core.subjects import matches
 from keylane.errors import BrokenJournal, NotFound
 from keylane.groups import ElasticConfig, StaticConfig, queue_stream
 from keylane.groups.consumer_spec import consumer_name
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.connection import Connection
+from keylane.jetstream import Connection, consumers, streams
 from keylane.journal import open_stored
 from keylane.spark.address import Address
 from keylane.spark.driver.layout import GroupRecord

@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any
 from keylane.core.subjects import shown
 from keylane.errors import InvalidInput, NotFound
 from keylane.groups import StaticConfig, get_config
-from keylane.jetstream import streams
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.consumers import parse_time
+from keylane.jetstream import Connection, parse_time, streams
 from keylane.spark.address import FIELDS, Address
 from keylane.spark.driver.layout import GroupRecord
 from keylane.spark.driver.source_stream import SourceStream

@@ -30,9 +30,7 @@ from keylane.errors import (
     PublishRejected,
     WriteFailed,
 )
-from keylane.jetstream import streams
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.publish import read_answer
+from keylane.jetstream import Connection, read_answer, streams
 from keylane.spark.tasks import Target
 
 EncodedRow = tuple[bytes, bytes, bytes]

@@ -9,9 +9,7 @@ import logging
 from typing import Any
 
 from keylane.errors import InvalidInput, KeylaneError, NotFound
-from keylane.jetstream import streams
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.features import Version, supports
+from keylane.jetstream import Connection, Version, streams, supports
 from keylane.spark.retry import ask
 from keylane.spark.tasks import PublishMethod, Target
 from keylane.spark.write_options import WriteOptions
