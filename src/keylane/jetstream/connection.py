@@ -34,9 +34,8 @@ from keylane.jetstream.api import JetStreamApi
 from keylane.jetstream.client import Client
 from keylane.jetstream.features import SINCE, Feature, Version, supports
 from keylane.jetstream.hooks import HookList, Hooks
-from keylane.jetstream.login import LoginClient, LoginRefused, is_auth_refusal
+from keylane.jetstream.login import LoginClient, LoginRefused, Watch, dial, is_auth_refusal
 from keylane.jetstream.permissions import Denial, Purposes, denied, parse_denial
-from keylane.jetstream.server_selection import Watch, dial
 from keylane.jetstream.settings import ConnectionSettings, Given, StrPath, check_seconds, resolve
 
 _log = logging.getLogger("keylane.connection")
