@@ -366,7 +366,7 @@ def _silence_reason(client: LoginClient, waited_s: float) -> str:
 
 
 class LinkObserver(Protocol):
-    """Who hears of the link once the first login is done."""
+    """What the link reports to, once the first login is done."""
 
     def saw_error(self, error: Exception) -> None: ...
 

@@ -1,6 +1,6 @@
 """One running nats-server process: the lock on its store, its start under guard, its end.
 
-Owns the lock file, the pipe to the watcher (see `guard`) and the signals. Knows nothing of ports, health or
+Owns the lock file, the pipe to the watcher (see `watchdog`) and the signals. Knows nothing of ports, health or
 configuration.
 """
 
