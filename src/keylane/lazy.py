@@ -1,4 +1,4 @@
-"""Public names that are loaded when they are first used, so that importing a package alone stays cheap."""
+"""Loads public names at their first use, so that importing a package stays cheap."""
 
 from __future__ import annotations
 
