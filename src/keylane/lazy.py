@@ -8,7 +8,7 @@ from importlib import import_module
 
 
 def loader(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
-    """The `__getattr__` of a package whose names live in the modules `homes` names. A name is looked up once.
+    """The `__getattr__` of a package. `homes` maps each name to its module. A name is looked up once.
 
     A name whose home is the package itself is a module in it.
     """

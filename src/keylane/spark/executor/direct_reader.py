@@ -16,9 +16,8 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
 
 from keylane.errors import ApiError, ApiUnavailable, InvalidInput, ReadIncomplete
 from keylane.jetstream import MOST_BYTES, OWN_HEADERS, number_in, parse_headers, status_of, streams
-from keylane.spark.executor.arrow_buffers import Octets, Positions, as_numpy, cut_numbers, cut_out, laid_out
-from keylane.spark.executor.framing import MessageFramer, MessageRun
-from keylane.spark.executor.message_columns import Messages
+from keylane.spark.executor.framing import MessageFramer, MessageRun, Octets, Positions
+from keylane.spark.executor.message_columns import Messages, as_numpy, cut_numbers, cut_out, laid_out
 from keylane.spark.executor.range_reader import EndOfRead, RangeReader, ReceiveBuffer
 from keylane.spark.tasks import Split
 
