@@ -12,9 +12,10 @@ from types import ModuleType
 import pytest
 
 from tests.peers.store import REPOSITORY
-from tests.suite import LONG_FILES, next_file
+from tests.suite import LONG_FILES, SHARED_PEERS, next_file
 
 KAFKA, SPARK = "tests/integration/kafka/", "tests/integration/spark/"
+MOST_SPARK = SHARED_PEERS["integration/spark"]
 PLAIN = "tests/integration/groups/test_a.py"
 
 
@@ -37,19 +38,26 @@ def test_every_pattern_of_long_files_matches_one() -> None:
 @pytest.mark.parametrize(
     ("own", "others", "chosen"),
     [
-        (set(), set(), KAFKA + "a"),
-        ({"integration/spark"}, set(), SPARK + "a"),
-        (set(), {"integration/kafka"}, SPARK + "a"),
-        (set(), {"integration/kafka", "integration/spark"}, PLAIN),
-        ({"integration/kafka"}, {"integration/kafka", "integration/spark"}, KAFKA + "a"),
+        (set(), {}, KAFKA + "a"),
+        ({"integration/spark"}, {}, SPARK + "a"),
+        (set(), {"integration/kafka": 1}, SPARK + "a"),
+        (set(), {"integration/kafka": 1, "integration/spark": 1}, SPARK + "a"),
+        (set(), {"integration/kafka": 1, "integration/spark": MOST_SPARK}, PLAIN),
+        ({"integration/kafka"}, {"integration/spark": MOST_SPARK}, KAFKA + "a"),
+        ({"integration/spark"}, {"integration/kafka": 1, "integration/spark": MOST_SPARK - 1}, SPARK + "a"),
     ],
 )
-def test_a_worker_keeps_to_its_peers_and_leaves_others_theirs(own: set[str], others: set[str], chosen: str) -> None:
+def test_a_worker_keeps_to_its_peers_and_leaves_others_theirs(
+    own: set[str], others: dict[str, int], chosen: str
+) -> None:
     assert next_file([KAFKA + "a", SPARK + "a", PLAIN, KAFKA + "b"], own, others) == chosen
 
 
-def test_a_worker_without_other_work_helps_with_any() -> None:
-    assert next_file([SPARK + "a"], {"integration/kafka"}, {"integration/spark"}) == SPARK + "a"
+def test_a_worker_without_other_work_helps_but_not_with_spark() -> None:
+    others = {"integration/kafka": 1, "integration/spark": MOST_SPARK}
+    assert next_file([SPARK + "a", KAFKA + "a"], set(), others) == KAFKA + "a"
+    assert next_file([SPARK + "a"], {"integration/kafka"}, others) is None
+    assert next_file([SPARK + "a"], set(), {"integration/spark": MOST_SPARK - 1}) == SPARK + "a"
 
 
 @pytest.fixture(autouse=True)

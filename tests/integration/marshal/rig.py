@@ -152,15 +152,15 @@ def consumer(log: CoordinationLog, source: Any, client: str, handler: Any, **opt
     return Consumer(log, source, GROUP, client, [TOPIC], handler, **options)
 
 
-async def world_of(log: CoordinationLog, *, history: bool = False) -> World:
-    world = World(INTERVAL_S, log.partitions, first_offset=log.first_offset, keep_history=history)
+async def world_of(log: CoordinationLog, *, interval_s: float = INTERVAL_S, history: bool = False) -> World:
+    world = World(interval_s, log.partitions, first_offset=log.first_offset, keep_history=history)
     await catch_up(log, world)
     return world
 
 
-async def check_log(log: CoordinationLog) -> World:
+async def check_log(log: CoordinationLog, *, interval_s: float = INTERVAL_S) -> World:
     """At no place of the log two owners."""
-    world = await world_of(log, history=True)
+    world = await world_of(log, interval_s=interval_s, history=True)
     assert list(overlaps(world.tenures())) == []
     return world
 

@@ -13,6 +13,7 @@ import pytest
 from keylane import Connection
 from keylane.core.claim_facts import Ended
 from keylane.core.claim_records import ClaimingPartition, decode
+from keylane.core.claims import World
 from keylane.marshal import Appetite, Consumer, MarshalMessage, MemorySource
 from tests.integration.marshal.rig import (
     TOPIC,
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.mark.parametrize("mode", ["at_least_once", "at_most_once"])
 async def test_two_and_then_three_share_a_stream_evenly(ground: Ground, connection: Connection, mode: str) -> None:
-    ground, seen, count, stop = replace(ground, interval_s=0.5), Seen(), 0, asyncio.Event()
+    ground, seen, count, stop = replace(ground, interval_s=1.0), Seen(), 0, asyncio.Event()
 
     async def work(message: MarshalMessage) -> None:
         await asyncio.sleep(0.002)
@@ -64,9 +65,17 @@ async def test_two_and_then_three_share_a_stream_evenly(ground: Ground, connecti
     assert len(seen.times) == count
     assert in_order_per_key(seen.messages), "also from one owner to the next"
     async with reopened(connection, ground) as log:
-        world = await check_log(log)
+        world = await check_log(log, interval_s=ground.interval_s)
     assert {one.ended for one in world.tenures()} == {Ended.RELEASED}
-    assert 4 <= len(world.tenures()) - PARTITIONS <= 8, "as few moves as it takes, or nearly"
+    assert 5 <= moves(world) <= 8, "as few as it takes, or nearly"
+
+
+def moves(world: World) -> int:
+    """How often a partition went to another owner.
+
+    One that its heir did not claim within an interval, since the machine was busy, may go back to whom it came from.
+    """
+    return sum(one.key == after.key and one.owner != after.owner for one, after in pairwise(world.tenures()))
 
 
 @pytest.mark.parametrize("compares", [True, False])
