@@ -23,7 +23,8 @@ from keylane.groups.store import elastic_bucket, static_bucket
 from keylane.jetstream import consumers, streams
 from keylane.jetstream.consumers import ConsumerConfig
 from tests.integration.groups.conftest import MakeGround
-from tests.integration.groups.rig import Ground, eventually
+from tests.integration.groups.rig import Ground
+from tests.waiter import until
 
 
 async def test_an_elastic_group_is_a_record_and_a_queue(ground: Ground) -> None:
@@ -242,7 +243,7 @@ async def test_a_copy_of_numbered_streams_is_taken_at_its_word(
     await copy.static(members=["a"])
     assert len(warnings(caplog)) == 1
     await partitioned.publish([f"k{number}" for number in range(20)])
-    await eventually(lambda: streams.state(copy.connection, copy.stream), lambda state: state.messages == 20)
+    await until(lambda: streams.state(copy.connection, copy.stream), lambda state: state.messages == 20)
     await copy.static("late", members=["a"])
     assert len(warnings(caplog)) == 1
 

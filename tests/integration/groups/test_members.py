@@ -23,7 +23,8 @@ from keylane.groups.store import elastic_bucket, static_bucket
 from keylane.jetstream import consumers, streams
 from keylane.jetstream.consumers import ConsumerConfig
 from keylane.jetstream.kv import Bucket
-from tests.integration.groups.rig import LONG_S, QUICK, Ground, active, eventually, flawless, owned, until
+from tests.integration.groups.rig import LONG_S, QUICK, Ground, active, flawless, owned
+from tests.waiter import until
 
 PATIENT = ConsumerConfig(ack_wait_s=30.0)
 """Neither a pin nor a message times out while a test lasts."""
@@ -401,7 +402,7 @@ async def test_a_mapping_for_the_same_partitions_changes_the_filters_too(ground:
     member = await ground.join("a")
     await ground.evidence.all_of(await ground.publish(["k"]))
     await groups.set_mapping(ground.connection, ground.stream, "g", {"a": range(4)})
-    info = await eventually(
+    info = await until(
         lambda: consumers.info(ground.connection, f"{ground.stream}-g", "a"),
         lambda info: (info.config.filter_subjects or ("",))[0] == "0.>",
     )

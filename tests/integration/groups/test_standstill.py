@@ -22,7 +22,8 @@ from keylane.groups import GroupMessage, Member
 from keylane.jetstream import consumers
 from keylane.jetstream.consumers import ConsumerConfig, ConsumerInfo
 from keylane.jetstream.feed import Feed
-from tests.integration.groups.rig import Ground, active, eventually, flawless, owned, until
+from tests.integration.groups.rig import Ground, active, flawless, owned
+from tests.waiter import until
 
 LONG_AGO_S = 3600.0
 END_S = 30.0
@@ -136,7 +137,7 @@ async def test_a_late_answer_about_an_old_pin_does_not_touch_new_work(ground: Gr
     old = feed_of(member)
     with Standstill(old) as standstill:
         await consumers.delete(ground.connection, f"{ground.stream}-g", "a")
-        await until(lambda: member._consumer._feed not in (None, old))  # type: ignore[union-attr]
+        await until(lambda: member._consumer and member._consumer._feed, lambda feed: feed not in (None, old))
 
         if unread:
             assert old._last_handed is not None
@@ -292,9 +293,7 @@ async def test_who_takes_over_looks_at_the_partitions_that_the_consumer_really_h
     await consumers.update(ground.connection, queue, replace(config, filter_subjects=config.filter_subjects[:1]))
     sent += await ground.publish(KEYS)
     await ground.evidence.all_of(sent, END_S)
-    info = await eventually(
-        lambda: consumers.info(ground.connection, queue, "a"), lambda info: info.num_ack_pending == 0
-    )
+    info = await until(lambda: consumers.info(ground.connection, queue, "a"), lambda info: info.num_ack_pending == 0)
     assert info.config.filter_subjects == config.filter_subjects
     assert ground.evidence.verdict(sent).clean
 
@@ -326,15 +325,15 @@ async def test_a_gain_that_the_server_confirmed_too_late_and_then_refuses_keeps_
         )
         await groups.set_mapping(ground.connection, ground.stream, "g", {"a": [0, 1, 2], "b": [3]})
         sent.extend(await ground.publish([in_1]))
-        await eventually(lambda: consumers.info(ground.connection, queue, "a"), lambda info: info.num_ack_pending > 0)
+        await until(lambda: consumers.info(ground.connection, queue, "a"), lambda info: info.num_ack_pending > 0)
         raise RequestTimeout("on purpose")
 
     monkeypatch.setattr(remote, "update", confirmed_too_late)
     await groups.set_mapping(ground.connection, ground.stream, "g", {"a": [0, 1], "b": [2, 3]})
-    await until(lambda: len(sent) > 1, END_S)
+    await until(lambda: len(sent) > 1, deadline_s=END_S)
     await until(lambda: remote.update == update and owned(member) == (0, 1))
     sent.extend(await ground.publish([in_1]))
     await ground.evidence.all_of(sent)
     assert flawless(ground.evidence.verdict(sent)), [line.sequence for line in ground.evidence.lines]
     await consumers.delete(ground.connection, queue, "in-the-way")
-    await until(lambda: owned(member) == (0, 1, 2), END_S)
+    await until(lambda: owned(member) == (0, 1, 2), deadline_s=END_S)

@@ -20,11 +20,11 @@ from tests.integration.jetstream.rig import (
     Notices,
     Pulls,
     all_acked,
-    eventually,
     fill,
     make_consumer,
     make_stream,
 )
+from tests.waiter import until
 
 Unique = Callable[..., str]
 
@@ -232,7 +232,7 @@ async def test_one_huge_message_does_not_shrink_the_window_for_ever(connection: 
 
 async def stalled(connection: Connection, feed: Feed, acked: int) -> ConsumerInfo:
     """Wait until a feed that nobody reads has taken all it may: no pull is open, and all sent is here."""
-    return await eventually(
+    return await until(
         lambda: consumers.info(connection, feed.stream, feed.consumer),
         lambda info: (
             info.num_waiting == feed._window.asked == 0

@@ -19,7 +19,8 @@ from keylane.jetstream.direct import read_batch
 from keylane.jetstream.feed import open_feed
 from keylane.jetstream.publish import Outgoing, PublishAck, publish_many
 from keylane.server import NatsServer
-from tests.integration.jetstream.rig import Link, fill, make_consumer, make_stream, until
+from tests.integration.jetstream.rig import Link, fill, make_consumer, make_stream
+from tests.waiter import until
 
 Unique = Callable[..., str]
 

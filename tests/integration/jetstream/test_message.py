@@ -17,7 +17,8 @@ from keylane.jetstream.feed import Feed, open_feed
 from keylane.jetstream.message import Delivery, Message, parse_ack_subject
 from keylane.jetstream.publish import Outgoing, publish_many
 from keylane.server import NatsServer
-from tests.integration.jetstream.rig import all_acked, eventually, fill, link_is, make_consumer, make_stream
+from tests.integration.jetstream.rig import all_acked, fill, link_is, make_consumer, make_stream
+from tests.waiter import until
 
 Unique = Callable[..., str]
 NEVER_S = 600.0
@@ -258,7 +259,7 @@ async def test_a_confirmed_ack_has_a_deadline_when_the_server_is_gone() -> None:
             await make_consumer(connection, stream, ack_wait_s=NEVER_S)
             async with await open_feed(connection, stream, "reader") as feed:
                 message = await taken(feed)
-                await eventually(
+                await until(
                     lambda: consumers.info(connection, stream, "reader"),
                     lambda info: info.num_ack_pending == 1,
                 )

@@ -18,8 +18,9 @@ from keylane.jetstream import streams
 from keylane.journal import Journal, journal_stream, read_batches
 from keylane.server import NatsServer
 from keylane.server.node import CONFIG_NAME
-from tests.integration.jetstream.rig import frozen, link_is, until
+from tests.integration.jetstream.rig import frozen, link_is
 from tests.integration.journal.rig import Instance, Worker, messages_in, read
+from tests.waiter import until
 
 STREAM = "ORDERS"
 

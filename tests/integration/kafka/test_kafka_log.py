@@ -44,6 +44,7 @@ from tests.integration.kafka.log_rig import (
     release,
 )
 from tests.peers.kafka import Kafka
+from tests.waiter import until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
@@ -207,9 +208,8 @@ async def test_offsets_that_no_record_has(kafka: Kafka, log: KafkaLog) -> None:
             end(30)
 
     await asyncio.to_thread(write)
-    async with asyncio.timeout(30):  # a transaction may end before its last mark is written
-        while (await log.bounds(0)).end < 4:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    # a transaction may end before its last mark is written
+    await until(lambda: log.bounds(0), lambda seen: seen.end >= 4, deadline_s=30)
     world = new_world(log)
     await catch_up(log, world)
     assert [record.offset async for record in log.read(0, 0)] == [0, 2]

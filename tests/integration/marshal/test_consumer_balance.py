@@ -24,9 +24,9 @@ from tests.integration.marshal.rig import (
     consumer,
     fill,
     in_order_per_key,
-    until,
 )
 from tests.integration.marshal.stream_rig import PARTITIONS, Ground, publish, reopened
+from tests.waiter import until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -104,15 +104,15 @@ async def test_who_does_not_share_neither_asks_nor_gives() -> None:
     async with consumer(View(log), source, "anna", Seen(), rebalance=False) as anna:
         await until(lambda: len(anna.owned) == 4)
         async with consumer(View(log), source, "bert", Seen(), rebalance=False) as bert:
-            end = log._ends[0]
-            await until(lambda: log._ends[0] > end + 16)
+            end = log.end
+            await until(lambda: log.end > end + 16)
             assert bert.owned == []
-            assert not any(b"/bert/" in record.value for record in log._records[0])
+            assert not any(b"/bert/" in record.value for record in log.records)
         async with consumer(View(log), source, "carl", Seen()) as carl:
-            end = log._ends[0]
-            await until(lambda: log._ends[0] > end + 40)
+            end = log.end
+            await until(lambda: log.end > end + 40)
             assert carl.owned == []
-        asked = [record for record in log._records[0] if b"/carl/" in record.value]
+        asked = [record for record in log.records if b"/carl/" in record.value]
         assert {type(decode(record.value)) for record in asked} == {ClaimingPartition}
         rounds = sorted({record.time_ms // 100 for record in asked})
         assert all(later - early in (0, 1) or later - early >= 19 for early, later in pairwise(rounds)), rounds
@@ -126,6 +126,6 @@ async def test_no_more_than_one_wants() -> None:
         consumer(View(log), source, "bert", Seen(), max_claims=1) as bert,
     ):
         await until(lambda: (len(anna.owned), len(bert.owned)) == (5, 1))
-        end = log._ends[0]
-        await until(lambda: log._ends[0] > end + 24)
+        end = log.end
+        await until(lambda: log.end > end + 24)
         assert (len(anna.owned), len(bert.owned)) == (5, 1)

@@ -10,9 +10,9 @@ import pytest
 from keylane.errors import InvalidInput
 from keylane.jetstream import consumers
 from keylane.priority import ConsumerConfig, consume, group_state, unpin, update
-from tests.integration.jetstream.rig import until
 from tests.integration.priority.conftest import GROUP, MakeGround, OpenClient, StartReader
 from tests.integration.priority.evidence import judge, receivers
+from tests.waiter import until
 
 AT_ONCE_S = 10.0
 """Far below the 30 s of one who waits for the pin's timeout or the ack wait; the machine may be slow."""

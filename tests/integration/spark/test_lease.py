@@ -27,6 +27,7 @@ from keylane.spark.driver.lease import Lease, LeaseRecord, holder_name
 from keylane.spark.parent_process import ParentProcess, end_properly
 from keylane.spark.query_records import BUCKET, bucket_of, lease_key
 from tests.peers.store import REPOSITORY
+from tests.waiter import until
 
 Unique = Callable[..., str]
 
@@ -54,12 +55,6 @@ def is_held(lease: Lease) -> bool:
     except QueryFenced:
         return False
     return True
-
-
-async def until(fact: Callable[[], object], deadline_s: float = 20.0) -> None:
-    async with asyncio.timeout(deadline_s):
-        while not fact():  # noqa: ASYNC110 - facts of other processes and of the server send no events
-            await asyncio.sleep(0.02)
 
 
 def is_running(pid: int) -> bool:
@@ -384,7 +379,7 @@ class Holder:
         return None
 
     async def says(self, text: str) -> tuple[float, str]:
-        await until(lambda: self.said(text), 30)
+        await until(lambda: self.said(text), deadline_s=30)
         found = self.said(text)
         assert found is not None
         return found
