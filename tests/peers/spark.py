@@ -123,10 +123,11 @@ class SharedSession:
         from pyspark import SparkContext  # noqa: PLC0415 - optional, and slow to import
         from pyspark.sql import SparkSession  # noqa: PLC0415 - optional, and slow to import
 
-        assert SparkContext._gateway is not None
-        SparkContext._gateway.proc.kill()
-        SparkContext._gateway.proc.wait()
-        SparkContext._gateway.shutdown_callback_server()
+        gateway = SparkContext._gateway
+        assert gateway is not None
+        gateway.proc.kill()
+        gateway.proc.wait()
+        gateway.shutdown_callback_server()
         SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
         SparkSession._instantiatedSession = SparkSession._activeSession = None
         self._session = None

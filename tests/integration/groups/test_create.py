@@ -104,6 +104,9 @@ async def test_the_identical_static_group_is_fine_and_another_one_is_refused(par
 async def test_twenty_at_once_make_one_group(ground: Ground) -> None:
     made = await asyncio.gather(*[ground.elastic(members=["a"]) for _ in range(20)])
     assert all(one == made[0] for one in made)
+    assert len(await groups.list_groups(ground.connection, ground.stream)) == 1
+    queues = [one for one in await streams.names(ground.connection) if one.startswith(f"{ground.stream}-")]
+    assert queues == [f"{ground.stream}-g"]
 
 
 async def test_of_two_different_groups_at_once_one_is_made(ground: Ground) -> None:

@@ -208,8 +208,9 @@ async def test_a_cancelled_program_leaves_nothing_waiting(ground: Ground) -> Non
     await ground.elastic(members=["a"])
     member = await ground.join("a")
     await until(lambda: owned(member))
-    assert member._main is not None
-    member._main.cancel()
+    main = member._main
+    assert main is not None
+    main.cancel()
     with pytest.raises(asyncio.CancelledError):
         await ended(member)
     await member.stop()

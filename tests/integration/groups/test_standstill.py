@@ -19,9 +19,11 @@ from keylane import Connection, groups
 from keylane.core.partitions import partition_number
 from keylane.errors import RequestTimeout
 from keylane.groups import GroupMessage, Member
+from keylane.groups.member_consumer import MemberConsumer
 from keylane.jetstream import consumers
 from keylane.jetstream.consumers import ConsumerConfig, ConsumerInfo
 from keylane.jetstream.feed import Feed
+from keylane.jetstream.pin_performer import Pinning
 from tests.integration.groups.rig import Ground, active, flawless, owned
 from tests.waiter import until
 
@@ -31,22 +33,34 @@ CHANGES = tuple(f"CONSUMER.{kind}." for kind in ("CREATE", "DELETE", "RESET", "U
 KEYS = [f"k{number}" for number in range(20)]
 
 
+def consumer_of(member: Member) -> MemberConsumer:
+    consumer = member._consumer
+    assert consumer is not None
+    return consumer
+
+
 def feed_of(member: Member) -> Feed:
-    assert member._consumer is not None
-    assert member._consumer._feed is not None
-    return member._consumer._feed
+    feed = consumer_of(member)._feed
+    assert feed is not None
+    return feed
+
+
+def pinning_of(feed: Feed) -> Pinning:
+    pinning = feed._pinning
+    assert pinning is not None
+    return pinning
 
 
 class Standstill:
     """A reader that stood still and has just gone on: it wants to know whether it is still the pinned one."""
 
     def __init__(self, feed: Feed) -> None:
-        assert feed._pinning is not None
+        pinning = pinning_of(feed)
         self._answered = asyncio.Event()
-        self._ask = feed._pinning.is_ours
+        self._ask = pinning.is_ours
         self.over = asyncio.Event()
-        feed._pinning.is_ours = self._is_ours  # type: ignore[method-assign]
-        feed._pinning._asked_at = feed._pinning._doubted_at = time.monotonic() - LONG_AGO_S
+        pinning.is_ours = self._is_ours  # type: ignore[method-assign]
+        pinning._asked_at = pinning._doubted_at = time.monotonic() - LONG_AGO_S
         assert not feed.may_hand_out()
 
     def __enter__(self) -> Self:
@@ -74,9 +88,9 @@ class Unaware:
     """A reader that lost its pin and has no reason to doubt it: it lost its link and will ask again in a moment."""
 
     def __init__(self, feed: Feed) -> None:
-        assert feed._pinning is not None
+        pinning = pinning_of(feed)
         self._feed = feed
-        feed._pinning._asked_at = time.monotonic() + LONG_AGO_S
+        pinning._asked_at = time.monotonic() + LONG_AGO_S
 
     def __enter__(self) -> Self:
         return self
@@ -216,8 +230,7 @@ async def test_an_instance_that_stood_still_in_the_middle_of_a_move_does_not_end
     await until(lambda: owned(second) == (0, 1))
 
     await groups.set_mapping(ground.connection, ground.stream, "g", mapping)
-    consumer = first._consumer
-    assert consumer is not None
+    consumer = consumer_of(first)
     await until(lambda: "handlers at work" in (consumer.waiting_for or ""))
     with Standstill(await fallen_silent(first)) as standstill:
         await consumers.unpin(ground.connection, f"{ground.stream}-g", "a", "PCG")
@@ -245,14 +258,13 @@ async def test_an_answer_from_before_the_standstill_does_not_count(
     sent = await ground.publish(KEYS)
     await ground.evidence.all_of(sent)
     second = await ground.join("a", ground.evidence.handler("second"))
-    assert first._consumer is not None
-    remote = first._consumer._remote
+    remote = consumer_of(first)._remote
     info = remote.info
     answered, go_on = asyncio.Event(), asyncio.Event()
 
     async def stands_still() -> ConsumerInfo:
         answer = await info()
-        if not first._consumer._state.draining:  # type: ignore[union-attr]
+        if not consumer_of(first)._state.draining:
             return answer  # it has not yet let go of partition 0
         monkeypatch.setattr(remote, "info", info)
         answered.set()
@@ -310,8 +322,7 @@ async def test_a_gain_that_the_server_confirmed_too_late_and_then_refuses_keeps_
     sent = await ground.publish([in_0])
     await ground.evidence.all_of(sent)
     await ground.drained(1)
-    assert member._consumer is not None
-    remote = member._consumer._remote
+    remote = consumer_of(member)._remote
     update = remote.update
 
     async def confirmed_too_late(config: ConsumerConfig) -> None:

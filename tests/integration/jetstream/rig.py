@@ -17,7 +17,7 @@ from keylane import Connection
 from keylane.core.pulls import Meaning
 from keylane.jetstream import consumers, streams
 from keylane.jetstream.consumers import ConsumerConfig, ConsumerInfo
-from keylane.jetstream.feed import Notice
+from keylane.jetstream.feed import Feed, Notice
 from keylane.jetstream.headers import parse_headers, status_of
 from keylane.jetstream.publish import Outgoing, PublishAck, publish_many
 from keylane.server import NatsServer
@@ -60,6 +60,20 @@ async def all_acked(connection: Connection, stream: str, consumer: str) -> Consu
 async def link_is(connection: Connection, *, up: bool) -> None:
     """Wait until the connection has noticed the loss, or the return, of its link."""
     await until(lambda: connection.is_connected is up, deadline_s=30.0)
+
+
+def buffered(feed: Feed) -> int:
+    """How many messages it holds that nobody has taken."""
+    return len(feed._buffer)
+
+
+def buffered_bytes(feed: Feed) -> int:
+    return feed._buffered_bytes
+
+
+def asked(feed: Feed) -> int:
+    """How many messages its open pulls may still bring."""
+    return feed._window.asked
 
 
 class Notices:

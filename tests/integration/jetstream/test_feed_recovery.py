@@ -21,6 +21,8 @@ from tests.integration.jetstream.rig import (
     Notices,
     Pulls,
     all_acked,
+    asked,
+    buffered,
     fill,
     frozen,
     link_is,
@@ -234,7 +236,7 @@ async def test_what_is_held_stays_bounded_over_many_links(own_server: NatsServer
                 await link.mend()
                 await link_is(connection, up=True)
             await connection.flush()
-            assert len(feed._buffer) + feed._window.asked <= 50
+            assert buffered(feed) + asked(feed) <= 50
 
 
 async def test_a_pull_that_could_not_leave_is_not_sent_later(own_server: NatsServer) -> None:
@@ -250,11 +252,11 @@ async def test_a_pull_that_could_not_leave_is_not_sent_later(own_server: NatsSer
             Pulls.of(steady, stream, "reader") as pulls,
             await open_feed(connection, stream, "reader", FeedOptions(max_messages=50)) as feed,
         ):
-            await until(lambda: asyncio.sleep(0, len(feed._buffer)), lambda buffered: buffered == 45)
+            await until(lambda: buffered(feed), lambda buffered: buffered == 45)
             # From here on nothing yields to the event loop until the link is given up.
             while not any(b"MSG.NEXT" in command for command in connection.nats.outbox):
                 (await anext(feed)).ack()
-            before, acked = len(pulls.batches), 45 - len(feed._buffer)
+            before, acked = len(pulls.batches), 45 - buffered(feed)
             await connection.nats.force_reconnect()
             await link_is(connection, up=False)
             await link_is(connection, up=True)
@@ -263,12 +265,12 @@ async def test_a_pull_that_could_not_leave_is_not_sent_later(own_server: NatsSer
             await until(
                 lambda: consumers.info(steady, stream, "reader"),
                 lambda info: (
-                    info.num_waiting == feed._window.asked == 0
-                    and info.num_ack_pending == len(feed._buffer) > 0
+                    info.num_waiting == asked(feed) == 0
+                    and info.num_ack_pending == buffered(feed) > 0
                     and info.ack_floor == acked
                 ),
             )
-            assert len(feed._buffer) <= 50
+            assert buffered(feed) <= 50
             assert len(pulls.batches) == before + 1
 
 
@@ -325,10 +327,10 @@ async def test_a_link_that_was_given_up_is_not_read_any_more(own_server: NatsSer
             sid = next(sid for sid, route in client.scanner.routes.items() if route is feed).decode()
             forged = f"MSG {feed._inbox}.0.1 {sid} $JS.ACK.S.reader.1.1.1.1.0 6\r\nforged\r\n".encode()
             wire.sink(forged)
-            assert len(feed._buffer) == 1
+            assert buffered(feed) == 1
             await client.force_reconnect()
             wire.sink(forged)
-            assert len(feed._buffer) == 1
+            assert buffered(feed) == 1
             await link_is(connection, up=True)
             await fill(connection, stream, 1)
             assert [(await anext(feed)).data for _ in range(2)] == [b"forged", b"0"]

@@ -26,6 +26,7 @@ from keylane.core.claims import World
 from keylane.errors import InvalidInput, KeylaneError, LogReplaced, NoSuchTopic, ReadIncomplete, UnsafeLog
 from keylane.kafka import KafkaLink, KafkaLog, open_kafka, open_kafka_log
 from keylane.kafka import log as kafka_log
+from keylane.kafka.partition_offsets import PartitionOffsets
 from keylane.kafka.topic import describe, settings
 from keylane.marshal import Bounds, CoordinationLog, MemoryLog, Newest, Verdict, catch_up
 from keylane.marshal.retry import Backoff
@@ -226,10 +227,10 @@ async def test_a_reading_that_hears_nothing_is_an_error(
     async with open_kafka(kafka.bootstrap, timeout_s=6) as link, a_log(link, name) as log:
         await log.append(claim("anna"), 0)
 
-        async def further(which: str, partition: int) -> int:
+        async def further(offsets: PartitionOffsets, which: str, partition: int) -> int:
             return 3
 
-        monkeypatch.setattr(log._offsets, "ask", further)
+        monkeypatch.setattr(PartitionOffsets, "ask", further)
         with pytest.raises(ReadIncomplete, match=r"record 1 of 2 did not come within 6 s; read again"):
             [record async for record in log.read(0, 0)]
         monkeypatch.undo()
@@ -241,10 +242,10 @@ async def test_a_leader_that_does_not_know_what_was_confirmed_is_not_believed(
 ) -> None:
     await log.append(claim("anna"), 0)
 
-    async def behind(which: str, partition: int) -> int:
+    async def behind(offsets: PartitionOffsets, which: str, partition: int) -> int:
         return 0
 
-    monkeypatch.setattr(log._offsets, "ask", behind)
+    monkeypatch.setattr(PartitionOffsets, "ask", behind)
     with pytest.raises(ReadIncomplete, match="ends at 0, before record 0, which was confirmed: its leader"):
         await log.bounds(0)
     monkeypatch.setattr(kafka_log, "_BELIEVED_TRUNCATED_S", 0.0)

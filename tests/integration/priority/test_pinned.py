@@ -196,10 +196,9 @@ async def test_a_blocked_event_loop_asks_before_it_goes_on(
     first = await feed.next(5)
     assert first is not None
     assert first.sequence == published[0]
-    assert feed._pinning is not None
-    loop = asyncio.get_running_loop()
-    while loop.time() - feed._pinning._asked_at < timeout_s / 4:  # noqa: ASYNC110 - until the last pull is old enough
-        await asyncio.sleep(0.001)
+    pinning = feed._pinning
+    assert pinning is not None
+    await until(lambda: time.monotonic() - pinning._asked_at, lambda age_s: age_s >= timeout_s / 4)
     time.sleep(0.85 * timeout_s)  # noqa: ASYNC251 - a handler that blocks the loop is what is tested
     second = await feed.next(5)
     # Nobody else waits: the server unpinned us and pins us again. What was buffered comes again, in order.
