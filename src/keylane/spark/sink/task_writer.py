@@ -109,6 +109,8 @@ def write_batches(
             running.result()
         link.start(writer.finish()).result()
     finally:
+        if running is not None:
+            running.cancel()  # the batches failed meanwhile; a future that is done stays as it is
         link.call(writer.close())
     return Written(encoder.rows, writer.dead_letters)
 
