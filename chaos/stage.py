@@ -26,7 +26,6 @@ from tests.waiter import until
 _STOP_TIMEOUT_S = 40.0
 """Longer than a member takes to stop at most: what is still there then hangs."""
 _CHANGE_TIMEOUT_S = 60.0
-_LOOK_EVERY_S = 0.02
 
 
 class Stage:

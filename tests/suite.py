@@ -46,6 +46,7 @@ SHARED_PEERS = {"integration/kafka": 1, SPARK: max(2, os.cpu_count() or 1), "int
 A worker without other work helps with all but Spark: it computes more than it waits, so one for each core is enough.
 """
 
+ALONE = "pytest.mark.alone("
 _MARKS = ("long", "alone")
 _FIRST, _LAST = ("core", "properties"), ("integration",)
 
@@ -77,6 +78,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for mark in item.iter_markers():
             if mark.name in _MARKS and not (mark.args and isinstance(mark.args[0], str)):
                 raise pytest.UsageError(f'{item.nodeid}: say why, as in @pytest.mark.{mark.name}("kills ten drivers")')
+            if mark.name == "alone" and ALONE not in item.path.read_text():
+                raise pytest.UsageError(f"{item.nodeid}: write {ALONE} in its file: scripts/suite.py looks for that")
     if "PYTEST_XDIST_WORKER" not in os.environ:
         items.sort(key=lambda item: _rank(_inside_tests(item.path, config.rootpath)))
         return

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from tests.peers.store import REPOSITORY
-from tests.suite import LONG_FILES, SHARED_PEERS, next_file
+from tests.suite import ALONE, LONG_FILES, SHARED_PEERS, next_file
 
 KAFKA, SPARK = "tests/integration/kafka/", "tests/integration/spark/"
 MOST_SPARK = SHARED_PEERS["integration/spark"]
@@ -85,6 +85,18 @@ def test_a_mark_without_a_reason_is_refused(tmp_path: Path, mark: str) -> None:
     done = pytest_on(tmp_path, f"import pytest\n@pytest.mark.{mark}\ndef test_one(): ...\n")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert f"test_one: say why, as in @pytest.mark.{mark}(" in done.stderr
+
+
+def test_a_mark_that_the_suite_would_not_find_is_refused(tmp_path: Path) -> None:
+    done = pytest_on(tmp_path, "from pytest import mark\n@mark.alone('measures')\ndef test_one(): ...\n")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert f"test_one: write {ALONE} in its file" in done.stderr
+
+
+def test_all_files_with_tests_that_measure_time_are_found() -> None:
+    found = {Path(file).relative_to(REPOSITORY).as_posix() for file in script().alone()}
+    assert "tests/integration/jetstream/test_awake.py" in found
+    assert "tests/core/test_pin.py" not in found
 
 
 def test_a_slow_test_without_the_mark_is_named(tmp_path: Path) -> None:
