@@ -11,7 +11,7 @@ import pytest
 
 from keylane.core.claim_facts import LogRecord, Owner, Tenure, Verdict, gaps
 from keylane.core.claim_records import HEARTBEAT, ReleaseGroup, decode, encode
-from keylane.core.claims import World, replay
+from keylane.core.world import World, replay
 from keylane.marshal.log import Bounds
 from tests.core.claim_histories import INTERVAL_S, history, told_claim
 

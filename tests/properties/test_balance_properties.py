@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keylane.core.balance import MOST_REQUESTS, GroupView, is_spoken_for, to_ask_for, to_give_up
+from keylane.core.claim_balance import MOST_REQUESTS, GroupView, is_spoken_for, to_ask_for, to_give_up
 from keylane.core.claim_facts import Claim, Ended, Key, LogRecord, Owner, Verdict, overlaps
 from keylane.core.claim_records import (
     ClaimingPartition,
@@ -19,7 +19,7 @@ from keylane.core.claim_records import (
     coordinating_partition,
     encode,
 )
-from keylane.core.claims import World
+from keylane.core.world import World
 
 pytestmark = pytest.mark.timeout(240)  # it computes for seconds, and other tests may have the cores meanwhile
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from keylane.core.claim_facts import LogRecord, Tenure
-from keylane.core.claims import World
+from keylane.core.world import World
 from keylane.marshal.log import Bounds
 from keylane.spark.pipelines import claims
 from keylane.spark.pipelines.claims_records import ROWS_DDL

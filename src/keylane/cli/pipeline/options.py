@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from keylane.cli.connection_options import ConnectionOptions
+from keylane.cli.command import ConnectionOptions
 from keylane.errors import InvalidInput
 from keylane.spark.secrets import is_secret_name
 

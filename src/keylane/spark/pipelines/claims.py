@@ -1,6 +1,6 @@
 """Claims: a coordination log replayed on Spark: who owned what when, overlaps and gaps, pauses.
 
-The rules are those of `core/claims.py`; `claims_replay` applies them in tasks, `claims_tables` queries the result,
+The rules are those of `core/world.py`; `claims_replay` applies them in tasks, `claims_tables` queries the result,
 `claims_log` knows where the log is. The world is that of one reader who reads the log up to the same place.
 """
 
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keylane.core.claim_records import Placing, check_id, check_placing
-from keylane.core.claims import World
 from keylane.core.names import check_stream_name
+from keylane.core.world import World
 from keylane.errors import InvalidInput
 from keylane.spark.pipelines.claims_log import open_log, place_of, stops_of
 from keylane.spark.pipelines.claims_replay import FOREVER_MS

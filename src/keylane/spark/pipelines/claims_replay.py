@@ -1,4 +1,4 @@
-"""A coordination log replayed in tasks: each takes the records of some keys, and the rules of `core/claims.py`.
+"""A coordination log replayed in tasks: each takes the records of some keys, and the rules of `core/world.py`.
 
 What a record is worth depends on the records of its own key, on the pauses of its group, and on the log's time, which
 `claims_records` tells. So any task can replay any keys by themselves: it applies their records and all pauses, each at
@@ -22,7 +22,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
 
 from keylane.core.claim_facts import Claim, Ended, Key, LogRecord, Owner, Tenure, Verdict, gaps, overlaps
 from keylane.core.claim_records import HEARTBEAT, RELEASE_GROUP, Placing, Unreadable, split
-from keylane.core.claims import World
+from keylane.core.world import World
 from keylane.spark.pipelines.claims_records import LogExtent
 
 FOREVER_MS: Final = 253_402_300_799_000

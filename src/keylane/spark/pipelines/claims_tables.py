@@ -1,7 +1,7 @@
 """From the records of a coordination log to tables: spans, gaps, overlaps, pauses, rivals, and the world in the end.
 
 The log is read once, into Parquet. Its records are then spread over the tasks by key and replayed by the rules of
-`core/claims.py` (`claims_replay`), into one table on disk; the tables for people are views of it. Times are the log's.
+`core/world.py` (`claims_replay`), into one table on disk; the tables for people are views of it. Times are the log's.
 """
 
 from __future__ import annotations

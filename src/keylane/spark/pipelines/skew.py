@@ -1,8 +1,8 @@
 """Skew: how the load of a stream is spread, and a plan that spreads it over the members with few moves.
 
 Load is counted per key and partition: messages and bytes from the stream, handler time from the journal where there is
-one. The plan is `core.plans.weighted`; it is written as the file that `keylane elastic apply-plan` applies. Changes
-nothing by itself.
+one. The plan is `core.weighted_plan.weighted`; it is written as the file that `keylane elastic apply-plan` applies.
+Changes nothing by itself.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from keylane.core.plans import Move, Plan, WeightedPlan, weighted
+from keylane.core.plans import Move, Plan
+from keylane.core.weighted_plan import WeightedPlan, weighted
 from keylane.errors import GroupError, InvalidInput, NotFound
 from keylane.groups import ElasticConfig, StaticConfig
-from keylane.groups.plan_file import write_plan_file
+from keylane.groups.admin import write_plan_file
 from keylane.spark.pipelines.interface import GroupSettings, PipelineReport
 from keylane.spark.pipelines.spark_jobs import Say, plainly, progress, say_nothing
 from keylane.spark.pipelines.stream_range import (
