@@ -126,8 +126,9 @@ class SharedSession:
         gateway = SparkContext._gateway
         assert gateway is not None
         gateway.proc.kill()
+        gateway.proc.stdin.close()
         gateway.proc.wait()
-        gateway.shutdown_callback_server()
+        gateway.close()
         SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
         SparkSession._instantiatedSession = SparkSession._activeSession = None
         self._session = None

@@ -26,8 +26,7 @@ from keylane.core.world import World
 from keylane.errors import InvalidInput, KeylaneError, LogReplaced, NoSuchTopic, ReadIncomplete, UnsafeLog
 from keylane.kafka import KafkaLink, KafkaLog, open_kafka, open_kafka_log
 from keylane.kafka import log as kafka_log
-from keylane.kafka.partition_offsets import PartitionOffsets
-from keylane.kafka.topic import describe, settings
+from keylane.kafka.topic import PartitionOffsets, describe, settings
 from keylane.marshal import Bounds, CoordinationLog, MemoryLog, Newest, Verdict, catch_up
 from keylane.retrying import Backoff
 from tests.integration.kafka.log_rig import (

@@ -13,7 +13,7 @@ import pytest
 from keylane import Connection
 from keylane.core.claim_facts import Ended
 from keylane.core.claim_records import ClaimingPartition, decode
-from keylane.core.claims import World
+from keylane.core.world import World
 from keylane.marshal import Appetite, Consumer, MarshalMessage, MemorySource
 from tests.integration.marshal.rig import (
     TOPIC,
