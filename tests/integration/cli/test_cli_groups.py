@@ -20,6 +20,7 @@ from keylane.groups.store import bucket_of
 from keylane.jetstream import ConsumerConfig, consumers, streams
 from keylane.server import NatsServer
 from tests.integration.cli.groups_rig import DEADLINE_S, Done, here, parted_stream, plain_stream, publish, run
+from tests.waiter import until
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -49,9 +50,9 @@ async def names(connection: Connection, stream: str) -> list[str]:
 
 async def held(connection: Connection, stream: str, messages: int) -> None:
     """Wait until a stream holds this many messages. The server tells nobody when it has copied one."""
-    async with asyncio.timeout(DEADLINE_S):
-        while (await streams.info(connection, stream)).state.messages < messages:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    await until(
+        lambda: streams.info(connection, stream), lambda seen: seen.state.messages >= messages, deadline_s=DEADLINE_S
+    )
 
 
 async def nothing(_: groups.GroupMessage) -> None:
@@ -247,8 +248,7 @@ async def test_info_draws_who_owns_what(connection: Connection, orders: str, at:
     await held(connection, f"{orders}-billing", 50)
     async with asyncio.timeout(DEADLINE_S):
         await started.wait()
-        while (await consumers.info(connection, f"{orders}-billing", "a")).num_ack_pending < 3:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    await until(lambda: consumers.info(connection, f"{orders}-billing", "a"), lambda info: info.num_ack_pending >= 3)
     shown = await run("elastic", "info", *where, *at)
     as_json = await here("elastic", "info", *where, "--json", *at)
     one = await run("elastic", "member-info", *where, "a", *at)

@@ -19,7 +19,8 @@ from keylane.groups.store import bucket_of
 from keylane.jetstream import streams
 from keylane.server import NatsServer
 from tests.integration.exactly_once.rig import CALM, Database, drained, write
-from tests.integration.groups.rig import Ground, active, flawless, make_ground, until
+from tests.integration.groups.rig import Ground, active, flawless, make_ground
+from tests.waiter import until
 
 BUCKET = "elastic-consumer-groups"
 

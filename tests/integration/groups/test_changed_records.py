@@ -12,8 +12,9 @@ from keylane.groups.config import Kind
 from keylane.groups.store import bucket_of
 from keylane.jetstream import ConsumerConfig, streams
 from keylane.server import NatsServer
-from tests.integration.groups.rig import Ground, flawless, until
+from tests.integration.groups.rig import Ground, flawless
 from tests.integration.groups.test_healing import keys, reason_of
+from tests.waiter import until
 
 PATIENT = ConsumerConfig(ack_wait_s=20.0)
 """So long that nobody looks while there is no bucket: it would be the end of the group."""

@@ -22,7 +22,8 @@ from keylane.errors import (
 from keylane.groups.store import bucket_of
 from keylane.jetstream import ConsumerConfig, consumers, streams
 from tests.integration.groups.conftest import MakeGround
-from tests.integration.groups.rig import Ground, eventually
+from tests.integration.groups.rig import Ground
+from tests.waiter import until
 
 
 async def test_an_elastic_group_is_a_record_and_a_queue(ground: Ground) -> None:
@@ -102,6 +103,9 @@ async def test_the_identical_static_group_is_fine_and_another_one_is_refused(par
 async def test_twenty_at_once_make_one_group(ground: Ground) -> None:
     made = await asyncio.gather(*[ground.elastic(members=["a"]) for _ in range(20)])
     assert all(one == made[0] for one in made)
+    assert len(await groups.list_groups(ground.connection, ground.stream)) == 1
+    queues = [one for one in await streams.names(ground.connection) if one.startswith(f"{ground.stream}-")]
+    assert queues == [f"{ground.stream}-g"]
 
 
 async def test_of_two_different_groups_at_once_one_is_made(ground: Ground) -> None:
@@ -239,7 +243,7 @@ async def test_a_copy_of_numbered_streams_is_taken_at_its_word(
     await copy.static(members=["a"])
     assert len(warnings(caplog)) == 1
     await partitioned.publish([f"k{number}" for number in range(20)])
-    await eventually(lambda: streams.state(copy.connection, copy.stream), lambda state: state.messages == 20)
+    await until(lambda: streams.state(copy.connection, copy.stream), lambda state: state.messages == 20)
     await copy.static("late", members=["a"])
     assert len(warnings(caplog)) == 1
 

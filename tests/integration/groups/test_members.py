@@ -20,8 +20,11 @@ from keylane.errors import (
 )
 from keylane.groups import GroupMessage, Member, MemberHooks
 from keylane.groups.store import bucket_of
-from keylane.jetstream import Bucket, ConsumerConfig, consumers, streams
-from tests.integration.groups.rig import LONG_S, QUICK, Ground, active, eventually, flawless, owned, until
+from keylane.jetstream import consumers, streams
+from keylane.jetstream.consumers import ConsumerConfig
+from keylane.jetstream.kv import Bucket
+from tests.integration.groups.rig import LONG_S, QUICK, Ground, active, flawless, owned
+from tests.waiter import until
 
 PATIENT = ConsumerConfig(ack_wait_s=30.0)
 """Neither a pin nor a message times out while a test lasts."""
@@ -205,8 +208,9 @@ async def test_a_cancelled_program_leaves_nothing_waiting(ground: Ground) -> Non
     await ground.elastic(members=["a"])
     member = await ground.join("a")
     await until(lambda: owned(member))
-    assert member._main is not None
-    member._main.cancel()
+    main = member._main
+    assert main is not None
+    main.cancel()
     with pytest.raises(asyncio.CancelledError):
         await ended(member)
     await member.stop()
@@ -399,7 +403,7 @@ async def test_a_mapping_for_the_same_partitions_changes_the_filters_too(ground:
     member = await ground.join("a")
     await ground.evidence.all_of(await ground.publish(["k"]))
     await groups.set_mapping(ground.connection, ground.stream, "g", {"a": range(4)})
-    info = await eventually(
+    info = await until(
         lambda: consumers.info(ground.connection, f"{ground.stream}-g", "a"),
         lambda info: (info.config.filter_subjects or ("",))[0] == "0.>",
     )

@@ -28,6 +28,7 @@ from keylane.jetstream import Hooks
 from keylane.jetstream.connection import REFUSALS_PER_SERVER
 from keylane.jetstream.login import LoginClient
 from keylane.server import NatsCluster, NatsServer
+from tests.waiter import until
 
 
 class Diary:
@@ -41,11 +42,9 @@ class Diary:
             on_error=lambda error: self.note("error", error),
             on_close=lambda reason: self.note("closed", reason),
         )
-        self._grown = asyncio.Event()
 
     def note(self, what: str, about: object) -> None:
         self.entries.append((what, about))
-        self._grown.set()
 
     def all(self, what: str | type[Exception]) -> list[object]:
         if isinstance(what, str):
@@ -53,10 +52,7 @@ class Diary:
         return [about for _, about in self.entries if isinstance(about, what)]
 
     async def until(self, what: str | type[Exception], times: int = 1) -> None:
-        async with asyncio.timeout(20):
-            while len(self.all(what)) < times:
-                self._grown.clear()
-                await self._grown.wait()
+        await until(lambda: self.all(what), lambda seen: len(seen) >= times)
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,8 @@ from keylane.errors import Disconnected, FeedEnded, OutcomeUnknown, ProtocolViol
 from keylane.jetstream import Outgoing, PublishAck, open_feed, publish_many, read_batch
 from keylane.jetstream.connection import VIOLATIONS_PER_SERVER
 from keylane.server import NatsServer
-from tests.integration.jetstream.rig import Link, fill, make_consumer, make_stream, until
+from tests.integration.jetstream.rig import Link, fill, make_consumer, make_stream
+from tests.waiter import until
 
 Unique = Callable[..., str]
 

@@ -137,8 +137,8 @@ async def test_a_batch_as_arrow_has_the_same_records(connection: Connection, str
         worker.work(499)
         worker.origin.revision = 5
         journal.note(worker.message(500), "dead", 7, 9)
-    async for _, one in read_batches(connection, stream):
-        table = to_arrow(one)
-        assert tuple(table.schema.names) == ARROW_COLUMNS
-        assert table.to_pylist() == [record._asdict() for record in one.rows()]
-        assert [row["revision"] for row in table.slice(498).to_pylist()] == [4, 5]
+    [one] = [batch async for _, batch in read_batches(connection, stream)]
+    table = to_arrow(one)
+    assert tuple(table.schema.names) == ARROW_COLUMNS
+    assert table.to_pylist() == [record._asdict() for record in one.rows()]
+    assert [row["revision"] for row in table.slice(498).to_pylist()] == [4, 5]

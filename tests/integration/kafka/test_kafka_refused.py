@@ -32,8 +32,9 @@ from keylane.marshal import Appetite, Consumer, MemorySource, Position, Verdict,
 from keylane.retrying import Backoff
 from tests.integration.kafka.log_rig import Unique, beat, claim, create, delete, start_again
 from tests.integration.kafka.topic_rig import make_rule
-from tests.integration.marshal.rig import GROUP, TOPIC, Seen, fill, until
+from tests.integration.marshal.rig import GROUP, TOPIC, Seen, fill
 from tests.peers.kafka import Kafka
+from tests.waiter import until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 

@@ -10,9 +10,9 @@ import pytest
 from keylane.errors import InvalidInput
 from keylane.jetstream import consumers
 from keylane.priority import ConsumerConfig, consume, group_state, unpin, update
-from tests.integration.jetstream.rig import until
 from tests.integration.priority.conftest import GROUP, MakeGround, OpenClient, StartReader
 from tests.integration.priority.evidence import judge, receivers
+from tests.waiter import until
 
 AT_ONCE_S = 10.0
 """Far below the 30 s of one who waits for the pin's timeout or the ack wait; the machine may be slow."""
@@ -196,9 +196,9 @@ async def test_a_blocked_event_loop_asks_before_it_goes_on(
     first = await feed.next(5)
     assert first is not None
     assert first.sequence == published[0]
-    loop = asyncio.get_running_loop()
-    while loop.time() - feed._pulls.asked_at < timeout_s / 4:  # noqa: ASYNC110 - until the last pull is old enough
-        await asyncio.sleep(0.001)
+    pinning = feed._pinning
+    assert pinning is not None
+    await until(lambda: time.monotonic() - pinning._asked_at, lambda age_s: age_s >= timeout_s / 4)
     time.sleep(0.85 * timeout_s)  # noqa: ASYNC251 - a handler that blocks the loop is what is tested
     second = await feed.next(5)
     # Nobody else waits: the server unpinned us and pins us again. What was buffered comes again, in order.

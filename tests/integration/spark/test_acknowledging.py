@@ -36,6 +36,7 @@ from keylane.spark.driver import acknowledgement
 from keylane.spark.driver.acknowledgement import Acknowledgement
 from keylane.spark.driver.lease import Lease
 from keylane.spark.query_records import bucket_of, claim_key, lease_key
+from tests.waiter import until
 
 Unique = Callable[..., str]
 PARTITIONS = 3
@@ -104,9 +105,7 @@ class Rig:
         return (await consumers.info(self.connection, self.stream, f"spark-{query}")).num_pending
 
     async def lag_becomes(self, query: str, lag: int) -> None:
-        async with asyncio.timeout(15):
-            while await self.lag(query) != lag:  # noqa: ASYNC110 - the server sends no event for it
-                await asyncio.sleep(0.05)
+        await until(lambda: self.lag(query), lambda seen: seen == lag)
 
 
 @asynccontextmanager
@@ -290,9 +289,9 @@ async def elastic_group(connection: Connection, source: str, members: Sequence[s
 async def fill(rig: Rig, source: str, count: int) -> None:
     """Publish below a group and wait until its queue has copied everything."""
     await publish_many(rig.connection, [Outgoing(f"{source}.{number}") for number in range(count)])
-    async with asyncio.timeout(20):
-        while (await streams.state(rig.connection, rig.stream)).last_sequence < count:  # noqa: ASYNC110 - no event
-            await asyncio.sleep(0.05)
+    await until(
+        lambda: streams.state(rig.connection, rig.stream), lambda seen: seen.last_sequence >= count, deadline_s=20
+    )
 
 
 async def test_a_group_with_members_is_refused_also_when_none_of_them_runs(

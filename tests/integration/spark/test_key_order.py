@@ -67,7 +67,7 @@ def table(rows: Sequence[tuple[str | None, int]]) -> pa.Table:
     )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def scattered(spark: SparkSession) -> DataFrame:
     """Rows of three keys, in no order, in several tasks."""
     rows = [(f"k{number % 3}", number) for number in range(300)]

@@ -26,6 +26,7 @@ from keylane.spark.driver.lease import Lease, LeaseRecord, holder_name
 from keylane.spark.parent_process import ParentProcess, end_properly
 from keylane.spark.query_records import BUCKET, bucket_of, lease_key
 from tests.peers.store import REPOSITORY
+from tests.waiter import until
 
 Unique = Callable[..., str]
 
@@ -53,12 +54,6 @@ def is_held(lease: Lease) -> bool:
     except QueryFenced:
         return False
     return True
-
-
-async def until(fact: Callable[[], object], deadline_s: float = 20.0) -> None:
-    async with asyncio.timeout(deadline_s):
-        while not fact():  # noqa: ASYNC110 - facts of other processes and of the server send no events
-            await asyncio.sleep(0.02)
 
 
 def is_running(pid: int) -> bool:
@@ -155,14 +150,15 @@ async def test_a_hint_that_runs_ahead_of_the_stream_is_not_wasted(
     taking = asyncio.create_task(second.take(on_waiting=lambda _: waits.set()))
     async with asyncio.timeout(20):
         await waits.wait()
-    look, old, looks = second._bucket.get, await second._bucket.get(lease_key(name)), 0
+    bucket = second._bucket
+    look, old, looks = bucket.get, await bucket.get(lease_key(name)), 0
 
     async def late(key: str) -> KvEntry | None:
         nonlocal looks
         looks += 1
         return old if looks == 1 else await look(key)
 
-    monkeypatch.setattr(second._bucket, "get", late)
+    monkeypatch.setattr(bucket, "get", late)
     await first.release()
     async with asyncio.timeout(20):
         await taking
@@ -383,7 +379,7 @@ class Holder:
         return None
 
     async def says(self, text: str) -> tuple[float, str]:
-        await until(lambda: self.said(text), 30)
+        await until(lambda: self.said(text), deadline_s=30)
         found = self.said(text)
         assert found is not None
         return found
@@ -482,6 +478,13 @@ async def test_a_process_whose_parent_was_killed_neither_keeps_nor_takes_the_lea
 # ---- the JVM's side of the socket -------------------------------------------------------------------------
 
 
+def socket_of(caller: ParentProcess) -> socket.socket:
+    """The one to its parent, which it keeps as long as the process lives."""
+    kept = caller._socket
+    assert kept is not None
+    return kept
+
+
 def test_a_caller_that_closes_its_socket_is_gone_and_nothing_is_taken_from_the_socket(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -489,8 +492,7 @@ def test_a_caller_that_closes_its_socket_is_gone_and_nothing_is_taken_from_the_s
         monkeypatch.setenv("PYTHON_WORKER_FACTORY_PORT", str(jvm.getsockname()[1]))
         theirs, _ = jvm.accept()
         caller = ParentProcess()
-        assert caller._socket is not None
-        with caller._socket:
+        with socket_of(caller):
             assert not caller.is_gone()
             theirs.sendall(b"next")
             assert not caller.is_gone()
@@ -510,8 +512,7 @@ async def test_a_driver_that_waits_gives_up_when_its_query_is_stopped(
             monkeypatch.setenv("PYTHON_WORKER_FACTORY_PORT", str(jvm.getsockname()[1]))
             theirs, _ = jvm.accept()
             caller = ParentProcess()
-            assert caller._socket is not None
-            with caller._socket:
+            with socket_of(caller):
                 second = Lease(connection, name, "the second", 60, caller=caller)
                 waits = asyncio.Event()
                 taking = asyncio.create_task(second.take(on_waiting=lambda _: waits.set()))
