@@ -196,9 +196,7 @@ async def test_a_blocked_event_loop_asks_before_it_goes_on(
     first = await feed.next(5)
     assert first is not None
     assert first.sequence == published[0]
-    pinning = feed._pinning
-    assert pinning is not None
-    await until(lambda: time.monotonic() - pinning._asked_at, lambda age_s: age_s >= timeout_s / 4)
+    await until(lambda: time.monotonic() - feed._pulls.asked_at, lambda age_s: age_s >= timeout_s / 4)
     time.sleep(0.85 * timeout_s)  # noqa: ASYNC251 - a handler that blocks the loop is what is tested
     second = await feed.next(5)
     # Nobody else waits: the server unpinned us and pins us again. What was buffered comes again, in order.
