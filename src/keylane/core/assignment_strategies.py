@@ -98,7 +98,7 @@ def assign(
 ) -> Assignment:
     """The assignment for these partitions and workers.
 
-    `homes`: workers that partitions go back to if they live, by partition id: what a worker had when it left.
+    `homes`: by partition id, the worker that had it when that worker left. If it is back the partition goes there.
     `spilled`: labels whose partitions go to any worker as long as no worker has the label.
 
     >>> from keylane.core.fleet_partitions import hashed
@@ -240,6 +240,8 @@ class _Layer:
     caps: dict[int, int] = field(default_factory=dict)
     """The most that each should carry."""
     held: dict[int, set[int]] = field(default_factory=dict)
+    guests: set[int] = field(default_factory=set)
+    """Partitions that have a home and are not there: they are the first to be moved on."""
 
     def give(self, partition: int, worker: int) -> None:
         holder, weight = self.holders[partition], self.weights[partition]
@@ -319,12 +321,19 @@ def _keep(layer: _Layer, partitions: list[Partition]) -> None:
 def _send_home(layer: _Layer, partitions: list[Partition]) -> None:
     """Partitions go back to the worker that had them before it left, as far as it has room."""
     for at, one in enumerate(partitions):
-        home = layer.fleet.numbers.get(layer.fleet.homes.get(one.id, -1), -1)
-        if home not in layer.held or home == layer.holders[at]:
+        if one.id not in layer.fleet.homes:
             continue
-        if layer.fleet.loads[home] + layer.weights[at] <= layer.caps[home] or not layer.held[home]:
+        home = layer.fleet.numbers.get(layer.fleet.homes[one.id], -1)
+        if home == layer.holders[at]:
+            continue
+        has_room = home in layer.held and (
+            layer.fleet.loads[home] + layer.weights[at] <= layer.caps[home] or not layer.held[home]
+        )
+        if has_room:
             layer.give(at, home)
             layer.fleet.new.discard(home)  # it has what it had
+        else:
+            layer.guests.add(at)
 
 
 def _release(layer: _Layer, loose: int) -> list[int]:
@@ -382,7 +391,7 @@ def _excess(layer: _Layer, worker: int, limit: Fraction, scores: list[int]) -> l
     released: list[int] = []
     if excess <= 0:
         return released
-    for at in sorted(layer.held[worker], key=lambda at: (-layer.weights[at], -scores[at], at)):
+    for at in sorted(layer.held[worker], key=lambda at: (-layer.weights[at], at not in layer.guests, -scores[at], at)):
         if layer.weights[at] <= excess:
             excess -= layer.weights[at]
             layer.give(at, -1)
@@ -447,7 +456,7 @@ def _give_away(layer: _Layer, giver: int) -> bool:
     Each time the lightest that is enough, or the heaviest that helps; of equal ones what the hash prefers least here.
     """
     by_weight: dict[int, list[int]] = {}
-    for at in sorted(layer.held[giver], key=lambda at: (-layer.score(at, giver), at)):
+    for at in sorted(layer.held[giver], key=lambda at: (at in layer.guests, -layer.score(at, giver), at)):
         by_weight.setdefault(layer.weights[at], []).append(at)
     weights = sorted(by_weight)
     has_moved = False

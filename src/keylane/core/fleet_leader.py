@@ -427,7 +427,7 @@ def _propose(
     live = {worker.id: worker.instance for worker in facts.live}
     previous = Assignment(current.owners, tuple(current.workers)) if current else None
     kept = {worker: one for worker, one in state.reserved.items() if one.until_s > now_s}
-    homes = {one: worker for worker, held in sorted(kept.items()) if worker in live for one in held.partitions}
+    homes = {one: worker for worker, held in sorted(kept.items()) for one in held.partitions}
     found = assign(
         facts.partitions,
         facts.live,
