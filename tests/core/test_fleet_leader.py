@@ -208,16 +208,17 @@ def test_another_holder_of_an_id_gets_an_assignment_of_its_own_at_once() -> None
     assert decision.workers[3] != before.workers[3]
 
 
-def test_two_that_leave_one_after_the_other_both_get_their_own_back() -> None:
+@pytest.mark.parametrize("back", [(2, 1), (1, 2)])
+def test_two_that_leave_one_after_the_other_both_get_their_own_back(back: tuple[int, int]) -> None:
     fleet = started(4, "sticky")
     before = dict(fleet.current.owners) if fleet.current else {}
     fleet.expire(1)
     fleet.run(3)
     fleet.expire(2)
     fleet.run(3)
-    fleet.join(2)
-    fleet.run(20)
-    fleet.join(1)
+    fleet.join(back[0])
+    fleet.run(15)
+    fleet.join(back[1])
     fleet.run(CALM_S)
     assert fleet.current is not None
     assert fleet.current.owners == before
