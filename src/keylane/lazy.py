@@ -1,4 +1,4 @@
-"""Public names that are loaded when they are first used, so that importing a package alone stays cheap."""
+"""Loads public names at their first use, so that importing a package stays cheap."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib import import_module
 
 
 def loader(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
-    """The `__getattr__` of a package whose names live in the modules `homes` names. A name is looked up once."""
+    """The `__getattr__` of a package. `homes` maps each name to its module. A name is looked up once."""
 
     def load(name: str) -> object:
         home = homes.get(name)

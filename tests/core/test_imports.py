@@ -21,7 +21,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "keylane"
 
 PACKAGES = frozenset({"groups", "priority", "exactly_once", "journal", "fleet", "marshal", "kafka", "spark"})
 ADAPTERS = frozenset({"jetstream"})
-FOUNDATION = frozenset({"awaitable_context", "core", "errors", "lazy", "retries"})
+FOUNDATION = frozenset({"awaitable_context", "core", "errors", "lazy", "retrying"})
 EVERYTHING = frozenset({"*"})
 
 # What each part may import of keylane besides itself. Of another package only its face, `keylane.<package>`, never
@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "lazy": frozenset(),
     "loop": frozenset(),
-    "retries": frozenset(),
+    "retrying": frozenset({"errors"}),
     "core": frozenset({"errors"}),
     "dispatch": FOUNDATION,
     "jetstream": FOUNDATION,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keylane.core.balance import MOST_REQUESTS, GroupView, is_spoken_for, to_ask_for, to_give_up
+from keylane.core.claim_balance import MOST_REQUESTS, GroupView, is_spoken_for, to_ask_for, to_give_up
 from keylane.core.claim_facts import Claim, Ended, Key, LogRecord, Owner, Verdict, overlaps
 from keylane.core.claim_records import (
     ClaimingPartition,
@@ -18,7 +18,7 @@ from keylane.core.claim_records import (
     coordinating_partition,
     encode,
 )
-from keylane.core.claims import World
+from keylane.core.world import World
 
 INTERVAL_S, GROUP, TOPIC = 10, "g", "t"
 INTERVAL_MS = INTERVAL_S * 1000

@@ -227,7 +227,7 @@ def _adopt(state: LeaderState, current: CurrentAssignment | None, now_s: float) 
         return state
     state = replace(state, version=current.version)
     proposed = state.proposed
-    if proposed is None or (proposed.epoch, proposed.version) != (current.epoch, current.version):
+    if proposed is None or (proposed.epoch, proposed.owners) != (current.epoch, current.owners):
         return state
     state = replace(
         state,

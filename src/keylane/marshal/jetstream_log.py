@@ -127,11 +127,7 @@ class JetStreamLog:
         deadline = loop.time() + self._timeout_s
         while offset < end:
             messages, _ = await read_batch(
-                self._connection,
-                self.name,
-                sequence=offset,
-                batch=min(_BATCH, end - offset),
-                timeout_s=self._timeout_s,
+                self._connection, self.name, sequence=offset, batch=min(_BATCH, end - offset), timeout_s=self._timeout_s
             )
             if messages:
                 deadline = loop.time() + self._timeout_s

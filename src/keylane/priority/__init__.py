@@ -1,6 +1,6 @@
 """Pull consumer priority groups (ADR-42): overflow, pinned client and prioritized.
 
-`rules` has what is checked before a call, `consumers` creates and inspects, `reading` reads, `advisories` listens.
+`rules` has the checks before a call, `consumers` creates and inspects, `readers` reads, `advisories` listens.
 """
 
 from __future__ import annotations

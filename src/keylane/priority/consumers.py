@@ -1,4 +1,4 @@
-"""Consumers with a priority group: create, update, look at who is pinned, unpin."""
+"""Consumers with a priority group: create, update, get the pin's state, unpin."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def group_state(connection: Connection, stream: str, consumer: str) -> Pri
 
 
 async def unpin(connection: Connection, stream: str, consumer: str) -> None:
-    """Clear the pin: with the next message the server pins whichever client waits longest, maybe the same one."""
+    """Clear the pin: with the next message the server pins the client that has waited longest, maybe the same one."""
     info = await consumers.info(connection, stream, consumer)
     group = only_group(info)
     if info.config.priority_policy != "pinned_client":

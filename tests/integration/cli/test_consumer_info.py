@@ -134,7 +134,7 @@ async def test_info_without_a_pin(
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command waits for a new pin longer than a second, which this machine may take."""
-    monkeypatch.setattr("keylane.cli.pins.NEXT_PIN_S", NEXT_S)
+    monkeypatch.setattr("keylane.cli.command.NEXT_PIN_S", NEXT_S)
 
 
 @pytest.mark.usefixtures("patient")

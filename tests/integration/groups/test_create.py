@@ -19,7 +19,7 @@ from keylane.errors import (
     NoSuchGroup,
     NotFound,
 )
-from keylane.groups.store import elastic_bucket, static_bucket
+from keylane.groups.store import bucket_of
 from keylane.jetstream import consumers, streams
 from keylane.jetstream.consumers import ConsumerConfig
 from tests.integration.groups.conftest import MakeGround
@@ -28,7 +28,7 @@ from tests.integration.groups.rig import Ground, eventually
 
 async def test_an_elastic_group_is_a_record_and_a_queue(ground: Ground) -> None:
     config = await ground.elastic(members=["a", "b"], max_buffered_messages=500, max_buffered_bytes=10_000)
-    entry = await elastic_bucket(ground.connection).get(f"{ground.stream}.g")
+    entry = await bucket_of(ground.connection, "elastic").get(f"{ground.stream}.g")
     assert entry is not None
     assert entry.value is not None
     assert json.loads(entry.value) == {
@@ -139,9 +139,7 @@ async def test_a_stream_that_is_no_queue_is_not_taken(make: MakeGround, ground: 
 
 async def test_a_queue_of_the_same_stream_with_other_settings_is_not_taken(ground: Ground) -> None:
     await ground.elastic(max_members=3)
-    await elastic_bucket(ground.connection).delete(
-        f"{ground.stream}.g", revision=await revision(ground, elastic_bucket)
-    )
+    await bucket_of(ground.connection, "elastic").delete(f"{ground.stream}.g", revision=await revision(ground))
     with pytest.raises(GroupConflict, match="which is there with other settings: delete that stream first"):
         await ground.elastic(max_members=4)
     with pytest.raises(NoSuchGroup):
@@ -175,8 +173,8 @@ async def test_a_name_that_another_library_gave_twice(partitioned: Ground) -> No
     """Then `kind` says which one is meant."""
     static = await partitioned.static(members=["a"])
     record = groups.ElasticConfig(max_members=2, members=("x",)).to_json()
-    await elastic_bucket(partitioned.connection).ensure(replicas=1)
-    await elastic_bucket(partitioned.connection).put(f"{partitioned.stream}.g", record, revision=0)
+    await bucket_of(partitioned.connection, "elastic").ensure(replicas=1)
+    await bucket_of(partitioned.connection, "elastic").put(f"{partitioned.stream}.g", record, revision=0)
     with pytest.raises(GroupError, match="a static and an elastic group named 'g': say which with kind="):
         await groups.get_config(partitioned.connection, partitioned.stream, "g")
     for kind, config in (("static", static), ("elastic", groups.ElasticConfig(max_members=2, members=("x",)))):
@@ -368,8 +366,8 @@ async def test_a_member_name_of_the_old_dialect_must_fit_a_priority_group(ground
 # ---- list and delete ---------------------------------------------------------------------------------------
 
 
-async def revision(ground: Ground, bucket: Any, group: str = "g") -> int:
-    entry = await bucket(ground.connection).get(f"{ground.stream}.{group}")
+async def revision(ground: Ground) -> int:
+    entry = await bucket_of(ground.connection, "elastic").get(f"{ground.stream}.g")
     assert entry is not None
     return int(entry.revision)
 
@@ -412,7 +410,7 @@ async def test_deleting_leaves_a_stream_that_is_not_the_queue(make: MakeGround, 
     other = await make(stream=f"{ground.stream}-b")
     await ground.elastic("b-c", members=["m"])
     record = groups.ElasticConfig(max_members=2, members=("x",)).to_json()
-    await elastic_bucket(ground.connection).put(f"{other.stream}.c", record, revision=0)
+    await bucket_of(ground.connection, "elastic").put(f"{other.stream}.c", record, revision=0)
     await groups.delete(other.connection, other.stream, "c")
     assert f"{ground.stream}-b-c" in await streams.names(ground.connection)
 
@@ -435,8 +433,8 @@ async def test_deleting_while_somebody_changes_the_group(ground: Ground) -> None
 
 async def test_a_broken_record_is_named_and_stays(ground: Ground) -> None:
     await ground.elastic()
-    bucket = elastic_bucket(ground.connection)
-    await bucket.put(f"{ground.stream}.g", b'{"max_members": "four"}', revision=await revision(ground, elastic_bucket))
+    bucket = bucket_of(ground.connection, "elastic")
+    await bucket.put(f"{ground.stream}.g", b'{"max_members": "four"}', revision=await revision(ground))
     name = f"record '{ground.stream}.g' in bucket 'elastic-consumer-groups'"
     calls = (
         lambda: groups.get_config(ground.connection, ground.stream, "g"),
@@ -462,5 +460,5 @@ async def test_nothing_but_groups_is_in_the_buckets(ground: Ground) -> None:
     await groups.drop_members(ground.connection, ground.stream, "g", ["b"])
     sequences = await ground.publish(f"k{number}" for number in range(20))
     await ground.evidence.all_of(sequences)
-    assert await elastic_bucket(ground.connection).keys(ground.stream) == [f"{ground.stream}.g"]
-    assert await static_bucket(ground.connection).keys(ground.stream) == []
+    assert await bucket_of(ground.connection, "elastic").keys(ground.stream) == [f"{ground.stream}.g"]
+    assert await bucket_of(ground.connection, "static").keys(ground.stream) == []

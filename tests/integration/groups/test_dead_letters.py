@@ -22,12 +22,12 @@ from keylane.errors import (
     PublishRejected,
 )
 from keylane.groups import GroupMessage
-from keylane.groups.dead_letter_headers import header_lines
 from keylane.groups.dead_letters import (
     DeadLetter,
     DeadLetters,
     dead_letter_stream,
     drop,
+    header_lines,
     list_dead_letters,
     read_dead_letter,
     replay,

@@ -12,22 +12,23 @@ from nats.js.api import SubjectTransform
 from keylane import groups
 from keylane.core.partitions import partition_of
 from keylane.errors import BrokenGroupRecord, GroupError, InvalidInput, NoSuchGroup
-from keylane.groups.store import elastic_bucket, static_bucket
+from keylane.groups.config import Kind
+from keylane.groups.store import bucket_of
 from keylane.jetstream import consumers, streams
 from keylane.jetstream.consumers import ConsumerConfig, ConsumerInfo
 from tests.integration.groups.conftest import MakeGround
 from tests.integration.groups.rig import Ground, active, eventually, flawless, until
 
 
-async def store(ground: Ground, record: bytes, kind: str = "elastic", group: str = "g") -> None:
-    bucket = (elastic_bucket if kind == "elastic" else static_bucket)(ground.connection)
+async def store(ground: Ground, record: bytes, kind: Kind = "elastic", group: str = "g") -> None:
+    bucket = bucket_of(ground.connection, kind)
     await bucket.ensure(replicas=1)
     entry = await bucket.get(f"{ground.stream}.{group}")
     await bucket.put(f"{ground.stream}.{group}", record, revision=entry.revision if entry is not None else 0)
 
 
 async def stored(ground: Ground, group: str = "g") -> bytes:
-    entry = await elastic_bucket(ground.connection).get(f"{ground.stream}.{group}")
+    entry = await bucket_of(ground.connection, "elastic").get(f"{ground.stream}.{group}")
     assert entry is not None
     assert entry.value is not None
     return entry.value

@@ -180,7 +180,7 @@ async def test_what_failed_is_sent_again_in_the_old_order(own: Connection, caplo
         config = (await streams.info(own, journal_stream(STREAM))).config
         await streams.delete(own, journal_stream(STREAM))
         Worker(own, journal, Instance(STREAM)).work(50)
-        await until(lambda: warnings_of(caplog, "a batch was not stored and is tried again") == 1)
+        await until(lambda: warnings_of(caplog, "a batch was not stored and is retried") == 1)
         await streams.create(own, config)
         assert await journal.flush(20)
     assert [record.sequence for record in await read(own, STREAM)] == list(range(1, 51))
@@ -229,7 +229,7 @@ async def test_close_logs_how_many_dropped_records_no_batch_tells(
     await journal.close(timeout_s=0.2)
     assert journal.dropped == 50
     assert warnings_of(caplog, "its last 20 records were not stored") == 1
-    assert warnings_of(caplog, "no batch tells that 30 records were dropped before") == 1
+    assert warnings_of(caplog, "no batch carries the number of 30 dropped records") == 1
 
 
 async def test_a_connection_that_is_closed_ends_the_journal(own: Connection, caplog: pytest.LogCaptureFixture) -> None:
@@ -253,7 +253,7 @@ async def test_a_stream_that_is_deleted_is_told_and_costs_the_oldest(
         config = (await streams.info(own, journal_stream(STREAM))).config
         await streams.delete(own, journal_stream(STREAM))
         worker.work(50)
-        await until(lambda: warnings_of(caplog, "a batch was not stored and is tried again") == 1)
+        await until(lambda: warnings_of(caplog, "a batch was not stored and is retried") == 1)
         for _ in range(20):
             worker.work(10)
             await asyncio.sleep(0)
@@ -268,4 +268,4 @@ async def test_a_stream_that_is_deleted_is_told_and_costs_the_oldest(
     assert len(sequences) + journal.dropped == 250
     told = sum([batch.head.dropped async for _, batch in read_batches(own, STREAM)])
     assert told == journal.dropped
-    assert warnings_of(caplog, "a batch was not stored and is tried again") == 1
+    assert warnings_of(caplog, "a batch was not stored and is retried") == 1

@@ -109,7 +109,7 @@ def text(stream: str) -> Outgoing:
     [
         (newer, JournalTooNew, "sequence 2 on .*: a journal batch of version 2"),
         (cut, BrokenJournal, "sequence 2 on .*: the checksum"),
-        (text, BrokenJournal, "sequence 2 on .* are no journal batch"),
+        (text, BrokenJournal, "sequence 2 on .* are not a journal batch"),
         (of_another, BrokenJournal, "sequence 2 on .* holds a batch of group 'billing', member 'bob'"),
     ],
 )

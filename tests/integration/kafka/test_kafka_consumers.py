@@ -21,7 +21,7 @@ from keylane.core.claim_records import ClaimingPartition, Message
 from keylane.errors import InvalidInput, LogReplaced, OutcomeUnknown
 from keylane.jetstream import streams
 from keylane.kafka import KafkaLink, KafkaLog, open_kafka, open_kafka_log
-from keylane.kafka.partition_offsets import PartitionOffsets
+from keylane.kafka.topic import PartitionOffsets
 from keylane.marshal import (
     Admin,
     Appetite,

@@ -12,12 +12,12 @@ import pytest
 from confluent_kafka import TopicCollection
 
 from keylane.core.claim_facts import overlaps
-from keylane.core.claims import World
+from keylane.core.world import World
 from keylane.errors import KeylaneError, OutcomeUnknown, UnsafeLog
 from keylane.kafka import KafkaLink, KafkaLog, open_kafka, open_kafka_log
 from keylane.kafka.topic import describe, settings
 from keylane.marshal import Appetite, Consumer, MemorySource, catch_up
-from keylane.marshal.retry import Backoff, is_transient
+from keylane.retrying import Backoff
 from tests.integration.kafka.log_rig import Unique, beat, claim, create, delete, start_again
 from tests.integration.marshal.rig import GROUP, TOPIC, Seen, fill, until
 from tests.peers.kafka import Broker, Kafka
@@ -129,7 +129,7 @@ async def test_the_leader_is_killed(cluster: Kafka, link: KafkaLink, log: KafkaL
             assert (await leader_of(cluster, link, log.name)).node != killed.node
         finally:
             await start_again(killed)
-    assert all(is_transient(error) for error in troubles)
+    assert all(error.is_transient for error in troubles)
     world = World(INTERVAL_S, keep_history=True)
     await catch_up(log, world)
     assert list(overlaps(world.tenures())) == []
@@ -154,7 +154,7 @@ async def test_too_few_copies_are_waited_for(cluster: Kafka, link: KafkaLink, lo
     try:
         with pytest.raises(OutcomeUnknown) as unknown:
             await log.append(beat("anna", 1), 0)
-        assert is_transient(unknown.value)
+        assert unknown.value.is_transient
     finally:
         for broker in frozen:
             os.kill(broker.pid, signal.SIGCONT)

@@ -22,13 +22,13 @@ from keylane.core.claim_records import (
     coordinating_partition,
     encode,
 )
-from keylane.core.claims import World
+from keylane.core.world import World
 from keylane.errors import InvalidInput, KeylaneError, LogReplaced, NoSuchTopic, ReadIncomplete, UnsafeLog
 from keylane.kafka import KafkaLink, KafkaLog, open_kafka, open_kafka_log
 from keylane.kafka import log as kafka_log
 from keylane.kafka.topic import describe, settings
 from keylane.marshal import Bounds, CoordinationLog, MemoryLog, Newest, Verdict, catch_up
-from keylane.marshal.retry import Backoff
+from keylane.retrying import Backoff
 from tests.integration.kafka.log_rig import (
     INTERVAL_S,
     a_log,

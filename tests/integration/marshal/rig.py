@@ -10,7 +10,7 @@ from typing import Any
 
 from keylane.core.claim_facts import LogRecord, overlaps
 from keylane.core.claim_records import Message
-from keylane.core.claims import World
+from keylane.core.world import World
 from keylane.errors import Disconnected
 from keylane.marshal import Consumer, CoordinationLog, MarshalMessage, MemoryLog, MemorySource, catch_up
 from keylane.marshal.log import Bounds, Newest, Position

@@ -14,7 +14,7 @@ from keylane.core.claim_facts import Key
 from keylane.core.claim_records import ClaimingMessages, Heartbeat, Message, decode, encode
 from keylane.errors import OutcomeUnknown
 from keylane.marshal import ConsumerHooks, MarshalMessage, MemorySource, Reader, SourceRecord
-from keylane.marshal.at_most_once import BatchAllowance
+from keylane.marshal.delivery_modes import BatchAllowance
 from tests.integration.marshal.rig import (
     GROUP,
     TOPIC,

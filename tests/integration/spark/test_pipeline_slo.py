@@ -177,13 +177,13 @@ async def test_nothing_to_look_at(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("handler_p98_ms = 1", "have 'handler_p98_ms', which is none: give handler_p50_ms"),
+        ("handler_p98_ms = 1", "have 'handler_p98_ms', which is not a threshold: give handler_p50_ms"),
         ("handler_p99_ms = 'x'", "handler_p99_ms = 'x': give a number"),
         ("handler_p99_ms = true", "give a number"),
         ("handler_p99_ms = -1", "give a number, 0 or more"),
         ("min_tries = 3", "set none"),
         ("", "set none"),
-        ("[", "are no TOML"),
+        ("[", "are not TOML"),
     ],
 )
 def test_thresholds_that_make_no_sense(tmp_path: Path, text: str, said: str) -> None:

@@ -17,8 +17,7 @@ from keylane.jetstream.publish import Outgoing
 from keylane.server import NatsCluster, NatsServer
 from keylane.spark.address import Address
 from keylane.spark.executor import split_reader
-from keylane.spark.executor.completeness import what_is_missing
-from keylane.spark.executor.split_reader import read_split
+from keylane.spark.executor.split_reader import read_split, what_is_missing
 from keylane.spark.sync_connection import shared_connection
 from keylane.spark.tasks import ReadMethod, Split
 from tests.integration.spark.splits import WAYS, Ground, ground_at

@@ -38,8 +38,8 @@ from keylane.spark.driver.lease import LeaseRecord
 from keylane.spark.driver.query import Query
 from keylane.spark.driver.source_stream import SourceStream
 from keylane.spark.executor.split_reader import read_watched
+from keylane.spark.options import read_options
 from keylane.spark.query_records import bucket_of, lease_key
-from keylane.spark.read_options import read_options
 from keylane.spark.stream_state import StreamSnapshot
 from keylane.spark.sync_connection import shared_connection
 from keylane.spark.tasks import Split

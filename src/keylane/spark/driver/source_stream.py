@@ -17,7 +17,7 @@ from keylane.groups import ElasticConfig, get_config, queue_stream
 from keylane.jetstream.connection import Connection
 from keylane.spark.driver.layout import GroupRecord, Layout, Numbering, lay_out, numbering
 from keylane.spark.driver.offsets import Offset
-from keylane.spark.read_options import ReadOptions
+from keylane.spark.options import ReadOptions
 from keylane.spark.retry import ask
 from keylane.spark.stream_state import StreamSnapshot, state_of, stream_info
 

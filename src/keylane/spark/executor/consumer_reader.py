@@ -24,9 +24,8 @@ from keylane.core.pulls import Meaning, Pull, PullWindow, Status
 from keylane.errors import ConsumerGone, ReadIncomplete
 from keylane.jetstream import consumers
 from keylane.jetstream.headers import number_in, parse_headers, status_of
-from keylane.spark.executor.arrow_buffers import Octets, Positions, cut_numbers, cut_out, laid_out
-from keylane.spark.executor.framing import MessageFramer, MessageRun
-from keylane.spark.executor.message_columns import Messages
+from keylane.spark.executor.framing import MessageFramer, MessageRun, Octets, Positions
+from keylane.spark.executor.message_columns import Messages, cut_numbers, cut_out, laid_out
 from keylane.spark.executor.range_reader import EndOfRead, RangeReader, ReceiveBuffer
 from keylane.spark.tasks import Split
 

@@ -18,9 +18,8 @@ from keylane.errors import ApiError, ApiUnavailable, InvalidInput, ReadIncomplet
 from keylane.jetstream import streams
 from keylane.jetstream.direct import MOST_BYTES, OWN_HEADERS
 from keylane.jetstream.headers import number_in, parse_headers, status_of
-from keylane.spark.executor.arrow_buffers import Octets, Positions, as_numpy, cut_numbers, cut_out, laid_out
-from keylane.spark.executor.framing import MessageFramer, MessageRun
-from keylane.spark.executor.message_columns import Messages
+from keylane.spark.executor.framing import MessageFramer, MessageRun, Octets, Positions
+from keylane.spark.executor.message_columns import Messages, as_numpy, cut_numbers, cut_out, laid_out
 from keylane.spark.executor.range_reader import EndOfRead, RangeReader, ReceiveBuffer
 from keylane.spark.tasks import Split
 

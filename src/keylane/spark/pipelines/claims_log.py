@@ -19,8 +19,8 @@ from keylane.jetstream.connection import Connection
 from keylane.marshal.jetstream_log import DEFAULT_NAME, JetStreamLog, open_jetstream_log, subjects_of
 from keylane.marshal.log import Bounds
 from keylane.spark.address import Address
+from keylane.spark.options import read_options
 from keylane.spark.pipelines.stream_range import SUBJECT_IS_KEY, address_options, bounds, load
-from keylane.spark.read_options import read_options
 from keylane.spark.retry import ask
 
 if TYPE_CHECKING:

@@ -195,7 +195,7 @@ class RowPublisher:
         self._failure: KeylaneError | None = None
         self._tending: asyncio.Task[None] | None = None
         self.refused_rows: list[RefusedRow] = []
-        """Whoever deals with them takes them out."""
+        """The caller takes them out."""
         self.stored = 0
 
     def __repr__(self) -> str:
