@@ -17,8 +17,8 @@ Labels: a partition with a label goes only to workers that have it; others go to
 label the partition waits, until the caller names the label as spilled. Labelled partitions are spread first, each label
 over its pool; the rest then evens out what all workers carry.
 
-`plans` has the same ideas for groups: members there have neither labels nor capacities, and a plan is stored in a form
-that other languages read.
+`plans` and `weighted_plan` have the same ideas for groups, whose members have neither labels nor capacities, and whose
+plans are stored in a form that other languages read.
 
 The same input gives the same assignment on any machine, in any order of partitions and workers: the hash is SHA-256,
 and loads are whole numbers.
