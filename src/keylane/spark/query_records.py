@@ -17,8 +17,7 @@ from typing import Any
 
 from keylane.core.names import check_query_name
 from keylane.errors import InvalidInput, RevisionConflict
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.kv import Bucket, KvEntry, change
+from keylane.jetstream import Bucket, Connection, KvEntry, change
 from keylane.spark.address import Address
 from keylane.spark.retry import ask
 from keylane.spark.tasks import MicroBatch

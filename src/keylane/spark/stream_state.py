@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from keylane.errors import DataLost, NotFound
-from keylane.jetstream.connection import Connection
+from keylane.jetstream import Connection, streams
 from keylane.spark.address import Address
 from keylane.spark.retry import ask
 
@@ -55,7 +55,7 @@ def state_of(address: Address, stream: str) -> StreamSnapshot:
 async def stream_info(connection: Connection, stream: str) -> dict[str, Any]:
     """The leader's answer to STREAM.INFO; `NotFound` says what may be wrong."""
     try:
-        return await connection.api.request(f"STREAM.INFO.{stream}")
+        return await streams.info_json(connection, stream)
     except NotFound as error:
         raise NotFound(
             404, error.err_code, f"there is no stream {stream!r} on {connection.server}: it was deleted, or the name "

@@ -16,11 +16,18 @@ from nats.js.api import StorageType, StreamConfig
 
 from keylane import Connection
 from keylane.core.pulls import Meaning
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.consumers import ConsumerConfig, ConsumerInfo
-from keylane.jetstream.feed import Notice
-from keylane.jetstream.headers import parse_headers, status_of
-from keylane.jetstream.publish import Outgoing, PublishAck, publish_many
+from keylane.jetstream import (
+    ConsumerConfig,
+    ConsumerInfo,
+    Notice,
+    Outgoing,
+    PublishAck,
+    consumers,
+    parse_headers,
+    publish_many,
+    status_of,
+    streams,
+)
 from keylane.server import NatsServer
 from keylane.server.ports import ReservedPort
 

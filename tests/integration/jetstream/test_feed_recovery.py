@@ -12,9 +12,7 @@ import keylane
 from keylane import Connection
 from keylane.core.pulls import Meaning
 from keylane.errors import ConsumerGone
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.feed import Feed, FeedOptions, open_feed
-from keylane.jetstream.message import Message
+from keylane.jetstream import Feed, FeedOptions, Message, consumers, open_feed, streams
 from keylane.server import NatsServer
 from tests.integration.jetstream.rig import (
     Link,
@@ -237,7 +235,7 @@ async def test_what_is_held_stays_bounded_over_many_links(own_server: NatsServer
                 await link.mend()
                 await link_is(connection, up=True)
             await connection.flush()
-            assert len(feed._buffer) + feed._window.asked <= 50
+            assert len(feed._messages) + feed._pulls._window.asked <= 50
 
 
 async def test_a_pull_that_could_not_leave_is_not_sent_later(own_server: NatsServer) -> None:
@@ -253,11 +251,11 @@ async def test_a_pull_that_could_not_leave_is_not_sent_later(own_server: NatsSer
             Pulls.of(steady, stream, "reader") as pulls,
             await open_feed(connection, stream, "reader", FeedOptions(max_messages=50)) as feed,
         ):
-            await eventually(lambda: asyncio.sleep(0, len(feed._buffer)), lambda buffered: buffered == 45)
+            await eventually(lambda: asyncio.sleep(0, len(feed._messages)), lambda buffered: buffered == 45)
             # From here on nothing yields to the event loop until the link is given up.
             while not any(b"MSG.NEXT" in command for command in connection.nats.outbox):
                 (await anext(feed)).ack()
-            before, acked = len(pulls.batches), 45 - len(feed._buffer)
+            before, acked = len(pulls.batches), 45 - len(feed._messages)
             await connection.nats.force_reconnect()
             await link_is(connection, up=False)
             await link_is(connection, up=True)
@@ -266,12 +264,12 @@ async def test_a_pull_that_could_not_leave_is_not_sent_later(own_server: NatsSer
             await eventually(
                 lambda: consumers.info(steady, stream, "reader"),
                 lambda info: (
-                    info.num_waiting == feed._window.asked == 0
-                    and info.num_ack_pending == len(feed._buffer) > 0
+                    info.num_waiting == feed._pulls._window.asked == 0
+                    and info.num_ack_pending == len(feed._messages) > 0
                     and info.ack_floor == acked
                 ),
             )
-            assert len(feed._buffer) <= 50
+            assert len(feed._messages) <= 50
             assert len(pulls.batches) == before + 1
 
 
@@ -326,12 +324,12 @@ async def test_a_link_that_was_given_up_is_not_read_any_more(own_server: NatsSer
             client = connection.nats
             wire = client._transport._wire  # type: ignore[union-attr]
             sid = next(sid for sid, route in client.scanner.routes.items() if route is feed).decode()
-            forged = f"MSG {feed._inbox}.0.1 {sid} $JS.ACK.S.reader.1.1.1.1.0 6\r\nforged\r\n".encode()
+            forged = f"MSG {feed._pulls._inbox}.0.1 {sid} $JS.ACK.S.reader.1.1.1.1.0 6\r\nforged\r\n".encode()
             wire.sink(forged)
-            assert len(feed._buffer) == 1
+            assert len(feed._messages) == 1
             await client.force_reconnect()
             wire.sink(forged)
-            assert len(feed._buffer) == 1
+            assert len(feed._messages) == 1
             await link_is(connection, up=True)
             await fill(connection, stream, 1)
             assert [(await anext(feed)).data for _ in range(2)] == [b"forged", b"0"]

@@ -21,10 +21,16 @@ from keylane.errors import (
     RequestTimeout,
     ServerTooOld,
 )
-from keylane.jetstream import consumers, features, streams
-from keylane.jetstream.consumers import ConsumerConfig
-from keylane.jetstream.publish import Outgoing, publish_many
-from keylane.jetstream.streams import RetentionPolicy, StreamConfig
+from keylane.jetstream import (
+    ConsumerConfig,
+    Outgoing,
+    RetentionPolicy,
+    StreamConfig,
+    consumers,
+    features,
+    publish_many,
+    streams,
+)
 from keylane.server import NatsCluster
 from keylane.spark.driver import acknowledgement
 from keylane.spark.driver.acknowledgement import Acknowledgement

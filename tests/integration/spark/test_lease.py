@@ -20,9 +20,7 @@ import pytest
 import keylane
 from keylane import Connection
 from keylane.errors import InvalidInput, KeylaneError, OutcomeUnknown, QueryFenced, RevisionConflict
-from keylane.jetstream import streams
-from keylane.jetstream.kv import Bucket, KvEntry
-from keylane.jetstream.streams import StreamConfig
+from keylane.jetstream import Bucket, KvEntry, StreamConfig, streams
 from keylane.server import NatsCluster, NatsServer
 from keylane.spark.driver.lease import Lease, LeaseRecord, holder_name
 from keylane.spark.parent_process import ParentProcess, end_properly

@@ -16,7 +16,7 @@ from keylane import Connection, groups
 from keylane.core.partitions import partition_number
 from keylane.core.plans import Plan
 from keylane.errors import GroupError, InvalidInput, NotFound
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import Outgoing, publish_many
 from keylane.server import NatsServer
 from keylane.spark.address import Address
 from keylane.spark.pipelines import skew

@@ -13,9 +13,7 @@ import pytest
 from keylane import Connection, groups
 from keylane.core.journal_record import in_sample
 from keylane.errors import InvalidInput, NotFound
-from keylane.jetstream import streams
-from keylane.jetstream.direct import read_all
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import Outgoing, publish_many, read_all, streams
 from keylane.journal import journal_stream
 from keylane.server import NatsServer
 from keylane.spark.address import Address

@@ -8,7 +8,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
 import pytest
 
 from keylane.core.partitions import Partitioning
-from keylane.jetstream.publish import Outgoing
+from keylane.jetstream import Outgoing
 from keylane.server import NatsServer
 from keylane.spark.executor.message_columns import source_columns
 from keylane.spark.executor.split_reader import read_split

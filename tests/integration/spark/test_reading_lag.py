@@ -12,8 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from keylane.errors import ApiError, RequestTimeout
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.publish import Outgoing
+from keylane.jetstream import Connection, Outgoing
 from keylane.server import NatsCluster, NatsServer
 from keylane.spark.address import Address
 from keylane.spark.executor import split_reader

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from keylane.core.partitions import Partitioning
-from keylane.jetstream.publish import Outgoing
+from keylane.jetstream import Outgoing
 from keylane.server import NatsServer
 from keylane.spark.executor.split_reader import read_split
 from keylane.spark.tasks import ReadMethod, arrow_schema

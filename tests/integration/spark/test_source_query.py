@@ -27,8 +27,7 @@ from keylane.errors import (
     QueryFenced,
     ServerUnreachable,
 )
-from keylane.jetstream import streams
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import Outgoing, publish_many, streams
 from keylane.server import NatsServer
 from keylane.spark import retry, stream_state
 from keylane.spark.address import Address

@@ -29,10 +29,7 @@ from typing import Any
 from keylane.core.subjects import is_subset, overlaps
 from keylane.errors import AcknowledgeRefused, InvalidInput, KeylaneError, NoSuchGroup, NotFound, QueryFenced
 from keylane.groups import get_config
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.consumers import AckPolicy, ConsumerConfig, ConsumerInfo
-from keylane.jetstream.kv import KvEntry, change
+from keylane.jetstream import AckPolicy, Connection, ConsumerConfig, ConsumerInfo, KvEntry, change, consumers, streams
 from keylane.spark.driver.lease import Lease, LeaseExpiry
 from keylane.spark.query_records import BUCKET, bucket_of, claim_key, lease_key
 
@@ -242,7 +239,7 @@ class Acknowledgement:
         query lives can take that query's lease), `InvalidInput` where options and stream do not go together, and what
         the server says if it does not allow it.
         """
-        wire = await connection.api.request(f"STREAM.INFO.{stream}")
+        wire = await streams.info_json(connection, stream)
         retention = wire["config"].get("retention", "limits")
         exact = tuple(one for one in filters if one is not None) if None not in filters else ()
         way: QueuePurge | ProgressConsumer | None = None
@@ -336,7 +333,7 @@ class Acknowledgement:
     async def _move(self, created: str, sequence: int) -> None:
         if self._way is None:
             return
-        wire = await self._connection.api.request(f"STREAM.INFO.{self._stream}")
+        wire = await streams.info_json(self._connection, self._stream)
         if wire["created"] != created or wire["state"]["last_seq"] < sequence:
             # Another stream of the same name, or an older copy of it: these sequences are other messages.
             return

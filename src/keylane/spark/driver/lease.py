@@ -37,8 +37,7 @@ from keylane.errors import (
     RequestTimeout,
     RevisionConflict,
 )
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.kv import KvEntry
+from keylane.jetstream import Connection, KvEntry
 from keylane.spark.options import LONGEST_LEASE_S, SHORTEST_LEASE_S
 from keylane.spark.parent_process import ParentProcess
 from keylane.spark.query_records import BUCKET, bucket_of, lease_key

@@ -19,8 +19,7 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
 
 from keylane.errors import ApiUnavailable, ConsumerGone, KeylaneError, NotFound, ReadIncomplete
-from keylane.jetstream import streams
-from keylane.jetstream.connection import Connection
+from keylane.jetstream import Connection, streams
 from keylane.spark.executor.consumer_reader import ConsumerReader, delivered_messages
 from keylane.spark.executor.direct_reader import DirectReader, check_direct, stored_messages
 from keylane.spark.executor.framing import MessageRun, together
@@ -197,14 +196,15 @@ async def what_is_missing(connection: Connection, split: Split, position: int) -
     What was deleted since the split was planned is not missing.
     """
     stream = split.reading.stream
-    request = {"seq": position + 1, "next_by_subj": split.subject_filter or ">"}
     try:
-        answer = await connection.api.request(f"STREAM.MSG.GET.{stream}", request)
+        found = await streams.get_message(
+            connection, stream, sequence=position + 1, next_by_subject=split.subject_filter or ">"
+        )
     except NotFound as error:
         if error.err_code != _NO_MESSAGE:
             raise
     else:
-        following = int(answer["message"]["seq"])
+        following = int(found["seq"])
         return f"sequence {following}, which the leader has" if following <= split.upto else None
     # A leader that was just chosen may not have stored yet what the one before it had confirmed.
     newest = (await streams.state(connection, stream)).last_sequence

@@ -25,8 +25,7 @@ from keylane.core.subjects import matches
 from keylane.errors import BrokenJournal, NotFound
 from keylane.groups import ElasticConfig, StaticConfig, queue_stream
 from keylane.groups.consumer_spec import consumer_name
-from keylane.jetstream import consumers
-from keylane.jetstream.connection import Connection
+from keylane.jetstream import Connection, consumers, streams
 from keylane.journal import open_stored
 from keylane.spark.address import Address
 from keylane.spark.driver.layout import GroupRecord
@@ -77,7 +76,7 @@ def look_at_pending(address: Address, stream: str, group: str, config: GroupReco
 
     async def look(connection: Connection) -> PendingWork:
         if isinstance(config, ElasticConfig):
-            wire = await connection.api.request(f"STREAM.INFO.{queue_stream(stream, group)}")
+            wire = await streams.info_json(connection, queue_stream(stream, group))
             lag = sum(one.get("lag", 0) for one in wire.get("sources") or ())
             return PendingWork(queued=wire["state"]["messages"], lag=lag)
         floors = dict.fromkeys(range(config.max_members), 0)

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from keylane.core.subjects import shown
 from keylane.errors import InvalidInput, NotFound
 from keylane.groups import StaticConfig, get_config
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.consumers import parse_time
+from keylane.jetstream import Connection, parse_time, streams
 from keylane.spark.address import FIELDS, Address
 from keylane.spark.driver.layout import GroupRecord
 from keylane.spark.driver.source_stream import SourceStream
@@ -168,13 +167,12 @@ def journal_bounds(address: Address, part: StreamRange) -> dict[str, str]:
     """
     if part.after == 0:
         return {}
-    request = {"seq": part.after + 1, "next_by_subj": ">"}
 
     async def look(connection: Connection) -> dict[str, Any]:
-        return await connection.api.request(f"STREAM.MSG.GET.{part.stream}", request)
+        return await streams.get_message(connection, part.stream, sequence=part.after + 1, next_by_subject=">")
 
     try:
-        stored = ask(address, look, f"look at message {part.after + 1} of stream {part.stream!r}")["message"]["time"]
+        stored = ask(address, look, f"look at message {part.after + 1} of stream {part.stream!r}")["time"]
     except NotFound:
         return {}
     return {"startingTimestamp": (parse_time(stored) - _CLOCKS_DIFFER).isoformat()}

@@ -23,8 +23,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from keylane.errors import PermissionDenied
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.headers import status_of
+from keylane.jetstream import Connection, status_of
 from keylane.spark.sink.row_publisher import EncodedRow, Outlet, publish
 
 ANSWER_S = 5.0

@@ -16,8 +16,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
 from keylane.core.subjects import shown
 from keylane.errors import RowRejected
 from keylane.groups import Unpublished, put_unpublished
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.headers import parse_headers
+from keylane.jetstream import Connection, parse_headers
 from keylane.spark.options import WriteOptions
 from keylane.spark.retry import ask
 from keylane.spark.sink.batch_publisher import AtomicPublisher, BatchInterrupted, BatchPublisher, IngestPublisher

@@ -19,8 +19,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from keylane.errors import InvalidInput, KeylaneError, NotFound, WriteFailed
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.features import Version, supports
+from keylane.jetstream import Connection, Version, streams, supports
 from keylane.spark.options import WriteOptions, check_columns, write_options
 from keylane.spark.query_records import is_written, mark_written
 from keylane.spark.retry import ask
@@ -122,7 +121,7 @@ def look_at_target(options: WriteOptions) -> Target:
     """Ask the server for the stream, on the driver; raises `InvalidInput` where it cannot take the rows."""
 
     async def look(connection: Connection) -> tuple[dict[str, Any], Version]:
-        answer = await connection.api.request(f"STREAM.INFO.{options.stream}")
+        answer = await streams.info_json(connection, options.stream)
         return answer["config"], connection.server_version
 
     try:
