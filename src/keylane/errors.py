@@ -295,6 +295,14 @@ class GroupEnded(GroupError):
 # ---- handlers ---------------------------------------------------------------------------------------
 
 
+class FleetError(KeylaneError):
+    """A fleet cannot do what was asked."""
+
+
+class FleetEnded(FleetError):
+    """The worker of a fleet cannot go on."""
+
+
 class HandlerCrashed(KeylaneError):
     """A handler or a hook raised an exception that cannot count as a failed try: its member or consumer has ended.
 

@@ -1,6 +1,6 @@
 """Runs handlers on messages in lanes: the dispatcher that groups and Marshal share."""
 
-from keylane.dispatch.dispatcher import Dispatcher, Policy, Settling, store_dead_letter
+from keylane.dispatch.dispatcher import Dispatcher, HandlerSlots, Policy, Settling, store_dead_letter
 from keylane.dispatch.error_text import error_line, traceback_text
 from keylane.dispatch.handler_call import Executor, HandlerCall, ThreadPool
 
@@ -8,6 +8,7 @@ __all__ = [
     "Dispatcher",
     "Executor",
     "HandlerCall",
+    "HandlerSlots",
     "Policy",
     "Settling",
     "ThreadPool",

@@ -73,6 +73,29 @@ class OutcomeJournal(Protocol[T_contra]):
     def note(self, message: T_contra, outcome: str, started_ns: int, ended_ns: int) -> None: ...
 
 
+class HandlerSlots:
+    """How many handlers may run in several dispatchers together. They take turns when there are too few slots."""
+
+    __slots__ = ("_waiting", "free")
+
+    def __init__(self, slots: int) -> None:
+        self.free = slots
+        self._waiting: deque[Dispatcher[Any]] = deque()
+
+    def __repr__(self) -> str:
+        return f"<HandlerSlots {self.free} free, {len(self._waiting)} dispatchers wait>"
+
+    def wait(self, dispatcher: Dispatcher[Any]) -> None:
+        """Wake this dispatcher when a slot is free."""
+        if dispatcher not in self._waiting:
+            self._waiting.append(dispatcher)
+
+    def give_back(self) -> None:
+        self.free += 1
+        if self._waiting:
+            self._waiting.popleft().wake()
+
+
 class Dispatcher(Generic[T]):
     """The workers of one member or consumer."""
 
@@ -87,11 +110,13 @@ class Dispatcher(Generic[T]):
         log: logging.Logger,
         admit: Callable[[Entry[T]], bool] | None = None,
         journal: OutcomeJournal[T] | None = None,
+        slots: HandlerSlots | None = None,
         grace_s: float = 1.0,
     ) -> None:
         """`name`: whose messages these are, for errors and logs.
 
         `admit`: called before each message starts; if it returns False, it has postponed or released the entry.
+        `slots`: shared with other dispatchers, whose handlers count too.
         `grace_s`: how long the other handlers may go on after a crash.
         """
         self.lanes = lanes
@@ -102,6 +127,7 @@ class Dispatcher(Generic[T]):
         self._log = log
         self._admit = admit
         self._journal = journal
+        self._slots = slots
         self._grace_s = grace_s
         self._loop = asyncio.get_running_loop()
         self._workers: set[asyncio.Task[None]] = set()
@@ -202,7 +228,7 @@ class Dispatcher(Generic[T]):
     async def _work(self) -> None:  # noqa: C901 - runs once for every message: written out
         me = asyncio.current_task()
         assert me is not None
-        at_work, run, journal, admit = self._at_work, self._run, self._journal, self._admit
+        at_work, run, journal, admit, slots = self._at_work, self._run, self._journal, self._admit, self._slots
         returned, cancelling = self._policy.returned, me.cancelling
         has_waited = True
         while not self._ending:
@@ -217,7 +243,11 @@ class Dispatcher(Generic[T]):
                     has_waited = True
                     continue
             has_waited = False
-            entry = self.lanes.take()
+            if slots is None or slots.free > 0:
+                entry = self.lanes.take()
+            else:
+                slots.wait(self)
+                entry = None
             if entry is None:
                 waiter = self._loop.create_future()
                 self._idle.append(waiter)
@@ -231,6 +261,8 @@ class Dispatcher(Generic[T]):
                 self._nudge = self._loop.call_soon(self._wake_another)
             at_work[me] = entry
             given = entry.item
+            if slots is not None:
+                slots.free -= 1
             started_ns = journal.now_ns() if journal is not None else 0
             try:
                 await run(given)
@@ -239,6 +271,8 @@ class Dispatcher(Generic[T]):
             else:
                 outcome = returned(entry, given)
             del at_work[me]
+            if slots is not None:
+                slots.give_back()
             if journal is not None and outcome:
                 journal.note(given, outcome, started_ns, journal.now_ns())
             if self._ends_awaited:

@@ -88,8 +88,13 @@ class HandlerCall(Generic[T]):
 
     async def start(self) -> None:
         """Raise if the handler cannot be called where it is to run."""
-        if isinstance(self._pool, ProcessPool):
+        if not isinstance(self._pool, ProcessPool):
+            return
+        try:
             await self._pool.start()
+        except BaseException:
+            await self.close()
+            raise
 
     async def close(self) -> None:
         if self._pool is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from keylane.errors import Fenced, NotFound
 from keylane.groups.consumer_spec import key_of_group
@@ -29,6 +29,29 @@ class GroupSource(NamedTuple):
     """When the stream was made; empty if it does not exist."""
     stream_created_ns: int
     last_sequence: int
+
+
+class MessageOrigin(Protocol):
+    """Who has a message, and what a ledger asks about that."""
+
+    stream: str
+    group: str
+    member: str
+    instance: str
+    pin_id: str | None
+
+    @property
+    def from_queue(self) -> bool: ...
+    @property
+    def revision(self) -> int: ...
+    @property
+    def version(self) -> tuple[int, str]: ...
+
+    async def source(self) -> GroupSource: ...
+
+    async def fence(self, *, anew: bool = False) -> tuple[int, int]: ...
+
+    def wait(self, waiting_for: str | None) -> None: ...
 
 
 class Origin:

@@ -19,7 +19,7 @@ from keylane.awaitable_context import awaitable_context
 from keylane.core.member_state import MemberFacts, MemberState, in_words, state_of
 from keylane.core.names import check_group_name, check_member_name, check_stream_name
 from keylane.core.partitions import Partitioning, parse_transform
-from keylane.dispatch import Executor
+from keylane.dispatch import Executor, HandlerCall
 from keylane.errors import GroupEnded, GroupError, InvalidInput, KeylaneError, NotAMember, PermissionDenied
 from keylane.groups import consumer_spec
 from keylane.groups.config import ElasticConfig, Kind, StaticConfig
@@ -28,7 +28,7 @@ from keylane.groups.handler_options import Crowded, Failure, GiveUp, Handler, Ha
 from keylane.groups.instance import Origin
 from keylane.groups.member_consumer import MemberConsumer, MemberConsumerHooks
 from keylane.groups.message import GroupMessage, KeyOf, placing_by
-from keylane.groups.message_processor import MessageProcessor
+from keylane.groups.message_processor import MessageProcessor, handler_call
 from keylane.groups.store import StoredGroup, bucket_of, read_any, read_group, record_name
 from keylane.jetstream import Connection, ConsumerConfig, Hooks, check_seconds, streams
 from keylane.retrying import backoff_s
@@ -205,6 +205,7 @@ class Member:
         self._hooks = hooks
         self._stop_timeout_s = check_seconds(stop_timeout_s, "stop_timeout_s")
         self._tick_s = consumer_spec.ack_wait_s(stored.config, wanted) + 0.5
+        self._call: HandlerCall[GroupMessage] | None = None
         self._processor: MessageProcessor | None = None
         self._consumer: MemberConsumer | None = None
         self._origin: Origin | None = None
@@ -253,8 +254,10 @@ class Member:
             whole_subject=isinstance(config, ElasticConfig) and not config.partitioning,
             key_of=key_of,
         )
-        self._processor = MessageProcessor(handler, options, f"member {self.member!r} of {self.stream}/{self.group}")
-        await self._processor.start(self._wakeup.set)
+        self._call = handler_call(handler, options)
+        await self._call.start()
+        name = f"member {self.member!r} of {self.stream}/{self.group}"
+        self._processor = MessageProcessor(self._call, options, name, on_crash=self._wakeup.set)
         hooks = MemberConsumerHooks(
             wake=self._wake,
             activated=self._activated,
@@ -390,6 +393,7 @@ class Member:
     async def _leave(self, failure: KeylaneError | None) -> None:
         assert self._consumer is not None
         assert self._processor is not None
+        assert self._call is not None
         try:
             await self._consumer.leave()
         except KeylaneError as error:
@@ -403,6 +407,7 @@ class Member:
                 failure.add_note(f"and leaving was not clean: {error}")
         finally:
             await self._processor.close()
+            await self._call.close()
 
     def _end(self, reason: str, failure: KeylaneError | None) -> None:
         if failure is not None:
@@ -416,7 +421,7 @@ class Member:
     def _wake(self, _reason: str = "") -> None:
         self._wakeup.set()
 
-    def _hinted(self) -> None:
+    def _hinted(self, _key: str, _value: bytes | None) -> None:
         # A hint may come before the record is readable: look again a little later too.
         now = asyncio.get_running_loop().time()
         self._rereads = [now + later_s for later_s in _AFTER_A_HINT_S]

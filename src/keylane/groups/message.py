@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, cast
 from keylane.core.partitions import Partitioning, strip_partition
 from keylane.core.subjects import matches
 from keylane.errors import InvalidInput
-from keylane.groups.instance import Origin
+from keylane.groups.instance import MessageOrigin
 from keylane.jetstream import Message
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class GroupMessage:
 
     __slots__ = ("delivery", "home", "origin", "outcome", "place")
 
-    def __init__(self, delivery: Message, place: Place, origin: Origin) -> None:
+    def __init__(self, delivery: Message, place: Place, origin: MessageOrigin) -> None:
         self.delivery = delivery
         self.place = place
         self.origin = origin
@@ -154,7 +154,7 @@ class MessageCopy(GroupMessage):
         cls, subject: bytes, reply: bytes, headers: bytes, data: bytes, place: Place, origin: OriginFacts
     ) -> MessageCopy:
         delivery = Message(cast("Client", None), subject, reply, headers, data)
-        return cls(delivery, place, cast("Origin", origin))
+        return cls(delivery, place, cast("MessageOrigin", origin))
 
     async def ack_confirmed(self, timeout_s: float = 5.0) -> None:
         self._refuse()

@@ -13,14 +13,19 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 
 from keylane.core.lanes import DONE, Lanes, State
-from keylane.dispatch import Dispatcher, HandlerCall
+from keylane.dispatch import Dispatcher, HandlerCall, HandlerSlots
 from keylane.errors import HandlerCrashed
 from keylane.groups.handler_options import LANES, Crowded, Handler, HandlerOptions
 from keylane.groups.message import GroupMessage
 from keylane.groups.settlement import Acks, Settlement
 from keylane.retrying import backoff_s
 
+_log = logging.getLogger("keylane.groups")
+
+Which = Callable[[GroupMessage], bool]
+
 _LOOK_EVERY_S = 0.1
+_OWED_S = 2.0
 
 
 class CrowdedLanes:
@@ -61,26 +66,24 @@ class CrowdedLanes:
                 _log.exception("the hook on_crowded failed")
 
 
-_log = logging.getLogger("keylane.groups")
-
-Which = Callable[[GroupMessage], bool]
-
-_OWED_S = 2.0
-
-
 class MessageProcessor:
     """The messages of one member."""
 
-    def __init__(self, handler: Handler, options: HandlerOptions, name: str) -> None:
-        """`name`: whose messages these are, for errors and logs."""
-        options.check()
-        self._call: HandlerCall[GroupMessage] = HandlerCall(
-            handler,
-            concurrency=options.concurrency,
-            executor=options.executor,
-            time_limit_s=options.time_limit_s,
-            lend=_lent_to_a_thread,
-        )
+    def __init__(
+        self,
+        call: HandlerCall[GroupMessage],
+        options: HandlerOptions,
+        name: str,
+        *,
+        on_crash: Callable[[], None],
+        slots: HandlerSlots | None = None,
+    ) -> None:
+        """`call`: made by `handler_call`, and closed by whoever made it.
+
+        `name`: whose messages these are, for errors and logs. `on_crash`: called when `crash` is set. `slots`: shared
+        with other processors.
+        """
+        self._call = call
         self._lane_of = LANES[options.order]
         self._options = options
         self._acks = Acks()
@@ -95,8 +98,10 @@ class MessageProcessor:
             concurrency=self._call.concurrency,
             log=_log,
             journal=options.journal,
+            slots=slots,
             grace_s=options.grace_s,
         )
+        self._dispatcher.crash.add_done_callback(lambda _: on_crash())
         self._crowded = CrowdedLanes(max(2, options.remember // 4), options.on_crowded)
         self._old: set[int] = set()
         self._loop = asyncio.get_running_loop()
@@ -107,15 +112,6 @@ class MessageProcessor:
 
     def __repr__(self) -> str:
         return f"<MessageProcessor {self._dispatcher!r}>"
-
-    async def start(self, on_crash: Callable[[], None]) -> None:
-        """Raise if the handler cannot be called where it is to run. `on_crash` is called when `crash` is set."""
-        self._dispatcher.crash.add_done_callback(lambda _: on_crash())
-        try:
-            await self._call.start()
-        except BaseException:
-            await self.close()
-            raise
 
     @property
     def crash(self) -> HandlerCrashed | None:
@@ -173,6 +169,11 @@ class MessageProcessor:
     def has_messages(self) -> bool:
         """Whether a message waits or runs here."""
         return bool(len(self._lanes))
+
+    @property
+    def lowest_waiting(self) -> int | None:
+        """The lowest sequence that is here and not handled."""
+        return min((entry.sequence for entry in self._lanes), default=None)
 
     def is_done(self, sequence: int) -> bool:
         """Whether this message was handled here recently."""
@@ -250,7 +251,6 @@ class MessageProcessor:
             if timer is not None:
                 timer.cancel()
         await self._dispatcher.close()
-        await self._call.close()
 
     def _new_lanes(self) -> Lanes[GroupMessage]:
         return Lanes(max_tries=self._options.max_tries, backoff=backoff_s, remember=self._options.remember)
@@ -265,6 +265,18 @@ class MessageProcessor:
         self._old = here
         self._crowded.look(self._lanes)
         self._beat = self._loop.call_later(self._options.ack_wait_s / 3, self._keep_alive)
+
+
+def handler_call(handler: Handler, options: HandlerOptions) -> HandlerCall[GroupMessage]:
+    """How a handler is called with a message. Start it first, and close it after all processors that use it."""
+    options.check()
+    return HandlerCall(
+        handler,
+        concurrency=options.concurrency,
+        executor=options.executor,
+        time_limit_s=options.time_limit_s,
+        lend=_lent_to_a_thread,
+    )
 
 
 @contextmanager

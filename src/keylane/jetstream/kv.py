@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,6 +21,7 @@ from nats.errors import ConnectionClosedError
 from keylane.errors import ApiError, NotFound, PublishRejected, RevisionConflict
 from keylane.jetstream import streams
 from keylane.jetstream.consumers import parse_time
+from keylane.jetstream.direct import read_all
 from keylane.jetstream.headers import parse_headers
 from keylane.jetstream.publish import open_publisher
 
@@ -98,9 +99,20 @@ class Bucket:
         except NotFound:
             return None
         headers = parse_headers(base64.b64decode(message.get("hdrs", "")))
-        gone = "KV-Operation" in headers or "Nats-Marker-Reason" in headers
-        value = None if gone else base64.b64decode(message.get("data", ""))
+        value = None if is_deletion(headers) else base64.b64decode(message.get("data", ""))
         return KvEntry(key, value, message["seq"], message["time"])
+
+    async def get_matching(self, pattern: str) -> list[KvEntry]:
+        """The newest records of all keys that match, in one request. Any replica may answer, also one that lags."""
+        subject = self._subject(pattern)
+        try:
+            found = [one async for one in read_all(self._connection, self._stream, subject_filter=subject)]
+        except NotFound:
+            return []
+        cut = len(self._subject(""))
+        return [
+            KvEntry(one.subject[cut:], None if is_deletion(one.headers) else one.data, one.sequence) for one in found
+        ]
 
     async def put(self, key: str, value: bytes, *, revision: int, timeout_s: float = WRITE_TIMEOUT_S) -> int:
         """Write if the key's newest revision is still this one (0: it never existed); returns the new revision."""
@@ -123,11 +135,16 @@ class Bucket:
         return [key for key in found if (entry := await self.get(key)) is not None and entry.value is not None]
 
     @asynccontextmanager
-    async def hints(self, key: str, changed: Callable[[], None]) -> AsyncIterator[None]:
-        """Call `changed` when somebody writes the key: read it again then. Hints can be lost, so poll the key too."""
+    async def hints(self, key: str, changed: Callable[[str, bytes | None], None]) -> AsyncIterator[None]:
+        """Call `changed(key, value)` when somebody writes the key, which may be a pattern; None: it was deleted.
 
-        async def take(_: Msg) -> None:
-            changed()
+        A hint can come before the write is readable, announce a write that is refused, or be lost: read the key again
+        then, and poll it too.
+        """
+
+        async def take(message: Msg) -> None:
+            value = None if is_deletion(message.headers or {}) else message.data
+            changed(message.subject.removeprefix(self._subject("")), value)
 
         subscription = await self._connection.nats.subscribe(self._subject(key), cb=take)
         try:
@@ -151,6 +168,11 @@ class Bucket:
 
     def _subject(self, key: str) -> str:
         return f"$KV.{self.name}.{key}"
+
+
+def is_deletion(headers: Mapping[str, str]) -> bool:
+    """Whether a record of a bucket says that its key was deleted, purged, or has expired."""
+    return "KV-Operation" in headers or "Nats-Marker-Reason" in headers
 
 
 async def change(

@@ -431,7 +431,7 @@ async def living_holder(connection: Connection, query: str, lease: Lease) -> str
     changed = asyncio.Event()
     expiry = LeaseExpiry()
     believed_at = time.monotonic() + _LONGEST_LOOK_S
-    async with bucket.hints(lease_key(query), changed.set):
+    async with bucket.hints(lease_key(query), lambda *_: changed.set()):
         first: int | None = None
         while True:
             changed.clear()

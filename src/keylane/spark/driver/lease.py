@@ -171,7 +171,7 @@ class Lease:
         trouble = _Trouble(self.name, _LONGEST_TROUBLE_S)
         waiting = hinted = False
         early = iter(_EARLY_S)
-        async with self._bucket.hints(self._key, changed.set):
+        async with self._bucket.hints(self._key, lambda *_: changed.set()):
             while self._revision is None:
                 if self._caller.is_gone():
                     self._lost = "its JVM ended, or the query was stopped, while it waited for the lease"

@@ -1,0 +1,184 @@
+"""`join`: take part in a fleet. Checks what cannot work before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import get_args
+
+from keylane.awaitable_context import awaitable_context
+from keylane.core.assignment_strategies import Strategy
+from keylane.core.fleet_leader import LeaderWindows
+from keylane.core.fleet_names import check_fleet_name, check_label
+from keylane.core.fleet_partitions import HashedPartitions, ListedPartitions, Partition
+from keylane.core.fleet_records import FleetSpec
+from keylane.core.names import check_stream_name
+from keylane.core.partitions import Partitioning, parse_transform
+from keylane.dispatch import Executor
+from keylane.errors import FleetError, InvalidInput
+from keylane.fleet.partition_reader import ReaderOptions
+from keylane.fleet.planner import FleetPlanner
+from keylane.fleet.store import FLEET_BUCKET
+from keylane.fleet.worker import STOP_TIMEOUT_S, FleetHooks, Worker, identity_of
+from keylane.groups.handler_options import Crowded, Failure, Handler, HandlerOptions, Noted
+from keylane.groups.message import Place, Placing, placing_by
+from keylane.groups.message_processor import handler_call
+from keylane.groups.stream_subjects import can_store
+from keylane.jetstream import streams
+from keylane.jetstream import Connection
+from keylane.jetstream import Bucket
+from keylane.jetstream import check_seconds
+from keylane.jetstream import RetentionPolicy, StreamConfig
+
+ACK_WAIT_S = 30.0
+MAX_ACK_PENDING = 500
+PIN_TIMEOUT_S = 60.0
+"""The lease decides about failure, so the pin may last: an idle partition costs the server a pull every 30 s."""
+LEASE_S = 3.0
+
+PartitionSource = HashedPartitions | ListedPartitions
+
+
+@awaitable_context
+async def join(
+    connection: Connection,
+    stream: str,
+    fleet: str,
+    handler: Handler,
+    *,
+    partitions: PartitionSource,
+    name: str | None = None,
+    labels: Iterable[str] = (),
+    strategy: Strategy = "consistent",
+    concurrency: int = 64,
+    max_ack_pending: int = MAX_ACK_PENDING,
+    max_tries: int | None = None,
+    time_limit_s: float | None = None,
+    executor: Executor = "thread",
+    lease_s: float = LEASE_S,
+    grace_s: float = 1.0,
+    stop_timeout_s: float = STOP_TIMEOUT_S,
+    journal: Noted | None = None,
+    on_failure: Failure | None = None,
+    on_crowded: Crowded | None = None,
+    hooks: FleetHooks | None = None,
+) -> Worker:
+    """Take part in a fleet: start as many workers as you like, and they share the partitions by themselves.
+
+    The first worker creates the fleet; the others must bring the same `partitions` and `lease_s`. Every worker gets an
+    id such as `billing-3`. One that is stopped hands its partitions over and keeps its id reserved for 30 s; one that
+    dies loses its partitions when its lease ends, `lease_s` after its last sign of life.
+
+    The handler gets the messages of a key in their order. When it returns, the message is acked; when it raises, the
+    message is tried again while later messages of its key wait. `message.origin.token` is the fencing token of its
+    partition: it grows with every change of owner.
+
+    >>> async with fleet.join(connection, "ORDERS", "billing", handler, partitions=hashed(32, "orders.*", key=[1])) as w:
+    ...     await w.wait()
+    """
+    check_stream_name(stream)
+    check_fleet_name(fleet)
+    check_seconds(lease_s, "lease_s")
+    if strategy not in get_args(Strategy):
+        raise InvalidInput(f"strategy is {strategy!r}: use one of {', '.join(get_args(Strategy))}")
+    if not isinstance(partitions, PartitionSource):
+        raise InvalidInput(f"partitions is {partitions!r}: use hashed(…) or listed(…)")
+    connection.require("consumer_reset")
+    found = partitions.resolve().partitions
+    info = await streams.info(connection, stream)
+    _check_stream(info.config, partitions, found)
+    if journal is not None and journal.stream != stream:
+        raise InvalidInput(f"the journal is that of stream {journal.stream!r}: stream {stream!r} needs its own")
+    terms = HandlerOptions(
+        order="key",
+        concurrency=concurrency,
+        ack_wait_s=ACK_WAIT_S,
+        remember=2 * max_ack_pending,
+        max_tries=max_tries,
+        time_limit_s=time_limit_s,
+        executor=executor,
+        grace_s=grace_s,
+        on_failure=on_failure,
+        on_crowded=on_crowded,
+        journal=journal,
+    )
+    call = handler_call(handler, terms)
+    await Bucket(connection, FLEET_BUCKET).ensure(replicas=info.config.num_replicas or 1)
+    await call.start()
+    by_id = {one.id: one for one in found}
+    worker = Worker(
+        connection,
+        stream,
+        fleet,
+        spec=FleetSpec(source=partitions.to_wire(), prefix=fleet, lease_s=lease_s),
+        identity=identity_of(name, [check_label(label) for label in labels]),
+        planner=FleetPlanner(lambda: found, strategy, LeaderWindows()),
+        partition_of=by_id.get,
+        place_of=_places(partitions),
+        reader_options=ReaderOptions(
+            stream=stream,
+            is_queue=info.config.retention == RetentionPolicy.WORK_QUEUE,
+            ack_wait_s=ACK_WAIT_S,
+            max_ack_pending=max_ack_pending,
+            pin_timeout_s=PIN_TIMEOUT_S,
+        ),
+        call=call,
+        handling=terms,
+        hooks=hooks or FleetHooks(),
+        stop_timeout_s=stop_timeout_s,
+    )
+    worker.start()
+    return worker
+
+
+def _places(source: PartitionSource) -> Callable[[Partition], Placing]:
+    if isinstance(source, HashedPartitions):
+        place = placing_by([source.partitioning], whole_subject=not source.partitioning.wildcards)
+        return lambda _: place
+    return _one_lane
+
+
+def _one_lane(partition: Partition) -> Placing:
+    """A partition that is a subject of its own is one lane: what in its subjects is a key, nobody has said."""
+    number = int(partition.id.rsplit("-", 1)[-1], 16)
+
+    def place(raw_subject: bytes) -> Place:
+        return Place.of(number, raw_subject.decode("utf-8", "surrogateescape"), partition.id)
+
+    return place
+
+
+def _check_stream(config: StreamConfig, source: PartitionSource, found: tuple[Partition, ...]) -> None:
+    if config.retention == RetentionPolicy.INTEREST:
+        raise FleetError(
+            f"stream {config.name!r} has interest retention, which deletes a message that is published before the "
+            "consumer of its partition exists: use a stream with work queue or limits retention"
+        )
+    if isinstance(source, HashedPartitions):
+        _check_numbers(config, source.partitioning)
+    lacking = next((one.filter for one in found if can_store(config, one.filter) is False), None)
+    if lacking is not None:
+        raise FleetError(
+            f"stream {config.name!r} stores no subject that matches {lacking!r}: look at the filter, and at the "
+            "stream's subjects"
+        )
+
+
+def _check_numbers(config: StreamConfig, wanted: Partitioning) -> None:
+    """The stream must number its subjects as the fleet counts them: another number of partitions loses messages."""
+    transform = config.subject_transform
+    known = parse_transform(transform.src or ">", transform.dest) if transform is not None and transform.dest else None
+    if known is None and can_store(config, f"0.{wanted.filter}") is False:
+        raise FleetError(
+            f"stream {config.name!r} puts no partition number in front of its subjects: give it a subject transform "
+            f"from {wanted.filter!r} to {wanted.destination!r}"
+        )
+    if known is not None and known.partitions != wanted.partitions:
+        raise FleetError(
+            f"stream {config.name!r} numbers {known.partitions} partitions, and the fleet asks for "
+            f"{wanted.partitions}: ask for {known.partitions}"
+        )
+    if known is not None and known.filter == wanted.filter and known.wildcards != wanted.wildcards:
+        raise FleetError(
+            f"stream {config.name!r} hashes the wildcards {list(known.wildcards)} of {known.filter!r}, and the fleet's "
+            f"key is {list(wanted.wildcards)}: messages of one key would be in several partitions"
+        )

@@ -1,0 +1,483 @@
+"""A worker of a fleet, from `join` to its end: performs what `core/fleet_worker.py` decides.
+
+Owns the store, one reader for each of its partitions, and their order of steps. What may pass (a link that is down, a
+server that starts) is tried again; what cannot pass ends the worker with its reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from keylane.core.fleet_events import (
+    ClosePartition,
+    DrainPartition,
+    FleetAction,
+    FleetEvent,
+    FleetSignal,
+    OpenPartition,
+    PartitionDrained,
+    PartitionPinned,
+    ReadRecords,
+    ReportState,
+    SetTimer,
+    SpecRefused,
+    StartPartition,
+    StopEverything,
+    UnpinPartition,
+    WorkerEnded,
+    WorkerState,
+    WriteRecord,
+)
+from keylane.core.fleet_lease import WorkerIdentity
+from keylane.core.fleet_names import partition_consumer
+from keylane.core.fleet_partitions import Partition
+from keylane.core.fleet_records import FleetSpec
+from keylane.core.fleet_worker import FleetWorker, step
+from keylane.dispatch import HandlerCall, HandlerSlots
+from keylane.errors import FleetEnded, FleetError, KeylaneError
+from keylane.fleet.origin import PartitionOrigin
+from keylane.fleet.partition_reader import PartitionReader, ReaderOptions
+from keylane.fleet.planner import FleetPlanner
+from keylane.fleet.store import FleetStore
+from keylane.groups.handler_options import HandlerOptions
+from keylane.groups.message import GroupMessage, Placing
+from keylane.groups.message_processor import MessageProcessor
+from keylane.jetstream import Connection
+from keylane.jetstream import check_seconds
+from keylane.retrying import Backoff
+
+_log = logging.getLogger("keylane.fleet")
+
+STOP_TIMEOUT_S = 25.0
+"""Below the 30 s after which Kubernetes kills what it has asked to stop: there is time to hand over."""
+
+_CLOSE_S = 5.0
+
+PartitionAction = OpenPartition | StartPartition | UnpinPartition | DrainPartition | ClosePartition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetHooks:
+    """Called when something happens to a worker. Plain functions; they must not wait."""
+
+    on_state: Callable[[WorkerState, str | None], None] | None = None
+    """The state changed, or what the worker waits for."""
+    on_partitions: Callable[[tuple[str, ...], tuple[str, ...]], None] | None = None
+    """The partitions that are handled here, before and after."""
+    on_ended: Callable[[str], None] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """How one partition is read."""
+
+    partition: Partition
+    place: Placing
+
+
+class Worker:
+    """The handle of a joined worker."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        stream: str,
+        fleet: str,
+        *,
+        spec: FleetSpec,
+        identity: WorkerIdentity,
+        planner: FleetPlanner,
+        partition_of: Callable[[str], Partition | None],
+        place_of: Callable[[Partition], Placing],
+        reader_options: ReaderOptions,
+        call: HandlerCall[GroupMessage],
+        handling: HandlerOptions,
+        hooks: FleetHooks,
+        stop_timeout_s: float,
+    ) -> None:
+        self.stream, self.fleet = stream, fleet
+        self._connection = connection
+        self._partition_of = partition_of
+        self._place_of = place_of
+        self._reader_options = reader_options
+        self._call = call
+        self._handling = handling
+        self._hooks = hooks
+        self._stop_timeout_s = check_seconds(stop_timeout_s, "stop_timeout_s")
+        self._slots = HandlerSlots(handling.concurrency)
+        self._core = FleetWorker(spec=spec, identity=identity, planner=planner, clock_offset_s=time.time() - _clock())
+        self._store = FleetStore(connection, stream, fleet, timeout_s=spec.lease_s / 3, hinted=self._tell)
+        self._runs: dict[str, _PartitionRun] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: asyncio.TaskGroup | None = None
+        self._loop = asyncio.get_running_loop()
+        self._over = asyncio.Event()
+        self._failure: KeylaneError | None = None
+        self._failure_was_raised = False
+        self._is_orderly = False
+        self._shown_partitions: tuple[str, ...] = ()
+        self.state = WorkerState.JOINING
+        self.waiting_for: str | None = None
+        """What this worker waits for, in words; None while it waits for nothing but messages."""
+        self._main: asyncio.Task[None] | None = None
+        self._ended: asyncio.Future[str] = self._loop.create_future()
+
+    def __repr__(self) -> str:
+        waits = f", waiting for {self.waiting_for}" if self.waiting_for else ""
+        return f"<Worker {self.id or '?'} of {self.stream}/{self.fleet}, {self.state}{waits}, {len(self._runs)} partitions>"
+
+    @property
+    def id(self) -> str | None:
+        """`<prefix>-<n>`; None while it has none."""
+        return self._core.worker_id
+
+    @property
+    def is_leader(self) -> bool:
+        return self.state is WorkerState.LEADING
+
+    @property
+    def partitions(self) -> tuple[str, ...]:
+        """The partitions that are handled here now."""
+        return tuple(sorted((one for one, run in self._runs.items() if run.token), key=_natural))
+
+    # ---- life -----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._main = asyncio.create_task(self._run(), name=f"worker of {self.stream}/{self.fleet}")
+
+    async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Finish what is at work, hand every partition over, and end. What has not started goes to the next.
+
+        Handlers that are still at work after `timeout_s` are cancelled; their messages go to the next as well.
+        """
+        check_seconds(timeout_s, "timeout_s")
+        self._tell(FleetSignal.STOP)
+        done, _ = await asyncio.wait({self._ended}, timeout=timeout_s)
+        if not done:
+            _log.warning("%r: handlers still at work after %g s are cancelled", self, timeout_s)
+            self._over.set()
+        await asyncio.wait({self._ended})
+
+    async def wait(self) -> str:
+        """Wait for the end and return its reason; raises the error if one ended it."""
+        try:
+            return await asyncio.shield(self._ended)
+        except KeylaneError:
+            self._failure_was_raised = True
+            raise
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop. Raises the error that ended the worker before, unless `wait` has raised it."""
+        await self.stop(self._stop_timeout_s)
+        failure = None if self._ended.cancelled() else self._ended.exception()
+        if failure is None or self._failure_was_raised:
+            return
+        if error is None:
+            raise failure
+        _log.error("%r ended with %r while another error was on its way", self, failure)
+
+    async def _run(self) -> None:
+        try:
+            async with self._store, asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                self._tell(FleetSignal.TIMER)
+                await self._over.wait()
+                await self._close_all()
+        except* asyncio.CancelledError:
+            self._ended.cancel()
+            raise
+        except* Exception as errors:  # noqa: BLE001 - it ends this worker, and whoever waits for it is told
+            error = _first(errors)
+            if isinstance(error, KeylaneError):
+                self._failure = self._failure or error
+            else:
+                _log.exception("worker of %s/%s failed", self.stream, self.fleet)
+                self._failure = FleetEnded(f"{self!r} failed: {error!r}")
+                self._failure.__cause__ = error
+        finally:
+            self._tasks = None
+            if self._timer is not None:
+                self._timer.cancel()
+            for run in self._runs.values():
+                await run.processor.close()
+            await self._call.close()
+            self._end()
+
+    async def _close_all(self) -> None:
+        """What is being closed gives its pins back, or the next owners wait for them; the rest is cut off."""
+        running = {run.task for run in self._runs.values()}
+        if running and self._is_orderly:
+            await asyncio.wait(running, timeout=_CLOSE_S)
+        for task in running:
+            task.cancel()
+
+    def _end(self) -> None:
+        if self._ended.done():
+            return
+        if self._failure is not None:
+            self._ended.set_exception(self._failure)
+            self._ended.exception()  # seen: whoever waits gets it, and nobody has to
+        else:
+            self._ended.set_result("stopped")
+        self._call_hook(self._hooks.on_ended, str(self._failure) if self._failure is not None else "stopped")
+
+    def _fail(self, error: KeylaneError) -> None:
+        self._failure = self._failure or error
+        self._over.set()
+
+    # ---- events and actions -----------------------------------------------------------------------------------
+
+    def _tell(self, event: FleetEvent) -> None:
+        for action in step(self._core, event, _clock()):
+            self._perform(action)
+
+    def _perform(self, action: FleetAction) -> None:
+        tasks = self._tasks
+        assert tasks is not None
+        match action:
+            case ReadRecords():
+                tasks.create_task(self._read(action))
+            case WriteRecord():
+                tasks.create_task(self._write(action))
+            case SetTimer(at):
+                if self._timer is not None:
+                    self._timer.cancel()
+                self._timer = self._loop.call_later(max(0.0, at - _clock()), self._tell, FleetSignal.TIMER)
+            case StopEverything(why):
+                _log.warning("%r stops handling: %s", self, why)
+                tasks.create_task(self._stop_everything())
+            case ReportState(state, waiting_for):
+                self._report(state, waiting_for)
+            case SpecRefused(differences):
+                self._fail(
+                    FleetError(
+                        f"fleet {self.fleet!r} of stream {self.stream!r} exists with other settings: "
+                        f"{'; '.join(differences)}. Join with the same settings, or choose another name"
+                    )
+                )
+            case WorkerEnded(orderly):
+                if not orderly:
+                    _log.warning("%r: the store did not take the end of the lease; it expires", self)
+                self._is_orderly = orderly
+                self._over.set()
+            case _:
+                self._run_of(action.partition).do(action)
+
+    async def _read(self, action: ReadRecords) -> None:
+        self._tell(await self._store.read(action))
+
+    async def _write(self, action: WriteRecord) -> None:
+        self._tell(await self._store.write(action))
+
+    async def _stop_everything(self) -> None:
+        runs, self._runs = list(self._runs.values()), {}
+        await asyncio.gather(*(run.abandon() for run in runs))
+        self._show_partitions()
+        self._tell(FleetSignal.HANDLERS_ENDED)
+
+    # ---- partitions ---------------------------------------------------------------------------------------------
+
+    def _run_of(self, partition_id: str) -> _PartitionRun:
+        run = self._runs.get(partition_id)
+        if run is None:
+            partition = self._partition_of(partition_id)
+            if partition is None:
+                raise FleetError(
+                    f"the assignment of fleet {self.fleet!r} names partition {partition_id!r}, which its source does "
+                    "not have"
+                )
+            run = self._runs[partition_id] = self._new_run(partition)
+        return run
+
+    def _new_run(self, partition: Partition) -> _PartitionRun:
+        assert self._tasks is not None
+        assert self.id is not None
+        origin = PartitionOrigin(
+            self._connection,
+            (self.stream, self.fleet, self.id),
+            instance=self._core.lease.instance,
+            partition=partition.id,
+            wait=self._handler_waits,
+        )
+        name = f"partition {partition.id} of {self.stream}/{self.fleet}"
+        processor = MessageProcessor(
+            self._call, self._handling, name, on_crash=lambda: self._crashed(partition.id), slots=self._slots
+        )
+        processor.may_start = lambda: self._core.token_of(partition.id, _clock()) is not None
+        run = _PartitionRun(processor, tell=self._tell, over=self._closed, started=self._show_partitions)
+        run.reader = PartitionReader(
+            self._connection,
+            partition,
+            partition_consumer(self.fleet, partition.id),
+            self._reader_options,
+            processor,
+            place=self._place_of(partition),
+            origin=origin,
+            pinned=lambda: self._tell(PartitionPinned(partition.id)),
+            lost=run.reopen,
+        )
+        run.partition = partition.id
+        run.task = self._tasks.create_task(run.work(), name=name)
+        return run
+
+    def _closed(self, run: _PartitionRun) -> None:
+        if self._runs.get(run.partition) is run:
+            del self._runs[run.partition]
+        self._show_partitions()
+
+    def _crashed(self, partition_id: str) -> None:
+        run = self._runs.get(partition_id)
+        if run is not None and run.processor.crash is not None:
+            self._fail(run.processor.crash)
+
+    # ---- what is shown --------------------------------------------------------------------------------------------
+
+    def _report(self, state: WorkerState, waiting_for: str | None) -> None:
+        if waiting_for is not None and self._store.failure is not None:
+            waiting_for = f"{waiting_for} ({self._store.failure})"
+        is_degraded = state in (WorkerState.RECOVERING, WorkerState.UNREACHABLE, WorkerState.FENCED)
+        _log.log(
+            logging.WARNING if is_degraded and state is not self.state else logging.INFO,
+            "worker %s of %s/%s: %s%s",
+            self.id or "?",
+            self.stream,
+            self.fleet,
+            state,
+            f", waiting for {waiting_for}" if waiting_for else "",
+        )
+        self.state, self.waiting_for = state, waiting_for
+        self._call_hook(self._hooks.on_state, state, waiting_for)
+
+    def _handler_waits(self, waiting_for: str | None) -> None:
+        if waiting_for is not None:
+            _log.warning("%r: a handler waits for %s", self, waiting_for)
+
+    def _show_partitions(self) -> None:
+        before, self._shown_partitions = self._shown_partitions, self.partitions
+        if before != self._shown_partitions:
+            self._call_hook(self._hooks.on_partitions, before, self._shown_partitions)
+
+    def _call_hook(self, hook: Callable[..., None] | None, *about: object) -> None:
+        if hook is None:
+            return
+        try:
+            hook(*about)
+        except Exception:  # noqa: BLE001 - a fault in a hook must not end the worker
+            _log.exception("%r: the hook %r failed", self, hook)
+
+
+class _PartitionRun:
+    """The actions on one partition, one after the other."""
+
+    reader: PartitionReader
+    partition: str
+    task: asyncio.Task[None]
+
+    def __init__(
+        self,
+        processor: MessageProcessor,
+        *,
+        tell: Callable[[FleetEvent], None],
+        over: Callable[[_PartitionRun], None],
+        started: Callable[[], None],
+    ) -> None:
+        self.processor = processor
+        self.token = 0
+        self._tell = tell
+        self._over = over
+        self._started = started
+        self._actions: asyncio.Queue[PartitionAction | None] = asyncio.Queue()
+
+    def do(self, action: PartitionAction) -> None:
+        self._actions.put_nowait(action)
+
+    def reopen(self, error: KeylaneError | None) -> None:
+        """The feed has ended by itself: its consumer was deleted, or the connection is closed."""
+        _log.warning("%r has ended (%s); opening it again", self.reader, error)
+        self._actions.put_nowait(None)
+
+    async def work(self) -> None:
+        while True:
+            action = await self._actions.get()
+            await self._retried(action)
+            if isinstance(action, ClosePartition) and self._actions.empty():
+                break
+        await self.processor.close()
+        self._over(self)
+
+    async def abandon(self) -> None:
+        """The lease is lost: handlers have their grace to end, nothing is released."""
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+        self.token = 0
+        await self.reader.drain(lost=True)
+        try:
+            await self.reader.close()
+        finally:
+            await self.processor.close()
+
+    async def _retried(self, action: PartitionAction | None) -> None:
+        backoff = Backoff(f"partition {self.partition}: {type(action).__name__ if action else 'open'}", log=_log)
+        while True:
+            try:
+                await self._perform(action)
+            except KeylaneError as error:
+                await backoff.after(error)
+            else:
+                backoff.succeeded()
+                return
+
+    async def _perform(self, action: PartitionAction | None) -> None:
+        match action:
+            case None:
+                await self.reader.reopen()
+            case OpenPartition():
+                await self.reader.open()
+            case StartPartition(_, token, force):
+                await self.reader.start(token, force=force)
+                self.token = token
+                self._started()
+            case UnpinPartition():
+                await self.reader.take_pin()
+            case DrainPartition(_, lost):
+                self.token = 0
+                await self.reader.drain(lost=lost)
+                self._tell(PartitionDrained(self.partition))
+                self._started()
+            case ClosePartition():
+                await self.reader.close()
+
+
+def identity_of(name: str | None, labels: Iterable[str]) -> WorkerIdentity:
+    return WorkerIdentity(
+        run=secrets.token_hex(8), name=name or "", host=socket.gethostname(), labels=tuple(sorted(labels))
+    )
+
+
+def _clock() -> float:
+    """Seconds, also while the machine sleeps, where the system has such a clock."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+def _natural(partition_id: str) -> tuple[int, str]:
+    return (int(partition_id), "") if partition_id.isdecimal() else (1 << 62, partition_id)
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    first: BaseException = errors
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return first
