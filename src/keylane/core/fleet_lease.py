@@ -144,7 +144,8 @@ class IdLease:
             host=self.identity.host,
             labels=self.identity.labels,
         )
-        self.revision = seen.revision if seen is not None and worker not in self.view.absent else 0
+        known = seen.revision if seen is not None else 0
+        self.revision = self.view.deleted.get(worker, known)
         self.phase = LeasePhase.TAKING
         self._write(replace(self.lease, beat=1), now)
 
@@ -194,11 +195,13 @@ class IdLease:
         self._sent = {beat: sent for beat, sent in self._sent.items() if beat > lease.beat}
 
     def conflicted(self) -> None:
+        if not self.is_held and self.phase is not LeasePhase.TAKING:
+            return
+        self.requests.read(self._key())
         if self.phase is LeasePhase.TAKING:
             self._seek_again()
-        elif self.is_held:
+        else:
             self.phase = LeasePhase.DOUBTED
-            self.requests.read(self._key())
 
     def unknown(self) -> None:
         if self.is_held or self.phase is LeasePhase.TAKING:

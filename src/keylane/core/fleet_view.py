@@ -61,6 +61,8 @@ class FleetView:
     workers: dict[int, Sighting] = field(default_factory=dict)
     absent: dict[int, tuple[float, float]] = field(default_factory=dict)
     """Worker -> the first and the last read of its key that found nothing."""
+    deleted: dict[int, int] = field(default_factory=dict)
+    """Worker -> the revision that a write of its absent record must expect: that of a delete marker, or 0."""
     leader: Sighting | None = None
     leader_read: bool = False
     """A read has told about the leader in this store."""
@@ -125,8 +127,10 @@ class FleetView:
         if entry is None or entry.value is None:
             first, _ = self.absent.get(worker, (now, now))
             self.absent[worker] = (first, now)
+            self.deleted[worker] = entry.revision if entry is not None else 0
             return
         self.absent.pop(worker, None)
+        self.deleted.pop(worker, None)
         if seen is not None and seen.revision == entry.revision:
             seen.checked = now
             return
@@ -222,6 +226,7 @@ class FleetView:
         for seen in (*self.workers.values(), *([self.leader] if self.leader is not None else [])):
             seen.since = seen.checked = now
             seen.revision = -1
-        self.absent = {worker: (now, now) for worker in self.workers}
+        self.absent = dict.fromkeys(self.workers, (now, now))
+        self.deleted.clear()
         self.stored_assignment, self.assignment_revision = None, 0
         self.leader_read = self.assignment_read = False
