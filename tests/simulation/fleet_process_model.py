@@ -128,7 +128,9 @@ class Process:
         worker = self.worker
         claims = worker.ownership.partitions.values() if worker.ownership is not None else ()
         marks = "".join(
-            f" {mark}" for mark in ("is_dead", "is_frozen", "is_cut", "is_bucket_cut", "has_ended") if getattr(self, mark)
+            f" {mark}"
+            for mark in ("is_dead", "is_frozen", "is_cut", "is_bucket_cut", "has_ended")
+            if getattr(self, mark)
         )
         shown = {one.partition: (one.step.name, one.token, one.waits_for) for one in claims}
         return (
@@ -430,4 +432,3 @@ class Process:
         if self.is_dead or self.has_ended or self.worker.ownership is None:
             return set()
         return {one.partition for one in self.worker.ownership.partitions.values() if one.step is ClaimStep.HELD}
-

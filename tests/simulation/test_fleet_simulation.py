@@ -56,9 +56,9 @@ class Ledger:
         what = f"{process.name} began {name}/{sequence} with {token}"
         is_sure = process.time.now < process.worker.lease.deadline
         if is_sure and self.world.bucket.claims[name] != (instance, token, True):
-            self._complain(f"{what}, and the newest claim is {self.world.bucket.claims[name]}")
+            self.complain(f"{what}, and the newest claim is {self.world.bucket.claims[name]}")
         if token < self._started.get(name, 0):
-            self._complain(f"{what} after {self._started[name]}")
+            self.complain(f"{what} after {self._started[name]}")
         if self._owners.setdefault((name, token), instance) != instance:
             self.problems.append(f"{what}, a token of {self._owners[name, token]}")
         self._started[name] = max(token, self._started.get(name, 0))
@@ -67,7 +67,7 @@ class Ledger:
             if other.is_dead:
                 continue
             if its_token >= token or not self.world.faulty:
-                self._complain(f"{what}, and {other.name} is at work with {its_token}")
+                self.complain(f"{what}, and {other.name} is at work with {its_token}")
         others[process] = token
 
     def did(self, process: Process, name: str, sequence: int, token: int) -> bool:
@@ -85,8 +85,9 @@ class Ledger:
             self.problems.append(f"{process.name} did {name}/{sequence} with {token} after {last}")
         return True
 
-    def _complain(self, text: str) -> None:
-        """Right after the store lost records its workers cannot know it: tokens fence them then."""
+    def complain(self, text: str) -> None:
+        """Right after the store lost records its workers cannot know it, and revisions come a second time: tokens
+        and epochs fence them then."""
         if self.world.time.now < self.world.bucket.lossy_at + LEASE_S:
             self.tolerated += 1
         else:
@@ -143,10 +144,10 @@ class World:
         reader: Process | None = partition.pinned_reader()
         if reader is None or reader.is_cut:
             return
-        sequences = [
-            one for one in range(partition.floor + 1, partition.published + 1) if one not in partition.acked
-        ]
-        reader.later(self.time.random.uniform(0.001, 0.02), reader.receive, partition.name, sequences[:PREFETCH], partition.pin)
+        sequences = [one for one in range(partition.floor + 1, partition.published + 1) if one not in partition.acked]
+        reader.later(
+            self.time.random.uniform(0.001, 0.02), reader.receive, partition.name, sequences[:PREFETCH], partition.pin
+        )
 
     def _deliver_again(self) -> None:
         for partition in self.partitions.values():
@@ -174,16 +175,18 @@ class World:
             case LeaderLease():
                 epoch, instance = self._epoch
                 if record.epoch < epoch or (record.epoch == epoch and record.instance != instance):
-                    self.ledger.problems.append(f"leader {record} after {self._epoch}")
+                    self.ledger.complain(f"leader {record} after {self._epoch}")
                 self._epoch = (record.epoch, record.instance)
             case FleetAssignment():
                 if record.rank[0] < (self._rank or (0,))[0] or record.rank <= self._rank:
-                    self.ledger.problems.append(f"assignment {record.rank} after {self._rank}")
+                    self.ledger.complain(f"assignment {record.rank} after {self._rank}")
                 self._rank = record.rank
                 if self._kill_leader:
                     self._kill_leader = False
                     for process in self.running:
-                        if process.worker.leadership is not None and process.worker.leadership.is_leading(self.time.now):
+                        if process.worker.leadership is not None and process.worker.leadership.is_leading(
+                            self.time.now
+                        ):
                             self._kill(process)
             case _:
                 pass
@@ -194,15 +197,15 @@ class World:
             for process in self.running
             if process.worker.ownership is not None and process.worker.lease.is_sure(self.time.now)
         ]
-        if len(held) != len(set(held)) and self.time.now > self.bucket.lossy_at + LEASE_S:
-            self.ledger.problems.append(f"an id has two holders: {held}")
+        if len(held) != len(set(held)):
+            self.ledger.complain(f"an id has two holders: {held}")
 
     # ---- trouble -------------------------------------------------------------------------------------------
 
     def _trouble(self) -> None:
         random = self.time.random
-        self._cause(random.choice(PROFILES[self.profile]), random.choice(self.running) if self.running else None)
         if self.time.now < BUSY_S:
+            self._cause(random.choice(PROFILES[self.profile]), random.choice(self.running) if self.running else None)
             self.time.after(random.choice((0.1, 0.5, 1.5, 3.0)), self._trouble)
 
     def _kill(self, process: Process) -> None:
@@ -281,7 +284,7 @@ class World:
             for process in self.running:
                 process.is_cut = process.is_bucket_cut = False
                 process.wake()
-            if not self.running:
+            if all(process.worker.stopping for process in self.running):
                 self.start()
             self.time.run(self.time.now + 8, self.has_problem)  # what began goes on
             self.time.run(QUIET_S, self.is_settled)

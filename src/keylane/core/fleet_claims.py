@@ -24,12 +24,13 @@ would block the partition, a release that it does not know would give the partit
 | RELEASING | confirmed | STANDBY | close: (none) |
 | RELEASING | conflict, unknown | read: mine, lower or absent: release again; higher: as confirmed | the same |
 | LOST | drained | read: STANDBY | close: (none) |
+| (none) | read: held by this worker, which gave it up | | write the release again: the store went back |
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from keylane.core.fleet_events import (
@@ -86,6 +87,8 @@ class Ownership:
     worker: int
     instance: str
     partitions: dict[str, AssignedPartition] = field(default_factory=dict)
+    past: dict[str, int] = field(default_factory=dict)
+    """Partition -> the token under which this instance owned it. A store that went back may still say `held`."""
     token_written: bool = False
     """A claim was written since the lease was last renewed: renew it, so that its record knows the token."""
     went_back: bool = False
@@ -109,15 +112,17 @@ class Ownership:
 
     def _close(self, one: AssignedPartition) -> None:
         del self.partitions[one.partition]
+        if one.token:
+            self.past[one.partition] = one.token
         self.requests.do(ClosePartition(one.partition))
 
     def _settle(self, one: AssignedPartition, now: float) -> None:
         """Nothing of it is this worker's: wait for the claim again, or close it."""
         one.step, one.doubt = ClaimStep.STANDBY, False
-        if one.wanted:
-            self.requests.read(claim_key(one.partition))
-        else:
+        if not one.wanted:
             self._close(one)
+        elif not one.known:
+            self.requests.read(claim_key(one.partition))
 
     # ---- claiming ------------------------------------------------------------------------------------------
 
@@ -196,6 +201,7 @@ class Ownership:
         one = self.partitions.get(write.record.partition)
         if one is None:
             return
+        one.known = False
         if one.step is ClaimStep.CLAIMING and not one.doubt:
             self._settle(one, now)
         else:
@@ -211,15 +217,21 @@ class Ownership:
     def found(self, partition: str, entry: RecordEntry | None, now: float) -> None:
         """The claim of a partition, as a read shows it: perhaps a stale one."""
         one = self.partitions.get(partition)
-        if one is None or self.requests.is_writing(claim_key(partition)):
+        if self.requests.is_writing(claim_key(partition)):
             return
         record = self.view.parse(claim_key(partition), entry) if entry is not None else None
         claim = record if isinstance(record, FleetClaim) else None
         revision = entry.revision if entry is not None else 0
+        if one is None:
+            if claim is not None and claim.held and claim.instance == self.instance:
+                token = max(claim.token, self.past.get(partition, 0))
+                self.requests.write(replace(claim, token=token, held=False), revision, now)
+            return
+        one.known = True
         _FOUND[one.step](self, one, claim, revision, now)
 
     def _found_standby(self, one: AssignedPartition, claim: FleetClaim | None, revision: int, now: float) -> None:
-        one.claim, one.revision, one.known = claim, revision, True
+        one.claim, one.revision = claim, revision
 
     def _found_claiming(self, one: AssignedPartition, claim: FleetClaim | None, revision: int, now: float) -> None:
         if self._is_mine(one, claim) and claim is not None and claim.held:
@@ -228,6 +240,7 @@ class Ownership:
         elif revision == one.revision:
             self._write(one, now, held=True)
         else:
+            one.claim, one.revision = claim, revision
             self._settle(one, now)
 
     def _found_held(self, one: AssignedPartition, claim: FleetClaim | None, revision: int, now: float) -> None:
@@ -268,6 +281,7 @@ class Ownership:
         if one is None:
             return
         if one.step is ClaimStep.LOST:
+            one.known = False
             self._settle(one, now)
         elif one.step is ClaimStep.DRAINING:
             one.step = ClaimStep.RELEASING
@@ -301,8 +315,10 @@ class Ownership:
             if one.step is ClaimStep.STANDBY and one.claim is not None and one.claim.held:
                 yield one.claim.worker
 
-    def held(self) -> Iterator[str]:
-        return (claim_key(one.partition) for one in self.partitions.values() if one.step is ClaimStep.HELD)
+    def audited(self) -> Iterator[str]:
+        """The claims to read now and then: what is owned, and what was."""
+        yield from (claim_key(one.partition) for one in self.partitions.values() if one.step is ClaimStep.HELD)
+        yield from (claim_key(partition) for partition in self.past.keys() - self.partitions.keys())
 
     @property
     def is_busy(self) -> bool:

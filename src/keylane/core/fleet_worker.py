@@ -443,7 +443,7 @@ def _look(worker: FleetWorker, now: float) -> None:
     if ownership is not None:
         keys += ownership.unresolved()
         if audit:
-            keys += ownership.held()
+            keys += ownership.audited()
     worker.requests.look(*keys)
 
 
