@@ -323,12 +323,12 @@ class Process:
         if mine.pin != pin:
             mine.pin = pin
             mine.buffer.clear()
+            self.tell(PartitionPinned(name))
         for sequence in sequences:
             if sequence in mine.done:
                 self._ack(name, mine, sequence)
             elif sequence != mine.running and sequence not in mine.buffer:
                 mine.buffer.append(sequence)
-        self.tell(PartitionPinned(name))
         self._next(name)
 
     def _next(self, name: str) -> None:

@@ -1,4 +1,6 @@
-"""Workers of a fleet share partitions on a simulated server, with faults of every kind. Every run is made from its seed.
+"""Workers of a fleet share partitions on a simulated server, with faults of every kind.
+
+Every run is made from its seed alone.
 
 At every step: nobody starts a message without the newest claim, no token of a partition goes back, nobody else is at
 work with the same or a newer token, ids have one holder, epochs grow, messages are done in order. In the end everything
@@ -9,8 +11,6 @@ is owned and done. `python -m tests.simulation.test_fleet_simulation 1000` runs 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -163,7 +163,8 @@ class World:
         for process in self.running:
             if process.is_cut or self.time.random.random() < 0.1:
                 continue
-            if partition is None or partition in process.partitions:
+            leads = process.worker.leadership is not None and process.worker.leadership.is_leading(self.time.now)
+            if (partition in process.partitions) if partition is not None else (leads or not key.startswith("worker")):
                 process.later(self.time.random.uniform(0.001, 0.02), process.hint, key, value)
 
     def _written(self, key: str, record: FleetRecord) -> None:

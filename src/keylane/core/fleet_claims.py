@@ -29,6 +29,7 @@ would block the partition, a release that it does not know would give the partit
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
@@ -69,12 +70,12 @@ class AssignedPartition:
     claim: FleetClaim | None = None
     """As last read or written."""
     known: bool = False
-    """The claim was read, or written, since the partition was opened."""
+    """The claim was read, or written, since something else was heard of it."""
     doubt: bool = False
     """A write of this claim had no answer: it may have landed, or may still."""
     force: bool = False
     """The owner before did not release it."""
-    unpin_at: float | None = None
+    pinned: bool = False
     waits_for: str = ""
 
 
@@ -87,6 +88,12 @@ class Ownership:
     worker: int
     instance: str
     partitions: dict[str, AssignedPartition] = field(default_factory=dict)
+    standby: set[str] = field(default_factory=set)
+    ready: set[str] = field(default_factory=set)
+    """Of those, the ones whose claim may have become free: a worker may have ten thousand partitions."""
+    busy: int = 0
+    """In how many of them something may run."""
+    unpins: deque[tuple[float, str]] = field(default_factory=deque)
     past: dict[str, int] = field(default_factory=dict)
     """Partition -> the token under which this instance owned it. A store that went back may still say `held`."""
     token_written: bool = False
@@ -96,29 +103,42 @@ class Ownership:
 
     # ---- what is wanted ------------------------------------------------------------------------------------
 
-    def want(self, wanted: frozenset[str], now: float) -> None:
+    def want(self, wanted: frozenset[str]) -> None:
         """Own these partitions, and no others."""
-        for name in sorted(wanted - self.partitions.keys()):
+        opened = sorted(wanted - self.partitions.keys())
+        for name in opened:
             self.partitions[name] = AssignedPartition(name)
+            self.standby.add(name)
             self.requests.do(OpenPartition(name))
-            self.requests.read(claim_key(name))
+        self.requests.read(*map(claim_key, opened))
         for one in list(self.partitions.values()):
             one.wanted = one.partition in wanted
             if not one.wanted and one.step is ClaimStep.STANDBY:
                 self._close(one)
             elif not one.wanted and one.step is ClaimStep.HELD:
-                one.step = ClaimStep.DRAINING
+                self._go(one, ClaimStep.DRAINING)
                 self.requests.do(DrainPartition(one.partition))
+
+    def _go(self, one: AssignedPartition, step: ClaimStep) -> None:
+        self.busy += (step in _BUSY) - (one.step in _BUSY)
+        one.step = step
+        if step is ClaimStep.STANDBY:
+            self.standby.add(one.partition)
+            self.ready.add(one.partition)
+        else:
+            self.standby.discard(one.partition)
 
     def _close(self, one: AssignedPartition) -> None:
         del self.partitions[one.partition]
+        self.standby.discard(one.partition)
         if one.token:
             self.past[one.partition] = one.token
         self.requests.do(ClosePartition(one.partition))
 
-    def _settle(self, one: AssignedPartition, now: float) -> None:
+    def _settle(self, one: AssignedPartition) -> None:
         """Nothing of it is this worker's: wait for the claim again, or close it."""
-        one.step, one.doubt = ClaimStep.STANDBY, False
+        one.doubt = False
+        self._go(one, ClaimStep.STANDBY)
         if not one.wanted:
             self._close(one)
         elif not one.known:
@@ -128,10 +148,12 @@ class Ownership:
 
     def claim_free(self, now: float) -> None:
         """Claim what is free. To be called after reads, while the lease is sure."""
-        for one in self.partitions.values():
-            if one.step is ClaimStep.STANDBY and one.wanted and one.known:
+        ready, self.ready = self.ready & self.standby, set()
+        for name in sorted(ready):
+            one = self.partitions[name]
+            if one.known and not self.requests.is_writing(claim_key(name)):
                 one.waits_for = self.obstacle(one, now)
-                if not one.waits_for and not self.requests.is_writing(claim_key(one.partition)):
+                if not one.waits_for:
                     self._claim(one, now)
 
     def obstacle(self, one: AssignedPartition, now: float) -> str:
@@ -151,7 +173,8 @@ class Ownership:
         before = one.claim
         one.force = before is not None and before.held and before.instance != self.instance
         one.token = self.view.next_token(before.token if before is not None else 0, now)
-        one.step, one.doubt = ClaimStep.CLAIMING, False
+        one.doubt = False
+        self._go(one, ClaimStep.CLAIMING)
         self._write(one, now, held=True)
 
     def _write(self, one: AssignedPartition, now: float, *, held: bool) -> None:
@@ -183,27 +206,28 @@ class Ownership:
         if one.step is ClaimStep.CLAIMING:
             self.token_written = True
             if one.wanted:
-                one.step = ClaimStep.HELD
-                one.unpin_at = now + self.view.lease_s / 3
+                self._go(one, ClaimStep.HELD)
+                one.pinned = False
+                self.unpins.append((now + self.view.lease_s / 3, one.partition))
                 self.requests.do(StartPartition(one.partition, one.token, one.force))
             else:
-                one.step = ClaimStep.RELEASING
+                self._go(one, ClaimStep.RELEASING)
                 self._write(one, now, held=False)
         elif one.step is ClaimStep.RELEASING and one.claim.held:
             self._write(one, now, held=False)
         elif one.step is ClaimStep.RELEASING:
-            self._settle(one, now)
+            self._settle(one)
         elif one.step is ClaimStep.HELD:
             self.went_back = True
 
-    def conflicted(self, write: PendingWrite, now: float) -> None:
+    def conflicted(self, write: PendingWrite) -> None:
         assert isinstance(write.record, FleetClaim)
         one = self.partitions.get(write.record.partition)
         if one is None:
             return
         one.known = False
         if one.step is ClaimStep.CLAIMING and not one.doubt:
-            self._settle(one, now)
+            self._settle(one)
         else:
             self.requests.read(claim_key(one.partition))
 
@@ -228,6 +252,7 @@ class Ownership:
                 self.requests.write(replace(claim, token=token, held=False), revision, now)
             return
         one.known = True
+        self.ready.add(partition)
         _FOUND[one.step](self, one, claim, revision, now)
 
     def _found_standby(self, one: AssignedPartition, claim: FleetClaim | None, revision: int, now: float) -> None:
@@ -241,7 +266,7 @@ class Ownership:
             self._write(one, now, held=True)
         else:
             one.claim, one.revision = claim, revision
-            self._settle(one, now)
+            self._settle(one)
 
     def _found_held(self, one: AssignedPartition, claim: FleetClaim | None, revision: int, now: float) -> None:
         if self._is_mine(one, claim) and claim is not None and claim.held:
@@ -250,13 +275,13 @@ class Ownership:
             one.revision = revision
             self._write(one, now, held=True)
         else:
-            one.step = ClaimStep.LOST
+            self._go(one, ClaimStep.LOST)
             self.requests.do(DrainPartition(one.partition, lost=True))
 
     def _found_releasing(self, one: AssignedPartition, claim: FleetClaim | None, revision: int, now: float) -> None:
         if self._is_later(one, claim):
             one.claim, one.revision = claim, revision
-            self._settle(one, now)
+            self._settle(one)
         elif self._is_mine(one, claim) and claim is not None and not claim.held:
             one.claim, one.revision = claim, revision
             self._stored(one, now)
@@ -282,24 +307,24 @@ class Ownership:
             return
         if one.step is ClaimStep.LOST:
             one.known = False
-            self._settle(one, now)
+            self._settle(one)
         elif one.step is ClaimStep.DRAINING:
-            one.step = ClaimStep.RELEASING
+            self._go(one, ClaimStep.RELEASING)
             if not self.requests.is_writing(claim_key(partition)):
                 self._write(one, now, held=False)
 
     def pinned(self, partition: str) -> None:
         one = self.partitions.get(partition)
         if one is not None:
-            one.unpin_at = None
+            one.pinned = True
 
     def unpin_late(self, now: float) -> None:
         """An owner that ends between its release and its close leaves its pin behind: clear it once."""
-        for one in self.partitions.values():
-            if one.unpin_at is not None and now >= one.unpin_at:
-                one.unpin_at = None
-                if one.step is ClaimStep.HELD:
-                    self.requests.do(UnpinPartition(one.partition))
+        while self.unpins and self.unpins[0][0] <= now:
+            _, name = self.unpins.popleft()
+            one = self.partitions.get(name)
+            if one is not None and one.step is ClaimStep.HELD and not one.pinned:
+                self.requests.do(UnpinPartition(name))
 
     def unresolved(self) -> Iterator[str]:
         """The claims to read now: what is waited for, and what is written with an unknown outcome."""
@@ -311,25 +336,27 @@ class Ownership:
 
     def holders(self) -> Iterator[int]:
         """The workers that partitions are waited for."""
-        for one in self.partitions.values():
-            if one.step is ClaimStep.STANDBY and one.claim is not None and one.claim.held:
-                yield one.claim.worker
+        for name in self.standby:
+            claim = self.partitions[name].claim
+            if claim is not None and claim.held:
+                yield claim.worker
+
+    def obstacles(self) -> str | None:
+        """What the first partition in the order of their names waits for."""
+        waits = sorted(name for name in self.standby if self.partitions[name].waits_for)
+        return self.partitions[waits[0]].waits_for if waits else None
 
     def audited(self) -> Iterator[str]:
         """The claims to read now and then: what is owned, and what was."""
         yield from (claim_key(one.partition) for one in self.partitions.values() if one.step is ClaimStep.HELD)
         yield from (claim_key(partition) for partition in self.past.keys() - self.partitions.keys())
 
-    @property
-    def is_busy(self) -> bool:
-        """Something of a partition may run."""
-        return any(one.step in (ClaimStep.HELD, ClaimStep.DRAINING, ClaimStep.LOST) for one in self.partitions.values())
-
     def token(self, partition: str) -> int | None:
         one = self.partitions.get(partition)
         return one.token if one is not None and one.step is ClaimStep.HELD else None
 
 
+_BUSY = frozenset({ClaimStep.HELD, ClaimStep.DRAINING, ClaimStep.LOST})
 _FOUND = {
     ClaimStep.STANDBY: Ownership._found_standby,
     ClaimStep.CLAIMING: Ownership._found_claiming,

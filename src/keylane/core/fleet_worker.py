@@ -112,6 +112,8 @@ class FleetWorker:
     look_at: float = 0.0
     looks: int = 0
     audit_due: bool = False
+    wanted_for: tuple[object, ...] = ()
+    """What the wanted partitions follow from: they are computed again when it changes."""
     timer: float = -1.0
     reported: tuple[WorkerState, str | None] | None = None
 
@@ -165,7 +167,7 @@ def _take(worker: FleetWorker, event: FleetEvent, now: float) -> None:  # noqa: 
         case WriteConfirmed(key, revision):
             _confirmed(worker, key, revision, now)
         case WriteConflict(key):
-            _conflicted(worker, key, now)
+            _conflicted(worker, key)
         case WriteUnknown(key):
             _unknown(worker, key)
         case RecordHint():
@@ -223,6 +225,8 @@ def _read_key(worker: FleetWorker, key: str, event: RecordsRead, now: float) -> 
 def _looked(worker: FleetWorker, event: RecordsRead, now: float) -> None:
     """All leases, or as many as the store told."""
     worker.looking = False
+    if worker.ownership is not None:
+        worker.ownership.ready |= worker.ownership.standby
     found = {number for key in event.entries if (number := worker_of(key)) is not None}
     for number in found:
         worker.view.read_worker(number, event.entries[worker_key(number)], now)
@@ -278,7 +282,7 @@ def _confirmed(worker: FleetWorker, key: str, revision: int, now: float) -> None
                 worker.look_at = now  # it is expired: plan without it
 
 
-def _conflicted(worker: FleetWorker, key: str, now: float) -> None:
+def _conflicted(worker: FleetWorker, key: str) -> None:
     write = worker.requests.answered(key)
     if write is None:
         return
@@ -289,7 +293,7 @@ def _conflicted(worker: FleetWorker, key: str, now: float) -> None:
             worker.lease.conflicted()
         case FleetClaim():
             if worker.ownership is not None and write.record.instance == worker.lease.instance:
-                worker.ownership.conflicted(write, now)
+                worker.ownership.conflicted(write)
         case _:
             if worker.leadership is not None:
                 worker.leadership.conflicted(write)
@@ -320,8 +324,12 @@ def _hinted(worker: FleetWorker, event: RecordHint, now: float) -> None:
         waits = worker.ownership.partitions.get(partition) if worker.ownership is not None else None
         if waits is not None and waits.step in (ClaimStep.STANDBY, ClaimStep.HELD):
             worker.requests.read(key)
-    elif event.value is not None:
+    elif event.value is not None and (key == LEADER or _leads(worker)):
         _hinted_lease(worker, key, event.value, now)
+
+
+def _leads(worker: FleetWorker) -> bool:
+    return worker.leadership is not None and worker.leadership.role is LeaderRole.LEADER
 
 
 def _hinted_lease(worker: FleetWorker, key: str, value: bytes, now: float) -> None:
@@ -333,10 +341,9 @@ def _hinted_lease(worker: FleetWorker, key: str, value: bytes, now: float) -> No
     if isinstance(record, LeaderLease):
         if not record.state.is_held or record.version > worker.view.highest_version:
             worker.look_at = now
-    elif isinstance(record, WorkerLease) and worker.leadership is not None:
+    elif isinstance(record, WorkerLease):
         seen = worker.view.workers.get(record.worker)
-        is_news = seen is None or seen.lease.instance != record.instance or seen.lease.state is not record.state
-        if is_news and worker.leadership.role is LeaderRole.LEADER:
+        if seen is None or seen.lease.instance != record.instance or seen.lease.state is not record.state:
             worker.look_at = now
 
 
@@ -401,11 +408,14 @@ def _joined(worker: FleetWorker) -> None:
 
 def _own(worker: FleetWorker, ownership: Ownership, now: float) -> None:
     assignment = worker.view.assignment
-    wanted = assignment.partitions_of(ownership.worker, ownership.instance) if assignment is not None else frozenset()
-    if worker.stopping:
-        alone = all(one.worker == ownership.worker for one in worker.view.live_leases())
-        wanted = frozenset() if alone or now >= worker.leave_by else wanted & ownership.partitions.keys()
-    ownership.want(wanted, now)
+    alone = worker.stopping and all(one.worker == ownership.worker for one in worker.view.live_leases())
+    gives_up = worker.stopping and (alone or now >= worker.leave_by)
+    if worker.wanted_for != (ownership.instance, assignment.rank if assignment is not None else (), gives_up):
+        worker.wanted_for = (ownership.instance, assignment.rank if assignment is not None else (), gives_up)
+        wanted = frozenset() if assignment is None else assignment.partitions_of(ownership.worker, ownership.instance)
+        if worker.stopping:
+            wanted = frozenset() if gives_up else wanted & ownership.partitions.keys()
+        ownership.want(wanted)
     if worker.lease.is_sure(now) and not worker.stopping:
         ownership.claim_free(now)
     ownership.unpin_late(now)
@@ -454,7 +464,7 @@ def _leave(worker: FleetWorker, now: float) -> bool:
         worker.ended = True
         worker.requests.do(WorkerEnded())
         return True
-    if ownership is None or ownership.is_busy:
+    if ownership is None or ownership.busy:
         return False
     if not ownership.partitions and (worker.leadership is None or worker.leadership.resign(now)):
         lease.leave(now)
@@ -501,9 +511,8 @@ def _state(worker: FleetWorker, now: float) -> tuple[WorkerState, str | None]:  
         return WorkerState.UNREACHABLE, "the store, to renew the lease"
     if worker.view.is_recovering(now):
         return WorkerState.RECOVERING, "the other workers, to write again what the store has lost"
-    waits = next((one.waits_for for one in ownership.partitions.values() if one.step is ClaimStep.STANDBY), None)
     is_leading = worker.leadership is not None and worker.leadership.is_leading(now)
-    return WorkerState.LEADING if is_leading else WorkerState.ACTIVE, waits or None
+    return WorkerState.LEADING if is_leading else WorkerState.ACTIVE, ownership.obstacles()
 
 
 def _report(worker: FleetWorker, now: float) -> None:
@@ -522,8 +531,8 @@ def _set_timer(worker: FleetWorker, now: float) -> None:
         due.append(worker.leave_by)
     if worker.view.is_recovering(now):
         due.append(worker.view.recovering_until)
-    if ownership is not None:
-        due += [one.unpin_at for one in ownership.partitions.values() if one.unpin_at is not None]
+    if ownership is not None and ownership.unpins:
+        due.append(ownership.unpins[0][0])
     if leadership is not None and leadership.role is LeaderRole.LEADER:
         due += [leadership.renew_at, *([leadership.plan_at] if leadership.plan_at is not None else [])]
     later = [at for at in due if at > now]
