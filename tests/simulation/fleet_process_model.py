@@ -37,9 +37,9 @@ from keylane.core.fleet_events import (
     WriteRecord,
     WriteUnknown,
 )
-from keylane.core.fleet_leadership import AssignmentProposal
+from keylane.core.fleet_leadership import AssignmentProposal, LeaderLook
 from keylane.core.fleet_lease import WorkerIdentity
-from keylane.core.fleet_records import FleetAssignment, FleetSpec, LeaseState, WorkerLease
+from keylane.core.fleet_records import FleetSpec, LeaseState, to_json
 from keylane.core.fleet_worker import FleetWorker, step
 from tests.simulation.fleet_store_model import FleetBucket, PinnedPartition, SimulatedTime
 
@@ -55,10 +55,9 @@ class EvenPlanner:
         self.partitions = partitions
         self._since: float | None = None
 
-    def __call__(
-        self, workers: Sequence[WorkerLease], assignment: FleetAssignment | None, now: float
-    ) -> AssignmentProposal:
-        live = [one.worker for one in workers if one.state is LeaseState.LIVE]
+    def __call__(self, look: LeaderLook, now: float) -> AssignmentProposal:
+        assignment = look.assignment
+        live = [one.worker for one in look.workers if one.state is LeaseState.LIVE]
         if assignment is None or not assignment.owners:
             self._since = now if self._since is None else self._since
             if now < self._since + 0.5:
@@ -252,8 +251,9 @@ class Process:
         def at_the_server() -> None:
             if not self._has_bucket and not (self.is_cut and random.random() < 0.1):  # sent just before the cut
                 return
-            revision = self.bucket.put(action.key, action.revision, action.record)
-            self.world.hint(action.key, action.record)
+            value = to_json(action.record)
+            revision = self.bucket.put(action.key, action.revision, action.record, value)
+            self.world.hint(action.key, value)
             if self._has_bucket and not (faulty and random.random() < 0.02):
                 self.later(self._delay(), answer, revision)
 

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from keylane.core.fleet_events import RecordEntry
-from keylane.core.fleet_records import FleetClaim, FleetRecord, to_json
+from keylane.core.fleet_records import FleetClaim, FleetRecord
 
 STALE_FOR = 0.8
 
@@ -70,14 +70,14 @@ class FleetBucket:
     on_write: list[Callable[[str, FleetRecord], None]] = field(default_factory=list)
     _snapshots: list[tuple[float, int, dict[str, StoredRecord]]] = field(default_factory=list)
 
-    def put(self, key: str, revision: int, record: FleetRecord) -> int | None:
+    def put(self, key: str, revision: int, record: FleetRecord, value: bytes) -> int | None:
         """The new revision; None: a conflict."""
         present = self.records.get(key)
         if (present.entry.revision if present is not None else 0) != revision:
             return None
         self.sequence += 1
         before = present.entry if present is not None else None
-        self.records[key] = StoredRecord(RecordEntry(self.sequence, to_json(record)), self.time.now, before)
+        self.records[key] = StoredRecord(RecordEntry(self.sequence, value), self.time.now, before)
         if isinstance(record, FleetClaim):
             self.claims[record.partition] = (record.instance, record.token, record.held)
         for tell in self.on_write:

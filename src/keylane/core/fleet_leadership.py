@@ -25,10 +25,10 @@ A leader that is not sure of its lease, and one whose store went back a moment a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import Protocol
+from typing import Any, Protocol
 
 from keylane.core.fleet_events import RecordEntry
 from keylane.core.fleet_lease import HOLD_SHARE, RENEW_SHARE
@@ -53,15 +53,34 @@ class AssignmentProposal:
     reason: str = ""
     ask_again_at: float | None = None
     """When to ask again, if nothing else happens before."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """What else to store with the assignment, for the planner of the next leader: JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderLook:
+    """What the leader knows of its fleet after a look."""
+
+    epoch: int
+    workers: tuple[WorkerLease, ...]
+    """Who holds an id, by number. Those in the state `leaving` are to lose their partitions."""
+    ended: frozenset[int]
+    """Ids whose records say that the lease has ended. A worker in neither of the two has lost its record."""
+    assignment: FleetAssignment | None
+    """The newest that this worker has seen."""
+    is_stored: bool
+    """The store has it. If not it is written again, whatever the planner says."""
+    highest_version: int
+    """The highest that any worker has seen."""
 
 
 class AssignmentPlanner(Protocol):
-    """Decides when and what to assign. Asked after every look of the leader, about twice in lease_s / 3."""
+    """Decides when and what to assign.
 
-    def __call__(
-        self, workers: Sequence[WorkerLease], assignment: FleetAssignment | None, now: float
-    ) -> AssignmentProposal:
-        """`workers`: who holds an id, by number; those in the state `leaving` are to lose their partitions."""
+    Asked after every look of the leader, about twice in lease_s / 3, and never while an assignment is being written.
+    """
+
+    def __call__(self, look: LeaderLook, now: float) -> AssignmentProposal: ...
 
 
 class LeaderRole(Enum):
@@ -221,31 +240,45 @@ class Leadership:
             return
         if self.requests.is_writing(ASSIGNMENT) or self.lease is None or self.lease.epoch < view.highest_epoch:
             return
-        workers = sorted(view.live_leases(), key=lambda lease: lease.worker)
-        instances = {lease.worker: lease.instance for lease in workers}
-        proposal = self.planner(workers, view.assignment, now)
+        look = self._look(self.lease.epoch)
+        proposal = self.planner(look, now)
         self.plan_at = proposal.ask_again_at
         present = view.assignment
-        owners = proposal.owners if proposal.owners is not None else (present.owners if present is not None else {})
-        wanted = {worker: instances[worker] for worker in sorted(set(owners.values())) if worker in instances}
-        if present is not None and proposal.owners is None and self._is_current(wanted):
+        instances = {lease.worker: lease.instance for lease in look.workers}
+        if proposal.owners is not None:
+            owners, reason, extra = proposal.owners, proposal.reason, proposal.extra
+        elif present is None or (look.is_stored and self._is_current(present, instances)):
             return
-        if present is None and proposal.owners is None:
-            return
-        reason = proposal.reason if proposal.owners is not None else "another leader, or workers that came back"
+        else:
+            owners, reason, extra = present.owners, "another leader, or a worker that came back", present.extra
         assignment = FleetAssignment(
             epoch=self.lease.epoch,
             version=view.highest_version + 1,
             owners=owners,
-            workers=wanted,
+            workers=instances,
             reason=reason,
+            extra=extra,
         )
         self.requests.write(assignment, view.assignment_revision, now)
 
-    def _is_current(self, instances: Mapping[int, str]) -> bool:
-        """The stored assignment is this leader's, and means the instances that hold the ids now."""
-        stored, present, lease = self.view.stored_assignment, self.view.assignment, self.lease
-        assert lease is not None
-        if stored is None or present is None or stored.rank != present.rank:
-            return False
-        return stored.epoch == lease.epoch and all(stored.workers.get(one) == instances[one] for one in instances)
+    def _look(self, epoch: int) -> LeaderLook:
+        view = self.view
+        stored, present = view.stored_assignment, view.assignment
+        live = sorted(view.live_leases(), key=lambda lease: lease.worker)
+        ended = (number for number, seen in view.workers.items() if not seen.lease.state.is_held)
+        return LeaderLook(
+            epoch=epoch,
+            workers=tuple(live),
+            ended=frozenset(ended),
+            assignment=present,
+            is_stored=present is not None and stored is not None and stored.rank == present.rank,
+            highest_version=view.highest_version,
+        )
+
+    def _is_current(self, assignment: FleetAssignment, instances: Mapping[int, str]) -> bool:
+        """It is this leader's, and means the instances that hold the ids of its owners now."""
+        assert self.lease is not None
+        owners = set(assignment.owners.values()) & instances.keys()
+        return assignment.epoch == self.lease.epoch and all(
+            assignment.workers.get(owner) == instances[owner] for owner in owners
+        )

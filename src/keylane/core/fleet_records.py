@@ -24,6 +24,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any, TypeAlias, TypeVar
 
@@ -430,6 +431,7 @@ def to_json(record: FleetRecord) -> bytes:
     return json.dumps(content, separators=(",", ":")).encode()
 
 
+@lru_cache(maxsize=512)  # what a hint announced is read a moment later
 def from_json(key: str, value: bytes) -> FleetRecord:
     """The record that is stored under a key, or `BrokenFleetRecord`.
 
