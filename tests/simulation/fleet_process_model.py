@@ -192,7 +192,7 @@ class Process:
             case StartPartition(name, token, force):
                 self._start_partition(name, token, force=force)
             case UnpinPartition(name):
-                self._request(self._force_unpin, name)
+                self._clear_pin(name)
             case DrainPartition(name):
                 self.partitions[name].draining = True
                 self.partitions[name].buffer.clear()
@@ -294,13 +294,21 @@ class Process:
             partition.readers.append(self)
             self.world.deliver(partition)
 
+    def pull_again(self, name: str) -> None:
+        if name in self.partitions and not self.partitions[name].closed:
+            self._join_readers(name)
+
     def _start_partition(self, name: str, token: int, *, force: bool) -> None:
         mine = self.partitions[name]
         mine.token, mine.draining = token, False
         if force:
-            mine.start_at = float("inf")
-            self._request(self._force_unpin, name)
+            self._clear_pin(name)
         self._next(name)
+
+    def _clear_pin(self, name: str) -> None:
+        if name in self.partitions:
+            self.partitions[name].start_at = float("inf")
+            self._request(self._force_unpin, name)
 
     def _force_unpin(self, name: str) -> None:
         partition: PinnedPartition = self.world.partitions[name]
@@ -426,6 +434,10 @@ class Process:
         if self.is_stopping_all and not self.partitions:
             self.is_stopping_all = False
             self.later(0.001, self.tell, FleetSignal.HANDLERS_ENDED)
+
+    @property
+    def can_pull(self) -> bool:
+        return not (self.is_dead or self.is_frozen or self.is_cut or self.has_ended)
 
     @property
     def owned(self) -> set[str]:

@@ -17,6 +17,7 @@ from keylane.core.fleet_events import RecordEntry
 from keylane.core.fleet_records import FleetClaim, FleetRecord
 
 STALE_FOR = 0.8
+PIN_TIMEOUT = 8.0
 
 
 class SimulatedTime:
@@ -137,6 +138,7 @@ class PinnedPartition:
         """All up to this are acked."""
         self.readers: list[Any] = []
         self.pinned: Any = None
+        self.pin_seen = 0.0
         self.pin = 0
         """Counts pins: an ack counts only under the pin that its message was delivered with."""
 
@@ -150,6 +152,14 @@ class PinnedPartition:
     def unpin(self) -> None:
         self.pinned = None
         self.pin += 1
+
+    def time_out(self, now: float) -> None:
+        """A pinned reader that does not pull any more loses its pin, and its open pulls end."""
+        if self.pinned is None or self.pinned.can_pull:
+            self.pin_seen = now
+        elif now - self.pin_seen > PIN_TIMEOUT:
+            self.readers = [one for one in self.readers if one is not self.pinned]
+            self.unpin()
 
     def pinned_reader(self) -> Any:
         """Who gets the next message: the pinned one, else the first that reads."""

@@ -21,6 +21,7 @@ from tests.simulation.fleet_store_model import FleetBucket, PinnedPartition, Sim
 PARTITIONS = 4
 BUSY_S = 10.0
 """Messages, changes and faults come until then."""
+SETTLE_S = 6.0
 QUIET_S = 60.0
 """By then everything must be owned and done."""
 
@@ -151,7 +152,11 @@ class World:
 
     def _deliver_again(self) -> None:
         for partition in self.partitions.values():
+            partition.time_out(self.time.now)
             self.deliver(partition)
+            for process in self.running:  # pulls are sent again
+                if process.can_pull:
+                    process.pull_again(partition.name)
         self.bucket.snapshot()
         self.time.after(0.5, self._deliver_again)
 
@@ -288,7 +293,7 @@ class World:
                 process.wake()
             if all(process.worker.stopping for process in self.running):
                 self.start()
-            self.time.run(self.time.now + 6, self.has_problem)  # what began goes on
+            self.time.run(self.time.now + SETTLE_S, self.has_problem)  # what began goes on
             self.time.run(QUIET_S, self.is_settled)
         assert not self.ledger.problems, self.ledger.problems[0]
         assert not self._undone(), f"never done: {[(vars(self.partitions[one])) for one in self._undone()]}"

@@ -29,10 +29,10 @@ would block the partition, a release that it does not know would give the partit
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from heapq import heappop, heappush
 
 from keylane.core.fleet_events import (
     ClosePartition,
@@ -45,6 +45,8 @@ from keylane.core.fleet_events import (
 from keylane.core.fleet_records import FleetClaim, claim_key
 from keylane.core.fleet_requests import PendingWrite, StoreRequests
 from keylane.core.fleet_view import FleetView
+
+_MOST_UNPINS = 4
 
 
 class ClaimStep(Enum):
@@ -93,7 +95,8 @@ class Ownership:
     """Of those, the ones whose claim may have become free: a worker may have ten thousand partitions."""
     busy: int = 0
     """In how many of them something may run."""
-    unpins: deque[tuple[float, str]] = field(default_factory=deque)
+    unpins: list[tuple[float, int, str]] = field(default_factory=list)
+    """When to clear a pin, for which time, of which partition: a heap."""
     past: dict[str, int] = field(default_factory=dict)
     """Partition -> the token under which this instance owned it. A store that went back may still say `held`."""
     token_written: bool = False
@@ -208,7 +211,7 @@ class Ownership:
             if one.wanted:
                 self._go(one, ClaimStep.HELD)
                 one.pinned = False
-                self.unpins.append((now + self.view.lease_s / 3, one.partition))
+                heappush(self.unpins, (now + self.view.lease_s / 3, 0, one.partition))
                 self.requests.do(StartPartition(one.partition, one.token, one.force))
             else:
                 self._go(one, ClaimStep.RELEASING)
@@ -319,12 +322,16 @@ class Ownership:
             one.pinned = True
 
     def unpin_late(self, now: float) -> None:
-        """An owner that ends between its release and its close leaves its pin behind: clear it once."""
+        """An owner that ended before its close, or was frozen, leaves its pin or an open pull behind: clear it.
+
+        A few times only, as most partitions without a message are idle; then the pin's own timeout must do.
+        """
         while self.unpins and self.unpins[0][0] <= now:
-            _, name = self.unpins.popleft()
+            _, times, name = heappop(self.unpins)
             one = self.partitions.get(name)
-            if one is not None and one.step is ClaimStep.HELD and not one.pinned:
+            if one is not None and one.step is ClaimStep.HELD and not one.pinned and times < _MOST_UNPINS:
                 self.requests.do(UnpinPartition(name))
+                heappush(self.unpins, (now + self.view.lease_s * 2**times, times + 1, name))
 
     def unresolved(self) -> Iterator[str]:
         """The claims to read now: what is waited for, and what is written with an unknown outcome."""

@@ -155,7 +155,10 @@ class StartPartition:
 
 @dataclass(frozen=True, slots=True)
 class UnpinPartition:
-    """No message came yet: clear the pin of whoever has it, unless it is ours."""
+    """No message came yet: clear the pin of whoever has it, unless it is ours.
+
+    Start nothing until `pin_trust_s` after the server has confirmed that, as in `StartPartition`.
+    """
 
     partition: str
 

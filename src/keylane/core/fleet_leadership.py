@@ -39,7 +39,6 @@ from keylane.core.fleet_records import (
     LeaderLease,
     LeaseState,
     WorkerLease,
-    worker_key,
 )
 from keylane.core.fleet_requests import PendingWrite, StoreRequests
 from keylane.core.fleet_view import FleetView
@@ -228,10 +227,8 @@ class Leadership:
             lease = seen.lease
             if not isinstance(lease, WorkerLease) or not lease.state.is_held or worker in self.view.absent:
                 continue
-            is_idle = seen.unchanged_for() >= self.view.lease_s
-            if is_idle and lease.instance != self.instance and not self.requests.is_writing(worker_key(worker)):
-                ended = replace(lease, state=LeaseState.EXPIRED, ended_ms=self.view.wall_ms(now))
-                self.requests.write(ended, seen.revision, now)
+            if seen.unchanged_for() >= self.view.lease_s and lease.instance != self.instance:
+                self.requests.expire(worker, seen, now)
 
     def plan(self, now: float) -> None:
         """Write another assignment if the planner wants one, or if the stored one is not of this leader."""

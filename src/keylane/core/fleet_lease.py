@@ -8,6 +8,7 @@ it *sent* the last renewal that was confirmed.
 | phase | what happened | what follows |
 | --- | --- | --- |
 | SEEKING | the leases were read | take the id that was held last, else the lowest free one: TAKING |
+| SEEKING | no id is free | expire leases that were seen unchanged for lease_s, as a leader does |
 | TAKING | confirmed | HELD |
 | TAKING | conflict | SEEKING: somebody else was quicker |
 | TAKING | unknown | read the record: mine: HELD; unchanged: take it again; else SEEKING |
@@ -132,6 +133,8 @@ class IdLease:
         """The leases were read: take an id, if there is one."""
         wall_ms = self.view.wall_ms(now)
         worker = choose_id(self.identity, self.view.workers, self.pool, wall_ms, self.grace_s)
+        if worker is None:
+            self._expire_unused(now)
         if worker is None or self.requests.is_writing(worker_key(worker)):
             return
         seen = self.view.workers.get(worker)
@@ -148,6 +151,12 @@ class IdLease:
         self.revision = self.view.deleted.get(worker, known)
         self.phase = LeasePhase.TAKING
         self._write(replace(self.lease, beat=1), now)
+
+    def _expire_unused(self, now: float) -> None:
+        """Without a free id nobody new can lead, and if all holders are dead nobody else expires their leases."""
+        for worker, seen in self.view.workers.items():
+            if seen.lease.state.is_held and seen.unchanged_for() >= self.view.lease_s:
+                self.requests.expire(worker, seen, now)
 
     # ---- renewing ----------------------------------------------------------------------------------------------
 

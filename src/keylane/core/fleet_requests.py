@@ -5,12 +5,12 @@ Owns: one write at a time for each key, one read at a time for each set of keys,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from keylane.core.fleet_events import FleetAction, ReadRecords, WriteRecord
-from keylane.core.fleet_records import FleetRecord, key_of
-from keylane.core.fleet_view import FleetView
+from keylane.core.fleet_records import FleetRecord, LeaseState, WorkerLease, key_of, worker_key
+from keylane.core.fleet_view import FleetView, Sighting
 
 
 class PendingWrite(NamedTuple):
@@ -45,6 +45,12 @@ class StoreRequests:
         assert key not in self.writes, f"{key} is being written"
         self.writes[key] = PendingWrite(record, revision, now, self.view.highest_revision)
         self.do(WriteRecord(key, revision, record))
+
+    def expire(self, worker: int, seen: Sighting, now: float) -> None:
+        """End a lease that was seen unchanged for lease_s. If its holder has renewed it meanwhile, this fails."""
+        if isinstance(seen.lease, WorkerLease) and not self.is_writing(worker_key(worker)):
+            ended_ms = self.view.wall_ms(now)
+            self.write(replace(seen.lease, state=LeaseState.EXPIRED, ended_ms=ended_ms), seen.revision, now)
 
     def answered(self, key: str) -> PendingWrite | None:
         return self.writes.pop(key, None)
