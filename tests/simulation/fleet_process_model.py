@@ -355,7 +355,9 @@ class Process:
         sequence = mine.buffer.pop(0)
         mine.running = sequence
         self.world.ledger.began(self, name, sequence, token)
-        self.later(self.time.random.choice((0.001, 0.01, 0.05, 0.3, 1.5)), self._ended, name, mine, sequence, token)
+        self.later(
+            self.time.random.choice((0.001, 0.01, 0.05, 0.05, 0.3, 1.5)), self._ended, name, mine, sequence, token
+        )
 
     def _confirm_pin(self, name: str, mine: RunningPartition) -> None:
         """While the bucket does not answer."""

@@ -101,7 +101,7 @@ class FleetBucket:
             if key.endswith("*"):
                 listed = [one for one in self.records if one.startswith(key[:-1])]
                 yield from listed[: len(listed) // 2] if self.tells_less else listed
-            else:
+            elif not (self.tells_less and key.startswith("worker") and self.time.random.random() < 0.5):
                 yield key
 
     # ---- lies --------------------------------------------------------------------------------------------

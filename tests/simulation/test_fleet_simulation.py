@@ -14,10 +14,23 @@ import sys
 
 import pytest
 
-from keylane.core.fleet_records import FleetAssignment, FleetRecord, LeaderLease, WorkerLease, partition_of
+from keylane.core import fleet_claims, fleet_lease
+from keylane.core.fleet_claims import ClaimStep, Ownership
+from keylane.core.fleet_leadership import Leadership
+from keylane.core.fleet_records import (
+    FleetAssignment,
+    FleetRecord,
+    LeaderLease,
+    WorkerLease,
+    claim_key,
+    partition_of,
+)
+from keylane.core.fleet_view import FleetView, Sighting
 from tests.simulation.fleet_process_model import LEASE_S, PREFETCH, Process
 from tests.simulation.fleet_store_model import FleetBucket, PinnedPartition, SimulatedTime
 
+SEEDS = 167
+"""Of each profile: a thousand runs in all."""
 PARTITIONS = 4
 BUSY_S = 10.0
 """Messages, changes and faults come until then."""
@@ -29,10 +42,12 @@ PLANNED = ("join", "leave", "roll")
 CRASHES = (*PLANNED, "kill", "kill", "freeze", "kill the leader")
 LINKS = ("join", "leave", "cut", "cut", "cut from the bucket", "freeze", "stale")
 STORE = ("join", "roll", "wipe", "make anew", "roll back", "tell less", "unreachable")
+BUCKET = ("join", "cut from the bucket", "cut from the bucket", "unreachable")
 PROFILES: dict[str, tuple[str, ...]] = {
     "planned": PLANNED,
     "crashes": CRASHES,
     "links": LINKS,
+    "bucket": BUCKET,
     "store": STORE,
     "everything": (*CRASHES, *LINKS, *STORE),
 }
@@ -133,8 +148,8 @@ class World:
 
     def _publish(self) -> None:
         for partition in self.partitions.values():
-            if self.time.random.random() < 0.5:
-                partition.published += 1
+            if self.time.random.random() < 0.4:
+                partition.published += 1 if self.time.random.random() < 0.9 else 8
                 self.deliver(partition)
         if self.time.now < BUSY_S:
             self.time.after(self.time.random.choice((0.1, 0.3, 0.6)), self._publish)
@@ -314,10 +329,64 @@ def simulate(seed: int, profile: str) -> World:
     return world
 
 
+def _simulate_many(profile: str) -> int:
+    """How many messages were handled."""
+    return sum(sum(simulate(seed, profile).ledger.last.values()) for seed in range(SEEDS))
+
+
 @pytest.mark.parametrize("profile", PROFILES)
 def test_one_owner_order_and_nothing_lost(profile: str) -> None:
-    for seed in range(40):
-        assert sum(simulate(seed, profile).ledger.last.values()) > 20
+    assert _simulate_many(profile) > 20 * SEEDS
+
+
+def _put_without_comparing(self: FleetBucket, key: str, revision: int, record: FleetRecord, value: bytes) -> int | None:
+    present = self.records.get(key)
+    current = present.entry.revision if present is not None else 0
+    return _PUT(self, key, current if partition_of(key) is not None else revision, record, value)
+
+
+def _release_at_once(self: Ownership, wanted: frozenset[str]) -> None:
+    _WANT(self, wanted)
+    for one in self.partitions.values():
+        if one.step is ClaimStep.DRAINING and not self.requests.is_writing(claim_key(one.partition)):
+            one.step = ClaimStep.RELEASING
+            self._write(one, 0.0, held=False)
+
+
+_PUT, _WANT = FleetBucket.put, Ownership.want
+
+MUTATIONS: dict[str, tuple[str, object, str, object]] = {
+    # what is wrong: the profile that shows it, what is replaced, by what
+    "a claim is written without a comparison": ("everything", FleetBucket, "put", _put_without_comparing),
+    "a claim is written over that of a live worker": ("planned", Ownership, "obstacle", lambda *_: ""),
+    "a partition is released before it is drained": ("planned", Ownership, "want", _release_at_once),
+    "a holder does not stop by its own clock": ("links", fleet_lease, "HOLD_SHARE", 1000.0),
+    "a lease is expired too early": (
+        "crashes",
+        Sighting,
+        "unchanged_for",
+        lambda self: 3 * (self.checked - self.since),
+    ),
+    "tokens begin again after a wipe": ("store", FleetView, "next_token", lambda _self, previous, _now: previous + 1),
+    "epochs do not grow": (
+        "crashes",
+        Leadership,
+        "_next_epoch",
+        lambda self: LeaderLease(worker=self.worker, instance=self.instance, epoch=1, beat=1),
+    ),
+    "an owner does not look for its claim": ("store", Ownership, "_found_held", lambda *_: None),
+    "a lease that is missing once is gone": ("store", FleetView, "is_gone", lambda self, worker: worker in self.absent),
+}
+
+
+@pytest.mark.parametrize("what", MUTATIONS)
+def test_planted_bugs_are_found(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    profile, owner, name, replacement = MUTATIONS[what]
+    monkeypatch.setattr(owner, name, replacement)
+    if name == "_found_held":
+        monkeypatch.setitem(fleet_claims._FOUND, ClaimStep.HELD, replacement)
+    with pytest.raises(AssertionError):
+        _simulate_many(profile)
 
 
 if __name__ == "__main__":
