@@ -24,10 +24,10 @@ from chaos.marshal_stage import On, Stage, open_stage
 from chaos.marshal_worker import ground
 from keylane.core.claim_choice import TopicPartition
 from keylane.core.claim_facts import overlaps
-from keylane.core.claims import replay
+from keylane.core.world import replay
 from keylane.marshal.claim_attempts import Claimer
 from keylane.marshal.log_view import ClientIdentity, LogView
-from keylane.marshal.retry import Backoff
+from keylane.retrying import Backoff
 from tests.peers.kafka import Kafka
 
 INTERVAL_S = 2.0

@@ -9,7 +9,7 @@ from typing import Any
 
 from keylane.core.claim_facts import LogRecord
 from keylane.core.claim_records import ClaimingPartition, Heartbeat, ReleasingPartition, encode
-from keylane.core.claims import World
+from keylane.core.world import World
 
 RECORDS = 1_000_000
 _PARTITIONS = 256

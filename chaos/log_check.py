@@ -1,6 +1,6 @@
 """Reads a whole coordination log once more, in a way of its own, for two owners of one partition.
 
-It takes nothing from `core/claims.py`, not even the parsing, and it does not ask who should own a partition. It looks
+It takes nothing from `core/world.py`, not even the parsing, and it does not ask who should own a partition. It looks
 at who behaves like an owner: whoever claims a partition and then beats for it, or goes on beating. At no record may two
 of them be fresh, which is: the last sign of life less than one interval old, by the log's time, and not released.
 

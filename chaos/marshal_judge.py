@@ -19,7 +19,7 @@ from typing import NamedTuple
 from chaos.log_check import two_fresh_owners
 from keylane.core.claim_facts import LogRecord, Tenure, Verdict, overlaps
 from keylane.core.claim_records import ClaimingMessages, decode
-from keylane.core.claims import World
+from keylane.core.world import World
 from keylane.testing import Effect, judge
 
 _NS = 1_000_000_000
@@ -81,7 +81,7 @@ class Findings:
     late_starts: int
     """The same by a process that had just been thawed: it stood still between asking and beginning."""
     overlaps_in_log: int
-    """By the rules of `core/claims.py`, and by a reading of the log that does not know them."""
+    """By the rules of `core/world.py`, and by a reading of the log that does not know them."""
     slowest_reclaim_s: float
     log_records: int
 

@@ -23,8 +23,7 @@ from chaos.members import Group, Members, Peer, RunBroken, members
 from chaos.timing import Change
 from keylane import groups
 from keylane.groups.admin import PlanName
-from keylane.jetstream import streams
-from keylane.jetstream.connection import Connection
+from keylane.jetstream import Connection, streams
 from keylane.server import NatsServer
 from keylane.testing import Verdict
 from tests.peers.go import program
@@ -126,7 +125,7 @@ async def run(settings: Settings, say: Say) -> Outcome:
                 drain_s = time.monotonic() - end_s
                 await running.stop()
                 logs = [read(one.evidence, one.member, PARTITIONS) for one in running.started]
-    return _judged(settings, source, merged(logs), changes, (start_s, end_s, drain_s))
+    return judged(settings, source, merged(logs), changes, (start_s, end_s, drain_s))
 
 
 async def _create(connection: Connection, settings: Settings) -> list[str]:
@@ -213,7 +212,7 @@ async def _drained(connection: Connection, source: Load, running: Members) -> No
         await asyncio.sleep(0.05)
 
 
-def _judged(
+def judged(
     settings: Settings,
     source: Load,
     handled: list[Handled],

@@ -19,13 +19,13 @@ from chaos.members import MemberProcess, Members, RunBroken
 from chaos.worker import CRASHED
 from keylane import groups
 from keylane.errors import KeylaneError
-from keylane.jetstream.connection import Connection
+from keylane.jetstream import Connection
 from keylane.server import NatsServer
+from tests.waiter import until
 
 _STOP_TIMEOUT_S = 40.0
 """Longer than a member takes to stop at most: what is still there then hangs."""
 _CHANGE_TIMEOUT_S = 60.0
-_LOOK_EVERY_S = 0.02
 
 
 class Stage:
@@ -115,8 +115,7 @@ class Stage:
             await asyncio.to_thread(self._server.kill)
         else:
             os.kill(self._server.pid, signal.SIGTERM)
-            while self._server.running:  # noqa: ASYNC110 - a process of somebody else tells nobody
-                await asyncio.sleep(_LOOK_EVERY_S)
+            await until(lambda: not self._server.running)
         await asyncio.sleep(fault.lasts_s)
         await asyncio.to_thread(self._server.restart)
         self.troubles.append(Trouble("server", "server", from_s, time.monotonic()))

@@ -24,8 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 import keylane
 from keylane import Connection, groups
 from keylane.exactly_once import ExactlyOnce
-from keylane.jetstream import streams
-from keylane.jetstream.consumers import ConsumerConfig
+from keylane.jetstream import ConsumerConfig, streams
 from keylane.server import NatsServer
 
 PAYMENTS = 200
@@ -41,7 +40,7 @@ balances = Table(
 )
 
 
-# ---- the worker: a process of its own ---------------------------------------------------------------
+# ---- the worker, in a separate process ---------------------------------------------------------------
 
 
 async def pay(message: groups.GroupMessage, connection: AsyncConnection) -> None:
@@ -65,13 +64,13 @@ async def work(url: str, database: str, fatal: int) -> None:
         print("got", message.source_sequence, flush=True)
         await pay_once(message)
         if message.source_sequence == fatal:
-            os.kill(os.getpid(), signal.SIGKILL)  # the payment is committed; its ack has not left
+            os.kill(os.getpid(), signal.SIGKILL)  # the payment is committed, but not acked yet
 
     def stop() -> None:
         asyncio.get_running_loop().remove_reader(sys.stdin)
         signal.raise_signal(signal.SIGTERM)
 
-    asyncio.get_running_loop().add_reader(sys.stdin, stop)  # the process that started this one is gone
+    asyncio.get_running_loop().add_reader(sys.stdin, stop)  # the parent process is gone
     settings = ConsumerConfig(ack_wait_s=1.0)
     try:
         async with (
@@ -83,11 +82,11 @@ async def work(url: str, database: str, fatal: int) -> None:
         await engine.dispose()
 
 
-# ---- the story --------------------------------------------------------------------------------------
+# ---- the scenario ------------------------------------------------------------------------------------
 
 
 class Worker:
-    """A worker process, and what was delivered to it. Leaving the block stops it."""
+    """A worker process and the messages delivered to it. Leaving the block stops it."""
 
     def __init__(self, url: str, database: str, fatal: int = 0) -> None:
         self.got: list[int] = []
@@ -98,7 +97,7 @@ class Worker:
             *self._command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for the story, which then ends its workers
+            start_new_session=True,  # Ctrl-C goes to the main process, which then stops its workers
         )
         self._listening = asyncio.create_task(self._listen())
         return self

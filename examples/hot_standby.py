@@ -1,4 +1,4 @@
-"""Hot standby: of two processes one works and one waits; when the first dies, the other goes on in order.
+"""Hot standby: of two processes one works and one waits; when the first dies, the other continues in order.
 
 Starts its own server and its own worker processes, runs for a few seconds and needs nothing prepared:
 
@@ -24,7 +24,7 @@ PIN_TIMEOUT_S = 1.0
 AN_ORDER_TAKES_S = 0.01
 
 
-# ---- the worker: a process of its own ---------------------------------------------------------------
+# ---- the worker, in a separate process ---------------------------------------------------------------
 
 
 async def work(url: str) -> None:
@@ -37,7 +37,7 @@ async def work(url: str) -> None:
         asyncio.get_running_loop().remove_reader(sys.stdin)
         signal.raise_signal(signal.SIGTERM)
 
-    asyncio.get_running_loop().add_reader(sys.stdin, stop)  # the process that started this one is gone
+    asyncio.get_running_loop().add_reader(sys.stdin, stop)  # the parent process is gone
     async with (
         keylane.connect(url) as connection,
         priority.consume(
@@ -56,15 +56,15 @@ async def work(url: str) -> None:
             await asyncio.sleep(AN_ORDER_TAKES_S)  # the work
             say("did", order.data.decode(), time.monotonic())
             order.ack()
-    # Leaving the feed hands the pin over at once: the other process need not wait for the timeout. The order that was
-    # at work, and those not begun, are the other's first.
+    # Leaving the feed hands the pin over at once, so the other process does not wait for the timeout. It begins with
+    # the interrupted order.
 
 
-# ---- the story: starts workers, kills one, stops one ------------------------------------------------
+# ---- the scenario: starts workers, kills one, stops one ---------------------------------------------
 
 
 class Worker:
-    """A worker process, and what it said."""
+    """A worker process and its output."""
 
     def __init__(self, name: str, story: Story) -> None:
         self.name = name
@@ -81,7 +81,7 @@ class Worker:
             url,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for the story, which then ends its workers
+            start_new_session=True,  # Ctrl-C goes to the main process, which then stops its workers
         )
         if self._process.stdout is not None:
             self._listening = asyncio.create_task(self._listen(self._process.stdout))
@@ -124,7 +124,7 @@ class Story:
                 await self._news.wait()
 
     def shares(self) -> list[list[tuple[float, str, int]]]:
-        """Every order when it was handled first, cut where the worker changes."""
+        """Every order at its first handling, split where the worker changes."""
         shares: list[list[tuple[float, str, int]]] = []
         seen = set()
         for one in sorted(self.handled):
@@ -137,7 +137,7 @@ class Story:
         return shares
 
     def last_gap_s(self) -> float:
-        """How long nobody worked when the last change came."""
+        """How long nobody worked at the last change."""
         before, after = self.shares()[-2:]
         return after[0][0] - before[-1][0]
 

@@ -1,4 +1,4 @@
-"""Priority tiers: the rack next door (0) does the work, the cloud (5) only what the rack cannot take at once.
+"""Priority tiers: the local rack (0) does the work, the cloud (5) only what the rack cannot take at once.
 
 Starts its own server on a free port, runs for a few seconds and needs nothing prepared:
 
@@ -39,14 +39,13 @@ class Tier:
             await ready.wait()
 
     async def stop(self) -> None:
-        """Leave: what was given and not handled goes back, and its pulls end."""
+        """Leave: return unhandled messages to the server, and end the pulls."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _work(self, url: str, ready: asyncio.Event) -> None:
-        # Five jobs at most are held here. While all five places are taken, no pull is open, and the next
-        # tier is served: that is how a busy tier lets work pass.
+        # A tier holds at most five jobs. While it is full, it has no pull open, so the server serves the next tier.
         async with (
             keylane.connect(url) as connection,
             priority.consume(connection, "RENDER", "farm", priority=self.level, max_messages=5) as feed,

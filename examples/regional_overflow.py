@@ -28,7 +28,7 @@ class Region:
     name: str
     jobs: int = 0
     waiting: list[int] = field(default_factory=list)
-    """How many jobs were waiting when each of its jobs was handed out, that one included."""
+    """For each of its jobs: how many jobs were waiting at its delivery, including that one."""
 
 
 async def work(connection: Connection, region: Region, min_pending: int | None, progress: asyncio.Event) -> None:

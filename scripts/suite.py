@@ -47,6 +47,13 @@ class Outcome:
         return self.passed + len(self.failed) + self.skipped
 
 
+def alone() -> list[str]:
+    """The files with tests that measure time: to collect all others would take longer than to run these."""
+    return [
+        str(file) for file in sorted((ROOT / "tests").rglob("test_*.py")) if "pytest.mark.alone(" in file.read_text()
+    ]
+
+
 SUITES = {
     "quick": [
         Pass(
@@ -57,11 +64,11 @@ SUITES = {
     ],
     "test": [
         Pass("tests", ["-m", "not long and not alone"]),
-        Pass("tests that measure time", ["-m", "alone and not long"], parallel=False),
+        Pass("tests that measure time", ["-m", "alone and not long", *alone()], parallel=False),
     ],
     "long": [
         Pass("long tests", ["-m", "long and not alone"], workers_per_core=1),  # most of them run JVMs
-        Pass("long tests that measure time", ["-m", "alone and long"], parallel=False),
+        Pass("long tests that measure time", ["-m", "alone and long", *alone()], parallel=False),
     ],
 }
 

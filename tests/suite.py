@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -38,9 +39,14 @@ SLOW_S = 20.0
 SLOWEST_SHOWN = 15
 PROGRESS_S = 15.0
 """How often a parallel run says how far it is."""
-SHARED_PEERS = ("integration/kafka", "integration/spark", "integration/exactly_once")
-"""Directories whose tests share a peer that is expensive to start: a worker that runs one of them starts its own."""
+SPARK = "integration/spark"
+SHARED_PEERS = {"integration/kafka": 1, SPARK: max(2, os.cpu_count() or 1), "integration/exactly_once": 1}
+"""Directories whose tests share a peer that is expensive to start, and how many workers start one for themselves.
 
+A worker without other work helps with all but Spark: it computes more than it waits, so one for each core is enough.
+"""
+
+ALONE = "pytest.mark.alone("
 _MARKS = ("long", "alone")
 _FIRST, _LAST = ("core", "properties"), ("integration",)
 
@@ -72,9 +78,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for mark in item.iter_markers():
             if mark.name in _MARKS and not (mark.args and isinstance(mark.args[0], str)):
                 raise pytest.UsageError(f'{item.nodeid}: say why, as in @pytest.mark.{mark.name}("kills ten drivers")')
-    in_parallel = "PYTEST_XDIST_WORKER" in os.environ
-    rank = _rank_in_parallel if in_parallel else _rank
-    items.sort(key=lambda item: rank(_inside_tests(item.path, config.rootpath)))
+            if mark.name == "alone" and ALONE not in item.path.read_text():
+                raise pytest.UsageError(f"{item.nodeid}: write {ALONE} in its file: scripts/suite.py looks for that")
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        items.sort(key=lambda item: _rank(_inside_tests(item.path, config.rootpath)))
+        return
+    on_spark = Counter(item.path for item in items if "spark" in getattr(item, "fixturenames", ()))
+    items.sort(key=lambda item: (_rank_in_parallel(_inside_tests(item.path, config.rootpath)), -on_spark[item.path]))
 
 
 def _why_long(item: pytest.Item, where: str) -> str | None:
@@ -99,7 +109,10 @@ def _rank(where: str) -> int:
 
 
 def _rank_in_parallel(where: str) -> int:
-    """In parallel, what takes long runs first: short tests fill the gaps at the end."""
+    """In parallel, what takes long runs first: short tests fill the gaps at the end.
+
+    Of two files with the same rank, the one with more tests that need a Spark session runs first.
+    """
     shared = [number for number, directory in enumerate(SHARED_PEERS) if where.startswith(directory)]
     return shared[0] if shared else len(SHARED_PEERS) - _rank(where)
 
@@ -122,8 +135,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
             if not hasattr(self, "peers"):
                 self.peers = {}
             own = self.peers.setdefault(node, set())
-            others = set().union(*(held for other, held in self.peers.items() if other is not node))
+            others = Counter(peer for other, held in self.peers.items() if other in self.nodes for peer in held - own)
             chosen = next_file(list(self.workqueue), own, others)
+            if chosen is None:
+                node.shutdown()
+                return
             own |= {peer_of(chosen)} - {""}
             self.workqueue.move_to_end(chosen, last=False)
             super()._assign_work_unit(node)
@@ -131,16 +147,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     return Scheduling(config, log)
 
 
-def next_file(waiting: list[str], own: set[str], others: set[str]) -> str:
-    """The file for a worker with these peers of its own, where the other workers have those."""
+def next_file(waiting: list[str], own: set[str], others: Mapping[str, int]) -> str | None:
+    """The file for a worker with these peers of its own, where so many other workers have each peer.
+
+    None: all that is left needs a Spark, of which enough others have one.
+    """
 
     def first(peers: Callable[[str], bool]) -> str | None:
         return next((file for file in waiting if peers(peer_of(file))), None)
 
     goes_on = first(lambda peer: peer in own)
-    is_new = first(lambda peer: peer != "" and peer not in others)
+    is_new = first(lambda peer: peer != "" and others.get(peer, 0) < SHARED_PEERS[peer])
     needs_none = first(lambda peer: peer == "")
-    return goes_on or is_new or needs_none or waiting[0]
+    return goes_on or is_new or needs_none or first(lambda peer: peer != SPARK)
 
 
 def peer_of(file: str) -> str:

@@ -12,9 +12,10 @@ from types import ModuleType
 import pytest
 
 from tests.peers.store import REPOSITORY
-from tests.suite import LONG_FILES, next_file
+from tests.suite import ALONE, LONG_FILES, SHARED_PEERS, next_file
 
 KAFKA, SPARK = "tests/integration/kafka/", "tests/integration/spark/"
+MOST_SPARK = SHARED_PEERS["integration/spark"]
 PLAIN = "tests/integration/groups/test_a.py"
 
 
@@ -37,19 +38,26 @@ def test_every_pattern_of_long_files_matches_one() -> None:
 @pytest.mark.parametrize(
     ("own", "others", "chosen"),
     [
-        (set(), set(), KAFKA + "a"),
-        ({"integration/spark"}, set(), SPARK + "a"),
-        (set(), {"integration/kafka"}, SPARK + "a"),
-        (set(), {"integration/kafka", "integration/spark"}, PLAIN),
-        ({"integration/kafka"}, {"integration/kafka", "integration/spark"}, KAFKA + "a"),
+        (set(), {}, KAFKA + "a"),
+        ({"integration/spark"}, {}, SPARK + "a"),
+        (set(), {"integration/kafka": 1}, SPARK + "a"),
+        (set(), {"integration/kafka": 1, "integration/spark": 1}, SPARK + "a"),
+        (set(), {"integration/kafka": 1, "integration/spark": MOST_SPARK}, PLAIN),
+        ({"integration/kafka"}, {"integration/spark": MOST_SPARK}, KAFKA + "a"),
+        ({"integration/spark"}, {"integration/kafka": 1, "integration/spark": MOST_SPARK - 1}, SPARK + "a"),
     ],
 )
-def test_a_worker_keeps_to_its_peers_and_leaves_others_theirs(own: set[str], others: set[str], chosen: str) -> None:
+def test_a_worker_keeps_to_its_peers_and_leaves_others_theirs(
+    own: set[str], others: dict[str, int], chosen: str
+) -> None:
     assert next_file([KAFKA + "a", SPARK + "a", PLAIN, KAFKA + "b"], own, others) == chosen
 
 
-def test_a_worker_without_other_work_helps_with_any() -> None:
-    assert next_file([SPARK + "a"], {"integration/kafka"}, {"integration/spark"}) == SPARK + "a"
+def test_a_worker_without_other_work_helps_but_not_with_spark() -> None:
+    others = {"integration/kafka": 1, "integration/spark": MOST_SPARK}
+    assert next_file([SPARK + "a", KAFKA + "a"], set(), others) == KAFKA + "a"
+    assert next_file([SPARK + "a"], {"integration/kafka"}, others) is None
+    assert next_file([SPARK + "a"], set(), {"integration/spark": MOST_SPARK - 1}) == SPARK + "a"
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +85,18 @@ def test_a_mark_without_a_reason_is_refused(tmp_path: Path, mark: str) -> None:
     done = pytest_on(tmp_path, f"import pytest\n@pytest.mark.{mark}\ndef test_one(): ...\n")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert f"test_one: say why, as in @pytest.mark.{mark}(" in done.stderr
+
+
+def test_a_mark_that_the_suite_would_not_find_is_refused(tmp_path: Path) -> None:
+    done = pytest_on(tmp_path, "from pytest import mark\n@mark.alone('measures')\ndef test_one(): ...\n")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert f"test_one: write {ALONE} in its file" in done.stderr
+
+
+def test_all_files_with_tests_that_measure_time_are_found() -> None:
+    found = {Path(file).relative_to(REPOSITORY).as_posix() for file in script().alone()}
+    assert "tests/integration/jetstream/test_awake.py" in found
+    assert "tests/core/test_pin.py" not in found
 
 
 def test_a_slow_test_without_the_mark_is_named(tmp_path: Path) -> None:

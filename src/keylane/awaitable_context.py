@@ -1,10 +1,10 @@
-"""Functions that open something long-lived: `await` gives it, `async with` also closes it at the end of the block.
+"""Functions that open a long-lived object: `await` returns it, `async with` also closes it at the end of the block.
 
-    async with keylane.connect(url) as connection:   # closed when the block is left
+    async with keylane.connect(url) as connection:   # closed at the end of the block
         ...
-    connection = await keylane.connect(url)           # closed by whoever has it
+    connection = await keylane.connect(url)           # closed by the caller
 
-Owns nothing: how the thing is closed is its own `__aexit__`.
+Owns nothing: the object's own `__aexit__` closes it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ T = TypeVar("T", bound=AbstractAsyncContextManager[Any])
 
 
 class AwaitableContext(Coroutine[Any, Any, T], Generic[T]):
-    """Something that is about to be opened. Use it once.
+    """An object that is about to be opened. Use it once.
 
-    It is a coroutine too, so `asyncio.create_task`, `asyncio.gather` and their like take it.
+    It is also a coroutine, so `asyncio.create_task`, `asyncio.gather` and similar functions accept it.
     """
 
     __slots__ = ("_opened", "_opening")

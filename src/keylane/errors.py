@@ -5,9 +5,14 @@ One class per decision a caller can make. Each message says what was wrong and w
 
 from __future__ import annotations
 
+_UNAVAILABLE = 503
+
 
 class KeylaneError(Exception):
     """Base of all errors raised by keylane."""
+
+    is_transient: bool = False
+    """Whether the same call may succeed later without anybody changing anything."""
 
 
 class InvalidInput(KeylaneError, ValueError):
@@ -18,19 +23,21 @@ class InvalidInput(KeylaneError, ValueError):
 
 
 class ConnectError(KeylaneError):
-    """No usable connection could be made."""
+    """No usable connection could be established."""
 
 
 class ServerUnreachable(ConnectError):
     """None of the given servers answered."""
 
+    is_transient = True
+
 
 class AuthenticationFailed(ConnectError):
-    """The server answered and refused the credentials."""
+    """The server refused the credentials."""
 
 
 class TlsFailed(ConnectError):
-    """The server answered, and the two sides could not agree on TLS."""
+    """The server answered, but the TLS handshake failed."""
 
 
 class ServerTooOld(ConnectError):
@@ -40,13 +47,15 @@ class ServerTooOld(ConnectError):
 class JetStreamDisabled(ConnectError):
     """The server or the account has no JetStream."""
 
+    is_transient = True
+
 
 class ProtocolViolation(ConnectError):
-    """What answers does not speak the NATS protocol; the message has the beginning of what was received."""
+    """The peer does not speak the NATS protocol; the message has the beginning of its answer."""
 
 
 class PermissionDenied(KeylaneError):
-    """The server does not let this user do what was needed.
+    """The server does not permit this user a required operation.
 
     `operation` is "publish" or "subscribe" and `subject` the subject; both are empty for Kafka's refusals.
     """
@@ -60,6 +69,8 @@ class PermissionDenied(KeylaneError):
 class Disconnected(KeylaneError):
     """The connection was lost or closed while an answer was outstanding."""
 
+    is_transient = True
+
 
 # ---- JetStream --------------------------------------------------------------------------------------
 
@@ -67,15 +78,19 @@ class Disconnected(KeylaneError):
 class RequestTimeout(KeylaneError, TimeoutError):
     """The server did not answer a request within its deadline."""
 
+    is_transient = True
+
 
 class ApiUnavailable(KeylaneError):
-    """Nobody answers on the JetStream API subject, or what answers is not JetStream."""
+    """Nobody answers on the JetStream API subject, or something other than JetStream does."""
+
+    is_transient = True
 
 
 class ApiError(KeylaneError):
     """The JetStream API answered with an error.
 
-    `code` is the HTTP-like class, `err_code` the exact reason, `description` the server's own words.
+    `code` is the HTTP-like class, `err_code` the exact reason, `description` the server's text.
     """
 
     def __init__(self, code: int, err_code: int, description: str, *, doing: str = "") -> None:
@@ -83,28 +98,31 @@ class ApiError(KeylaneError):
         self.err_code = err_code
         self.description = description
         self.doing = doing
+        self.is_transient = code == _UNAVAILABLE
         prefix = f"{doing}: " if doing else ""
         super().__init__(f"{prefix}{description} (code {code}, error {err_code})")
 
 
 class NotFound(ApiError):
-    """The stream, consumer or message is not there."""
+    """The stream, consumer or message does not exist."""
 
 
 class AckFailed(KeylaneError):
-    """The server did not confirm an ack: whether it counts is unknown."""
+    """The server did not confirm an ack; it may or may not count."""
+
+    is_transient = True
 
 
 class AlreadySettled(KeylaneError):
-    """The message was acked, naked or terminated before."""
+    """The message was already acked, nacked or terminated."""
 
 
 class NotADelivery(KeylaneError):
-    """A message in a reader's inbox is not from a consumer: it has no sequence and cannot be acked."""
+    """A message in a reader's inbox is not from a consumer: it has no sequence, and an ack is impossible."""
 
 
 class FeedEnded(KeylaneError):
-    """A feed cannot go on; the message says why and what to do."""
+    """A feed cannot continue; the message says why and what to do."""
 
 
 class ConsumerGone(FeedEnded):
@@ -112,7 +130,7 @@ class ConsumerGone(FeedEnded):
 
 
 class PullRefused(FeedEnded):
-    """The server refuses this reader's pulls: asking again cannot help."""
+    """The server refuses this reader's pulls; retrying cannot help."""
 
 
 class PriorityGroupMissing(PullRefused):
@@ -120,7 +138,7 @@ class PriorityGroupMissing(PullRefused):
 
 
 class PriorityGroupInvalid(PullRefused):
-    """The consumer has no priority group of the name that the pull gave."""
+    """The consumer has no priority group with the name in the pull."""
 
 
 class NotAnOverflowConsumer(PullRefused):
@@ -128,7 +146,7 @@ class NotAnOverflowConsumer(PullRefused):
 
 
 class NotAPinnedConsumer(PullRefused):
-    """A pin id was sent to a consumer without the policy pinned_client: it was replaced by another one."""
+    """A pin id was sent to a consumer without the policy pinned_client: the consumer was replaced by another one."""
 
 
 class PriorityOutOfRange(PullRefused):
@@ -140,7 +158,7 @@ class MessageTooLarge(FeedEnded):
 
 
 class PublishFailed(KeylaneError):
-    """A publish was not stored, or it is not known whether it was."""
+    """A message was not stored, or its outcome is unknown."""
 
 
 class PublishRejected(PublishFailed, ApiError):
@@ -152,11 +170,15 @@ class PublishDenied(PublishFailed, PermissionDenied):
 
 
 class NotStored(PublishFailed):
-    """No stream took the message: none has its subject, or its leader is away for the moment."""
+    """No stream took the message: none has its subject, or its leader is temporarily away."""
+
+    is_transient = True
 
 
 class OutcomeUnknown(PublishFailed):
-    """The link or the server went away before the answer: the message may or may not be stored."""
+    """The link or the server was lost before the answer: the message may or may not be stored."""
+
+    is_transient = True
 
 
 class RevisionConflict(KeylaneError):
@@ -164,65 +186,67 @@ class RevisionConflict(KeylaneError):
 
 
 class ReadIncomplete(KeylaneError):
-    """A read from the stream ended before its end marker; nothing of it may be used as complete."""
+    """A read from the stream stopped before its end marker; do not treat its result as complete."""
+
+    is_transient = True
 
 
 # ---- Spark ------------------------------------------------------------------------------------------
 
 
 class JavaMissing(KeylaneError):
-    """No Java new enough for Spark was found, and none could be provided."""
+    """No Java that is new enough for Spark was found, and none could be provided."""
 
 
 class DataLost(KeylaneError):
-    """Messages that a query should have read are gone from the stream, and it was told to fail then."""
+    """Messages that a query should have read are gone from the stream, and the query is set to fail in that case."""
 
 
 class QueryFenced(KeylaneError):
-    """This driver does not hold the query's lease any more, or its JVM is gone: another driver may run the query."""
+    """This driver no longer holds the query's lease, or its JVM is gone: another driver may run the query."""
 
 
 class AcknowledgeRefused(KeylaneError):
-    """Acknowledging would delete what somebody else still reads; nothing was deleted."""
+    """Acknowledging would delete messages that somebody else still reads; nothing was deleted."""
 
 
 class LakeConflict(KeylaneError):
-    """The table is of other messages than the run reads; nothing was written."""
+    """The table holds other messages than the run reads; nothing was written."""
 
 
 class LakeBroken(KeylaneError):
-    """The table's disk or its state does not let it be changed; what was decided before stands."""
+    """The table's disk or its state prevents a change; earlier changes are kept."""
 
 
 class FunctionFailed(KeylaneError):
-    """A function given to `in_key_order` raised, or returned what does not fit; the message names the key."""
+    """A function given to `in_key_order` raised, or its result does not fit the schema; the message names the key."""
 
 
 class RowRejected(KeylaneError):
-    """A row cannot be published as it is, now or later: change it, leave it out, or let it become a dead letter."""
+    """A row can never be published as it is: change it, omit it, or let it become a dead letter."""
 
 
 class WriteFailed(KeylaneError):
-    """Rows were not confirmed in time, or ended up in another stream; those that were are stored."""
+    """Rows were not confirmed in time, or ended up in another stream; confirmed rows are stored."""
 
 
 # ---- the embedded server ----------------------------------------------------------------------------
 
 
 class ServerStartFailed(KeylaneError):
-    """The embedded nats-server did not come up."""
+    """The embedded nats-server did not start."""
 
 
 class ServerBinaryMissing(ServerStartFailed):
-    """There is no nats-server program, or none that is new enough."""
+    """No nats-server program was found, or none that is new enough."""
 
 
 class StoreInUse(ServerStartFailed):
-    """Another running server stores in the same directory."""
+    """Another running server uses the same store directory."""
 
 
 class ServerEnded(KeylaneError):
-    """The embedded nats-server ended by itself."""
+    """The embedded nats-server ended unexpectedly."""
 
 
 # ---- groups -----------------------------------------------------------------------------------------
@@ -233,7 +257,7 @@ class GroupError(KeylaneError):
 
 
 class NoSuchGroup(GroupError):
-    """There is no group of this name on the stream."""
+    """The stream has no group of this name."""
 
 
 class BrokenGroupRecord(GroupError):
@@ -241,7 +265,7 @@ class BrokenGroupRecord(GroupError):
 
 
 class GroupConflict(GroupError):
-    """Something else stands where the group would: another configuration, or another group's stream."""
+    """The group's place is taken: by another configuration, or by another group's stream."""
 
 
 class NotAMember(GroupError):
@@ -249,19 +273,19 @@ class NotAMember(GroupError):
 
 
 class Fenced(GroupError):
-    """This instance does not own the message any more: whoever does has begun. Nothing was written."""
+    """This instance no longer owns the message, and the new owner has begun. Nothing was written."""
 
 
 class LedgerMismatch(Fenced):
-    """What the database knows of a group does not fit the server: nothing is written until an operator decides."""
+    """The database's state of a group does not match the server: nothing is written until an operator decides."""
 
 
 class TokenWentBack(LedgerMismatch):
-    """The group's record is older than one that the database has seen: its bucket was restored. Accept it, or not."""
+    """The group's record is older than one that the database has seen: its bucket was restored. An operator decides."""
 
 
 class StreamMadeAnew(LedgerMismatch):
-    """The stream is not the one whose messages the database knows: forget those, or bring the stream back."""
+    """The stream is not the one whose messages the database knows: forget those, or restore the stream."""
 
 
 class GroupEnded(GroupError):
@@ -272,18 +296,18 @@ class GroupEnded(GroupError):
 
 
 class HandlerCrashed(KeylaneError):
-    """A handler, or a hook, raised something that cannot count as a failed try: its member or consumer has ended.
+    """A handler or a hook raised an exception that cannot count as a failed try: its member or consumer has ended.
 
-    The cause is what was raised. Its message was not acked.
+    The cause is that exception. The message was not acked.
     """
 
 
 class HandlerProcessDied(KeylaneError):
-    """The process that a handler ran in ended before the handler was done."""
+    """The handler's process ended before the handler was done."""
 
 
 class RemoteError(KeylaneError):
-    """What a handler raised in another process, as text: the traceback there, or an exception that cannot be sent."""
+    """An exception of a handler in another process, as text: its traceback, or an exception that cannot be pickled."""
 
 
 # ---- the journal ------------------------------------------------------------------------------------
@@ -294,11 +318,11 @@ class JournalError(KeylaneError):
 
 
 class JournalConflict(JournalError):
-    """The journal's stream is there with settings that it cannot work with, or another stream is in its place."""
+    """The journal's stream exists with settings that it cannot work with, or another stream is in its place."""
 
 
 class BrokenJournal(JournalError):
-    """A message in the journal's stream is no whole batch of records."""
+    """A message in the journal's stream is not a complete batch of records."""
 
 
 class JournalTooNew(JournalError):
@@ -313,11 +337,11 @@ class CoordinationLogError(KeylaneError):
 
 
 class UnsafeLog(CoordinationLogError):
-    """The log has settings that would lose claims or put them out of order; nothing was written."""
+    """The log has settings that would lose or reorder claims; nothing was written."""
 
 
 class LogReplaced(CoordinationLogError):
-    """The log is not the one that was read before: it was deleted, cut off or made anew. Claims are void: stop."""
+    """The log is not the one that was read before: it was deleted, truncated or recreated. Claims are void: stop."""
 
 
 class TwoHashes(CoordinationLogError):
@@ -329,18 +353,20 @@ class NoSuchTopic(KeylaneError):
 
 
 class TopicReplaced(KeylaneError):
-    """The topic is not the one that was read before: it was cut off or made anew. Positions are void: stop."""
+    """The topic is not the one that was read before: it was truncated or recreated. Positions are void: stop."""
 
 
 # ---- Kafka ------------------------------------------------------------------------------------------
 
 
 class BrokerUnavailable(KeylaneError):
-    """Kafka cannot do it for the moment: a leader is being elected, or too few copies are in sync. Try again."""
+    """Kafka is temporarily unable: a leader is being elected, or too few copies are in sync. Try again."""
+
+    is_transient = True
 
 
 class KafkaRefused(KeylaneError):
-    """A broker, or the client library, refused; trying the same again cannot help. `code`, `name`: Kafka's own."""
+    """A broker or the client library refused; retrying cannot help. `code` and `name` are Kafka's own."""
 
     def __init__(self, code: int, name: str, text: str) -> None:
         self.code = code
@@ -352,8 +378,8 @@ class KafkaRefused(KeylaneError):
 
 
 class ExtraMissing(KeylaneError, ImportError):
-    """A part of keylane was asked for whose dependencies are not installed."""
+    """The dependencies of this part of keylane are not installed."""
 
 
 class WrongTables(KeylaneError):
-    """The database has tables with the names of keylane's that are not keylane's; nothing was written."""
+    """The database has tables with keylane's names that are not keylane's; nothing was written."""

@@ -1,11 +1,11 @@
-"""`keylane.run`: asyncio.run on uvloop where it is installed (`pip install keylane[fast]`); signals end it cleanly.
+"""`keylane.run`: asyncio.run on uvloop, if it is installed (`pip install keylane[fast]`); signals end it cleanly.
 
 SIGINT (Ctrl-C) and SIGTERM cancel the main coroutine: its `async with` blocks drain, ack and hand over, and the process
 exits with code 0, as other workers do. A second signal ends the process at once, by that signal.
 
-With one message in flight every message costs a full turn of the event loop, and uvloop's turn is twice as quick.
-Python's search for reference cycles is made rarer: thousands of messages come and go every second and none is part of a
-cycle, so the search finds nothing and takes a tenth of a member's time.
+With one message in flight every message costs a full turn of the event loop, and uvloop's turn is twice as fast.
+The garbage collector runs less often: thousands of messages come and go every second and none is part of a reference
+cycle, so it would find nothing and take a tenth of a member's time.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _DEFAULTS: dict[signal.Signals, Callable[[int, FrameType | None], Any] | signal.
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a program's main coroutine; returns what it returns.
+    """Run a program's main coroutine and return its result.
 
-    The first SIGINT or SIGTERM cancels it. If it then ends, `SystemExit(0)` is raised. The second ends the process now.
-    A signal that the program handles or ignores itself is left alone. In a thread other than the main one no signal is
-    handled: cancel the coroutine from outside.
+    The first SIGINT or SIGTERM cancels it. If it then ends, `run` raises `SystemExit(0)`. The second ends the process
+    at once. `run` leaves alone a signal that the program itself handles or ignores. Outside the main thread it handles
+    no signal: cancel the coroutine from outside.
 
     >>> keylane.run(main())
     """
@@ -59,9 +59,9 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 class _Signals:
-    """Handlers of SIGINT and SIGTERM for as long as the block lasts.
+    """Handlers of SIGINT and SIGTERM for the duration of the block.
 
-    Not `loop.add_signal_handler`: a second signal must end the process also while the event loop is blocked.
+    Not `loop.add_signal_handler`: a second signal must end the process even if the event loop is blocked.
     """
 
     def __init__(self) -> None:

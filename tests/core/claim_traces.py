@@ -26,7 +26,7 @@ from keylane.core.claim_records import (
     ReleasingPartition,
     encode,
 )
-from keylane.core.claims import World
+from keylane.core.world import World
 
 INTERVAL_S = 10
 GROUP, TOPIC = "billing", "orders"

@@ -15,7 +15,7 @@ from keylane.core.claim_facts import (
     gaps,
 )
 from keylane.core.claim_rules import FORMER_KEPT, REQUESTS_KEPT
-from keylane.core.claims import World
+from keylane.core.world import World
 from tests.core.claim_traces import GROUP, INTERVAL_S, KEY, TOPIC, message, play
 
 # ---- claims ------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from keylane.core.claim_records import (
     encode,
 )
 from keylane.core.claim_rules import EVIDENCE_KEPT, VERDICTS_REMEMBERED
-from keylane.core.claims import World, replay
+from keylane.core.world import World, replay
 from keylane.errors import InvalidInput
 from tests.core.claim_traces import GROUP, INTERVAL_S, KEY, TOPIC, message, play, told
 

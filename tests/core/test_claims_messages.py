@@ -14,7 +14,7 @@ from keylane.core.claim_records import (
     ReleaseGroup,
     encode,
 )
-from keylane.core.claims import World
+from keylane.core.world import World
 from tests.core.claim_traces import GROUP, INTERVAL_S, TOPIC, play
 
 # ---- messages, at most once --------------------------------------------------------------------------

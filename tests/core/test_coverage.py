@@ -33,5 +33,5 @@ def test_words() -> None:
     assert repr(Coverage()) == "<Coverage nothing>"
     assert not Coverage([(3, 3)])
     for wrong in ((5, 4), (-1, 2)):
-        with pytest.raises(ValueError, match="is no range"):
+        with pytest.raises(ValueError, match="is not a range"):
             Coverage([wrong])

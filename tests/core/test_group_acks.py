@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.groups.acks import Acks
 from keylane.groups.message import GroupMessage, Place
+from keylane.groups.settlement import Acks
 
 
 class Delivery:

@@ -10,10 +10,9 @@ import pytest
 from keylane.core.partitions import Partitioning
 from keylane.core.plans import Plan
 from keylane.errors import BrokenGroupRecord, InvalidInput
-from keylane.groups import limits
-from keylane.groups.config import Dialect, ElasticConfig, StaticConfig
+from keylane.groups.config import Dialect, ElasticConfig, StaticConfig, partition_limit
 from keylane.groups.consumer_spec import asking_for, check_settings, consumer_config, covers, difference
-from keylane.jetstream.consumers import ConsumerConfig, DeliverPolicy
+from keylane.jetstream import ConsumerConfig, DeliverPolicy
 
 WHERE = "record 'ORDERS.billing' in bucket 'x'"
 
@@ -435,7 +434,7 @@ def test_too_many_partitions_are_refused_in_new_groups_and_in_records(partitions
 
 
 def test_the_limit_on_partitions_can_be_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "_chosen", None)
+    monkeypatch.setattr("keylane.groups.config._chosen", None)
     config = StaticConfig(max_members=20_000, members=("a",))
     monkeypatch.setenv("KEYLANE_MAX_PARTITIONS", "20000")
     config.check()
@@ -443,10 +442,10 @@ def test_the_limit_on_partitions_can_be_raised(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(InvalidInput, match="KEYLANE_MAX_PARTITIONS is 'many'"):
         config.check()
     monkeypatch.delenv("KEYLANE_MAX_PARTITIONS")
-    assert limits.partition_limit() == 16_384
+    assert partition_limit() == 16_384
     with pytest.raises(InvalidInput):
         config.check()
-    assert limits.partition_limit(20_000) == 20_000
+    assert partition_limit(20_000) == 20_000
     config.check()
 
 

@@ -13,7 +13,7 @@ from keylane.core.journal_record import (
     BatchHead,
     Columns,
     JournalRecord,
-    Tenure,
+    PinTenure,
     in_sample,
     open_batch,
     pack,
@@ -137,7 +137,7 @@ def test_what_was_packed_is_read() -> None:
             *where, "", 10, 13, 12, "k1", 4, 300, START_NS + 10, START_NS + 3_000, "cancelled", "0123456789abcdef", 7, 2
         ),
     ]
-    assert batch.tenures == (Tenure("PinA", 9), Tenure("", 10))
+    assert batch.tenures == (PinTenure("PinA", 9), PinTenure("", 10))
 
 
 def test_outcomes_keep_their_numbers() -> None:
@@ -159,7 +159,7 @@ def test_another_version_is_refused_whatever_follows() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"KLJ", b"{}", b'{"version": 1, "records": []}', b"klj\x01" + GOLDEN[4:]])
 def test_what_is_no_batch_is_refused(data: bytes) -> None:
-    with pytest.raises(BrokenJournal, match="no journal batch"):
+    with pytest.raises(BrokenJournal, match="are not a journal batch"):
         open_batch(data)
 
 
@@ -198,9 +198,9 @@ def test_every_cut_and_every_changed_byte_is_found() -> None:
         (batch_bytes(member="\ud800"), "head of a journal batch cannot be read"),
         (signed(GOLDEN[:4] + struct.pack("<I", 2**32 - 1) + b"[" * 5000), "head of a journal batch cannot be read"),
         (batch_bytes(tenures=[["PinA"]]), "head of a journal batch cannot be read"),
-        (batch_bytes(tenures=[["PinA", 9]]), "names tenure number 1, and the batch knows 1"),
-        (with_last("I", "key", 2), "names key number 2, and the batch knows 2"),
-        (with_last("B", "outcome", 6), "names outcome number 6, and the batch knows 6"),
+        (batch_bytes(tenures=[["PinA", 9]]), "refers to tenure number 1, but the batch has 1"),
+        (with_last("I", "key", 2), "refers to key number 2, but the batch has 2"),
+        (with_last("B", "outcome", 6), "refers to outcome number 6, but the batch has 6"),
         (with_last("I", "key_offsets", 3), "offsets are wrong"),
         (signed(GOLDEN[:8] + b"[" + GOLDEN[9:-4]), "head of a journal batch cannot be read"),
     ],

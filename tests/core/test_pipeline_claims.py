@@ -11,21 +11,23 @@ import pytest
 
 from keylane.core.claim_facts import LogRecord, Owner, Tenure, Verdict, gaps
 from keylane.core.claim_records import HEARTBEAT, ReleaseGroup, decode, encode
-from keylane.core.claims import World, replay
+from keylane.core.world import World, replay
 from keylane.marshal.log import Bounds
 from tests.core.claim_histories import INTERVAL_S, history, told_claim
 
 pa = pytest.importorskip("pyarrow")
 
-from keylane.spark.pipelines.claims_records import (  # noqa: E402 - needs pyarrow
+from keylane.spark.pipelines.claims_replay import (  # noqa: E402 - needs pyarrow  # noqa: E402 - needs pyarrow
+    ENDS,
     ROWS,
     LogPiece,
     LogReader,
+    Record,
+    Replayer,
     Survey,
     first_trouble,
     measure,
 )
-from keylane.spark.pipelines.claims_replay import ENDS, Record, Replayer  # noqa: E402 - needs pyarrow
 
 Row = Mapping[str, Any]
 Rows = list[dict[str, Any]]

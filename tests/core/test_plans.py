@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from keylane.core.load_balance import lowest_top, spread_loads
-from keylane.core.plans import Move, Plan, balanced, check_plan, sticky, weighted
+from keylane.core.plans import Move, Plan, balanced, check_plan, sticky
+from keylane.core.weighted_plan import lowest_top, spread_loads, weighted
 from keylane.errors import InvalidInput
 
 FOUR, FIVE = list("abcd"), list("abcde")
@@ -132,10 +132,10 @@ def test_mappings_leave_out_members_that_own_nothing() -> None:
         (
             lambda: check_plan(Plan({"a": [1], "b": [6]}), 8),
             "partitions 0,2-5,7 of 8 belong to no member: "
-            "their messages would wait for ever; give each partition to a member",
+            "their messages would wait forever; give each partition to a member",
         ),
         (lambda: check_plan(Plan({}), 0), "number of partitions 0 is out of range"),
-        (lambda: balanced("abc", 3), "members 'abc' is one text: give a list of names"),
+        (lambda: balanced("abc", 3), "members 'abc' is a str: give a list of names"),
         (lambda: balanced(["a", "b c"], 3), "member name 'b c' holds ' ' at position 2"),
         (lambda: balanced([wrong(None)], 3), "member name None is NoneType, not text"),
         (lambda: balanced(["a"], 0), "number of partitions 0 is out of range"),

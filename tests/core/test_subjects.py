@@ -133,7 +133,7 @@ def test_wildcards_are_whole_tokens(value: str, said: str) -> None:
         ("A\\b", r"'\\' at position 2: names become file names"),
         (
             "A" * (MAX_NAME_BYTES + 1),
-            f"is {MAX_NAME_BYTES + 1} bytes long: the server takes {MAX_NAME_BYTES}",
+            f"is {MAX_NAME_BYTES + 1} bytes long: the server allows {MAX_NAME_BYTES}",
         ),
     ],
 )

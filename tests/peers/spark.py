@@ -12,14 +12,15 @@ import shlex
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keylane.spark.cluster.java import Java
-from tests.peers.java import java
+from tests.peers.java import LIGHT_FLAGS, java
 from tests.peers.presence import PeerMissing
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def spark_session(
     >>> with spark_session(tmp_path) as spark:  # doctest: +SKIP
     ...     spark.range(3).count()
     """
+    from pyspark import SparkContext  # noqa: PLC0415 - optional, and slow to import
     from pyspark.sql import SparkSession  # noqa: PLC0415 - optional, and slow to import
 
     before = dict(os.environ)
@@ -78,10 +80,82 @@ def spark_session(
         try:
             yield session
         finally:
-            session.stop()
+            if SparkContext._active_spark_context is not None:  # else its JVM was killed
+                session.stop()
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+class SharedSession:
+    """One session for all tests of a process, replaced where a test left it broken.
+
+    >>> with SharedSession(directory) as shared:  # doctest: +SKIP
+    ...     shared.session().range(3).count()
+    ...     shared.replace_if_broken()
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._started = 0
+        self._stack = ExitStack()
+        self._session: SparkSession | None = None
+
+    def session(self) -> SparkSession:
+        if self._session is None:
+            self._started += 1
+            directory = self._directory / str(self._started)
+            java = f'{LIGHT_FLAGS} "-Dderby.system.home={directory / "derby"}"'
+            settings = {"spark.driver.extraJavaOptions": java}
+            self._session = self._stack.enter_context(spark_session(directory, settings=settings))
+        return self._session
+
+    def replace_if_broken(self, *, timed_out: bool = False, within_s: float = 60.0) -> None:
+        """After a test that failed: end its queries, and kill the JVM if it does not answer.
+
+        `timed_out`: the test was interrupted. Its thread may have left an answer of the JVM unread, and would take it
+        for the answer to its next question.
+        """
+        if self._session is not None and (timed_out or not _answers(self._session, within_s)):
+            self._kill()
+
+    def _kill(self) -> None:
+        from pyspark import SparkContext  # noqa: PLC0415 - optional, and slow to import
+        from pyspark.sql import SparkSession  # noqa: PLC0415 - optional, and slow to import
+
+        gateway = SparkContext._gateway
+        assert gateway is not None
+        gateway.proc.kill()
+        gateway.proc.stdin.close()
+        gateway.proc.wait()
+        gateway.close()
+        SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+        SparkSession._instantiatedSession = SparkSession._activeSession = None
+        self._session = None
+        self._stack.close()
+
+    def __enter__(self) -> SharedSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+
+def _answers(session: SparkSession, within_s: float) -> bool:
+    """Whether a session can end its queries and run a job, tried by a thread of its own."""
+    good = threading.Event()
+
+    def ask() -> None:
+        with suppress(Exception):  # whatever it is, the session is broken
+            for query in session.streams.active:
+                query.stop()
+            if session.range(3).count() == 3:
+                good.set()
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(within_s)
+    return good.is_set()
 
 
 def _settings(directory: Path) -> dict[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from tests.peers import store, tether
 from tests.peers.presence import MUST_HAVE, PeerBroken, PeerMissing, require
 from tests.peers.store import REPOSITORY, content_key, kept, run_tool, silent
+from tests.waiter import wait_until
 
 
 def nothing_there() -> None:
@@ -125,11 +125,3 @@ def has_ended(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
     except FileNotFoundError:
         return True
-
-
-def wait_until(condition: object, timeout_s: float = 30.0) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s} s"
-        time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""A dumb model of the coordination log's rules, for the properties of `core/claims.py`.
+"""A dumb model of the coordination log's rules, for the properties of `core/world.py`.
 
 It knows nothing of the ledger. It asks of every place in the log, again and again and backwards, who made whom the
 owner there. It is slow and keeps no state but a memory of its own answers.

@@ -6,10 +6,11 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keylane.core.balance import MOST_REQUESTS, GroupView, is_spoken_for, to_ask_for, to_give_up
+from keylane.core.claim_balance import MOST_REQUESTS, GroupView, is_spoken_for, to_ask_for, to_give_up
 from keylane.core.claim_facts import Claim, Ended, Key, LogRecord, Owner, Verdict, overlaps
 from keylane.core.claim_records import (
     ClaimingPartition,
@@ -18,7 +19,9 @@ from keylane.core.claim_records import (
     coordinating_partition,
     encode,
 )
-from keylane.core.claims import World
+from keylane.core.world import World
+
+pytestmark = pytest.mark.timeout(240)  # it computes for seconds, and other tests may have the cores meanwhile
 
 INTERVAL_S, GROUP, TOPIC = 10, "g", "t"
 INTERVAL_MS = INTERVAL_S * 1000
@@ -44,6 +47,7 @@ class Fleet:
         self.dice = random.Random(seed)  # noqa: S311 - dice of a test
         self.now_ms = 0
         self.keys = [Key(GROUP, TOPIC, number) for number in range(partitions)]
+        self.places = {key: coordinating_partition(TOPIC, key.partition, log_partitions) for key in self.keys}
         self.log: list[list[LogRecord]] = [[] for _ in range(log_partitions)]
         self.members: list[Member] = []
         self.moves: list[tuple[Key, int]] = []
@@ -56,7 +60,7 @@ class Fleet:
         return member
 
     def write(self, message: ClaimingPartition | Heartbeat | ReleasingPartition) -> Verdict:
-        number = coordinating_partition(message.topic, message.partition, len(self.log))
+        number = self.places[Key(message.group, message.topic, message.partition)]
         record = LogRecord(number, len(self.log[number]), self.now_ms, encode(message))
         self.log[number].append(record)
         return self.judge.apply(record)
@@ -76,8 +80,9 @@ class Fleet:
         if one.yields:
             for key in to_give_up(view, one.owner, one.leaving):
                 one.leaving[key] = self.now_ms + one.drain_ms
+        claims = {claim.key: claim for claim in view.claims}
         mine = {claim.key for claim in view.claims if claim.owner == one.owner}
-        free = [key for key in self.keys if key not in mine and self.is_free(one, key)]
+        free = [key for key in self.keys if key not in mine and self.is_free(one, key, claims.get(key))]
         if free and (one.most is None or len(mine) < one.most):
             self.claim(one, self.dice.choice(free))
         elif one.yields:
@@ -123,10 +128,8 @@ class Fleet:
     def view(self, one: Member) -> GroupView:
         return GroupView(list(one.world.claims()), [self.now_ms] * len(self.log), INTERVAL_MS)
 
-    def is_free(self, one: Member, key: Key) -> bool:
-        number = coordinating_partition(key.topic, key.partition, len(self.log))
-        elapsed_ms = self.now_ms - (one.world.now_ms(number) or 0)
-        claim = one.world.claim_of(*key)
+    def is_free(self, one: Member, key: Key, claim: Claim | None) -> bool:
+        elapsed_ms = self.now_ms - (one.world.now_ms(self.places[key]) or 0)
         if claim is not None and one.yields and is_spoken_for(claim, one.owner, self.now_ms, INTERVAL_MS):
             return False
         return one.world.foresee(*key, one.owner, elapsed_ms=elapsed_ms) is Verdict.WON

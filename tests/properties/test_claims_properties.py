@@ -27,7 +27,7 @@ from keylane.core.claim_records import (
     split,
     split_roughly,
 )
-from keylane.core.claims import World, replay
+from keylane.core.world import World, replay
 from tests.properties.claims_model import GROUP, HOLD_MS, INTERVAL_S, Event, Model
 
 WRITERS = [Owner(client, instance) for client in ("a", "b", "c") for instance in ("1", "2")]

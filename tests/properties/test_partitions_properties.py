@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from keylane.core.partitions import (
@@ -89,6 +89,8 @@ def test_stripping_undoes_inserting(partition: int, subject: str) -> None:
 
 
 @given(st.one_of(st.text(max_size=8), st.text("0123456789.a-+ _", max_size=8)))
+@example("0.a")
+@example("12.a.b")
 def test_inserting_undoes_stripping(subject: str) -> None:
     try:
         stripped = strip_partition(subject)
@@ -141,6 +143,7 @@ DESTINATIONS = st.lists(st.sampled_from([*PIECES, ".", "$", "*", ">", "a", "{{",
 
 
 @given(st.sampled_from(["a.*", "a.*.*", "a.>", "a", "", ">"]), st.one_of(st.text(max_size=20), DESTINATIONS))
+@example("a.*", "{{partition(7,1)}}.a.{{wildcard(1)}}")
 def test_parsing_any_text_answers_or_refuses(source: str, destination: str) -> None:
     try:
         parsed = parse_transform(source, destination)

@@ -12,7 +12,8 @@ from math import lcm
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from keylane.core.plans import Plan, WeightedPlan, balanced, check_plan, sticky, weighted
+from keylane.core.plans import Plan, balanced, check_plan, sticky
+from keylane.core.weighted_plan import WeightedPlan, weighted
 
 NAMES = st.text(
     st.characters(codec="utf-8", exclude_categories=["Cc", "Zs", "Zl", "Zp"], exclude_characters=".*>/\\"),

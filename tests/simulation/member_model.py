@@ -60,7 +60,7 @@ class Instance:
         self.state = Handoff()
         self.action: handoff.Action | None = None
         self._under_way = False
-        self._poked = False
+        self.poked = False
         self._round = 0
         self._pin = pin.Pin()
         self._pin_of_handoff = ""
@@ -78,7 +78,7 @@ class Instance:
         self.is_dead = False
         self.is_frozen = False
         self.on_left: Callable[[], None] = lambda: None
-        self._poke()
+        self.poke()
         self._beat()
 
     def __repr__(self) -> str:
@@ -110,11 +110,11 @@ class Instance:
         missed, self._asleep = self._asleep, []
         for do in missed:
             self._alive(do)()
-        self._poke()
+        self.poke()
 
     def leave(self) -> None:
         self._tell(HandoffEvent.LEAVE)
-        self._poke()
+        self.poke()
 
     # ---- time ------------------------------------------------------------------------------------------
 
@@ -143,18 +143,18 @@ class Instance:
 
     # ---- rounds ----------------------------------------------------------------------------------------
 
-    def _poke(self) -> None:
-        self._poked = True
+    def poke(self) -> None:
+        self.poked = True
         self._after(1, self._begin_round)
 
     def _begin_round(self) -> None:
-        if self._under_way or not self._poked:
+        if self._under_way or not self.poked:
             return
-        self._poked = False
+        self.poked = False
         self._under_way = True
         self._round += 1
         number = self._round
-        self._after(TICK, lambda: self._poke() if number == self._round and not self._under_way else None)
+        self._after(TICK, lambda: self.poke() if number == self._round and not self._under_way else None)
         self._ask(self._record, lambda wanted: self._step(Want(wanted)))
 
     def _step(self, event: AnyEvent) -> None:
@@ -164,9 +164,9 @@ class Instance:
                 self._under_way = False
                 delay = WAITS[self.action] if isinstance(self.action, Wait) else 0
                 if delay:
-                    self._after(delay, self._poke)
-                elif self._poked:
-                    self._poke()
+                    self._after(delay, self.poke)
+                elif self.poked:
+                    self.poke()
                 if self.state.leaving and not self.state.reading:
                     self.on_left()
             case _:
@@ -337,7 +337,7 @@ class Instance:
                 anew = self._pin.pin_id != self._pin_of_handoff
                 self._pin_of_handoff = self._pin.pin_id
                 self._tell(PinReceived(anew))
-                self._poke()
+                self.poke()
             case pin.Action.TELL_UNPINNED:
                 self._lanes.forget()
                 self._owed.clear()
@@ -364,7 +364,7 @@ class Instance:
                 ours = consumer is not None and consumer.pin_id == self._pin.pin_id
                 self._pin_event(pin.Event.CONFIRMED if ours else pin.Event.DENIED)
                 self._next_sequence = 0
-                self._poke()
+                self.poke()
 
         self._ask(lambda: self.server.consumers.get(self.member), answer)
 
@@ -374,7 +374,7 @@ class Instance:
         if delivery.partition not in self.state.admitted:
             if delivery.partition in self.state.unexpected({delivery.partition}):
                 self._tell(Surprised(frozenset({delivery.partition})))
-                self._poke()
+                self.poke()
             if self._lanes.is_done(delivery.sequence):
                 self._ack(delivery)
             return

@@ -375,7 +375,6 @@ MUTATIONS: dict[str, tuple[str, object, str, object]] = {
         lambda self: LeaderLease(worker=self.worker, instance=self.instance, epoch=1, beat=1),
     ),
     "an owner does not look for its claim": ("store", Ownership, "_found_held", lambda *_: None),
-    "a lease that is missing once is gone": ("store", FleetView, "is_gone", lambda self, worker: worker in self.absent),
 }
 
 

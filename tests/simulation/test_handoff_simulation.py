@@ -67,7 +67,7 @@ class World:
         owners = {partition: self.clock.random.choice(members) for partition in range(PARTITIONS)}
         self.plan = {member: frozenset(one for one, owner in owners.items() if owner == member) for member in MEMBERS}
         for instance in self.instances:
-            instance._poke()
+            instance.poke()
 
     def _change_again(self) -> None:
         self._change()

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -16,8 +16,6 @@ import typer
 
 from keylane.cli.command import INTERRUPTED
 from keylane.cli.formatting import as_utc
-
-STOPPING = "stopping: what is at work is finished first; Ctrl-C again ends at once"
 
 
 class EventLines:
@@ -63,6 +61,25 @@ def stop_on_signals(stop: asyncio.Event) -> Iterator[None]:
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
+
+
+async def wait_for_end(
+    lines: EventLines, wait: Coroutine[Any, Any, object], stop: Callable[[], Awaitable[None]]
+) -> None:
+    """Await `wait`, the end of a consumer; a signal stops it. Raises the error that ended it."""
+    with stop_on_signals(lines.stop):
+        # Not in a task group: whichever ends first decides how the other one ends.
+        ended, stopped = asyncio.create_task(wait), asyncio.create_task(lines.stop.wait())
+        try:
+            await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done():
+                lines.write("stopping", "stopping: what is at work is finished first; Ctrl-C again ends at once")
+                await stop()
+            await ended
+        finally:
+            stopped.cancel()
+            ended.cancel()
+            await asyncio.gather(stopped, ended, return_exceptions=True)
 
 
 def run_consumer(work: Coroutine[Any, Any, None]) -> None:

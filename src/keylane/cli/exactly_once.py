@@ -10,20 +10,14 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from keylane.cli.command import ForceOption, GroupArgument, JsonOption, StreamArgument, print_answer
-from keylane.cli.confirmation import confirm
+from keylane.cli.command import ForceOption, GroupArgument, JsonOption, StreamArgument, confirm, family, print_answer
 
 if TYPE_CHECKING:
     from keylane.exactly_once import ExactlyOnce
 
 Answer = TypeVar("Answer")
 
-app = typer.Typer(
-    help="Exactly once into a database: decide about a bucket or stream that was restored or made anew.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
+app = family("Exactly once into a database: decide about a bucket or stream that was restored or made anew.")
 
 Database = Annotated[
     str,

@@ -22,7 +22,7 @@ _FAMILIES = {
     "consumer": "consumer.commands",
     "static": "groups.static",
     "elastic": "groups.elastic",
-    "dlq": "dlq.commands",
+    "dlq": "dlq",
     "exactly-once": "exactly_once",
     "spark": "spark",
     "pipeline": "pipeline.commands",
@@ -39,8 +39,7 @@ def _print_version(wanted: bool) -> None:
 
 def _options(
     version: Annotated[
-        bool,
-        typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True),
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     del version  # handled by its callback

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from keylane.cli.command import family
+
 if TYPE_CHECKING:
     from keylane.server import NatsServer
 
-app = typer.Typer(help="The embedded NATS server.", no_args_is_help=True, rich_markup_mode=None)
+app = family("The embedded NATS server.")
 
 _POLL_INTERVAL_S = 0.5
 

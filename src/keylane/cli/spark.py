@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from keylane.cli.errors import exit_on_invalid_input
+from keylane.cli.command import exit_on_invalid_input, family
 
 if TYPE_CHECKING:
     from keylane.spark.cluster.submit import Command, Machine, Submission
 
-app = typer.Typer(help="Programs on Apache Spark.", no_args_is_help=True, rich_markup_mode=None)
+app = family("Programs on Apache Spark.")
 
 
 @app.callback()

@@ -1,7 +1,7 @@
 """Which partitions a consumer tries to claim next, and which it should give up.
 
-Owns: the choice. Never asks who owns what (`standing` says) and never throws dice (`choose` does): the same answers in
-give the same partitions out.
+Owns: the choice. Never looks up owners (`standing` does) and uses no randomness (`choose` does): the same answers give
+the same partitions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Standing(Enum):
 
     OURS = auto()
     FREE = auto()
-    """Nobody's claim holds: worth a try."""
+    """Nobody's claim holds: it can be claimed."""
     TAKEN = auto()
 
 
@@ -34,9 +34,9 @@ class Standing(Enum):
 class Appetite:
     """How a consumer picks.
 
-    `order`: random (consumers seldom meet), or round robin from the last one tried. `greedy`: try all that is free at
-    once, not one at a time. `max_claims`: own no more than this; None for no limit. `whole_topic`: own all partitions
-    of a topic or none; whoever has partition 0 takes the others, and `max_claims` counts topics.
+    `order`: random (consumers rarely collide), or round robin from the last one tried. `greedy`: try all free
+    partitions at once, not one at a time. `max_claims`: own no more than this; None for no limit. `whole_topic`: own
+    all partitions of a topic or none; the owner of partition 0 takes the others, and `max_claims` counts topics.
     """
 
     order: PickOrder = "random"
@@ -60,7 +60,7 @@ def pick(
     choose: Callable[[int], int],
     after: TopicPartition | None = None,
 ) -> list[TopicPartition]:
-    """What to claim now, in this order.
+    """The partitions to claim now, in this order.
 
     `topics`: their numbers of partitions. `choose(n)`: a number from 0 to n - 1. `after`: the last one tried.
 
@@ -89,7 +89,7 @@ def pick(
 def give_up(
     appetite: Appetite, topics: Mapping[str, int], standing: Callable[[TopicPartition], Standing]
 ) -> list[TopicPartition]:
-    """What to release: of a topic that is claimed as a whole, all that is ours once partition 0 is not."""
+    """The partitions to release: with `whole_topic`, all of a topic whose partition 0 is no longer ours."""
     if not appetite.whole_topic:
         return []
     return [

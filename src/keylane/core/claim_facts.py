@@ -1,6 +1,6 @@
 """The value types of a coordination log: records, claims, verdicts, pauses, and the history of owners.
 
-`core/claim_rules.py` and `World` in `core/claims.py` make these values from the log. Times are the log's, in
+`core/claim_rules.py` and `World` in `core/world.py` make these values from the log. Times are the log's, in
 milliseconds.
 """
 
@@ -23,11 +23,11 @@ class LogRecord(NamedTuple):
     time_ms: int
     value: bytes
     subject: str | None = None
-    """In a log with a subject for each key: which, as `core/claim_records.py` writes it."""
+    """In a log with a subject for each key: the subject, as `core/claim_records.py` writes it."""
 
 
 class Key(NamedTuple):
-    """What can be owned: a partition of a topic, by one consumer of a group."""
+    """What one consumer of a group can own: a partition of a topic."""
 
     group: str
     topic: str
@@ -81,7 +81,7 @@ class MessageClaim:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The last release: by whom, at which record, when, and where the next owner reads on."""
+    """The last release: by whom, at which record, when, and where the next owner continues."""
 
     owner: Owner
     at: int
@@ -103,13 +103,13 @@ class Claim:
     """Everything that the log says about one key. Whether the claim holds depends on the log's time.
 
     `token` is the offset of the record that made the owner the owner, and serves as a fencing token: it only grows, so
-    writes of an earlier owner can be told from those of the present one.
+    it distinguishes writes of an earlier owner from those of the current one.
     """
 
     key: Key
     log_partition: int
     owner: Owner | None
-    """The last owner, also if its claim has expired; None after a release."""
+    """The last owner, even if its claim has expired; None after a release."""
     token: int | None
     since_ms: int | None
     heartbeat_ms: int | None
@@ -143,7 +143,7 @@ class Claim:
         return self.owner == owner and self.token == token and self.holds(now_ms)
 
     def messages_stand(self, owner: Owner, token: int, at: int, now_ms: int) -> bool:
-        """At most once: the claim of messages in record `at` is there, counted, and the partition is still ours.
+        """At most once: the claim of messages in record `at` exists and counts, and the partition is still ours.
 
         Read the log to its end first. Then confirm with a heartbeat, then work on the messages.
         """

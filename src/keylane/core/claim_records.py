@@ -5,13 +5,13 @@ log coordinates which key. Never decides what a message means: that is `core/cla
 
     Type/Version/unixSeconds/InstanceID/ClientID/GroupID/Topic/Partition[/number]
 
-There is no escaping, so fields are counted exactly and no id may hold a `/`. Writing is strict. Reading accepts what
-the Go implementation accepts: an id that keylane would not write is still somebody's claim, and to skip it would give a
-partition two owners. So any whole number is a version (the Go admin writes 0), and numbers may have a sign. Two things
-are refused although Go reads them: ids that are not UTF-8, and partitions beyond 31 bits, at which a Go process ends.
-`unixSeconds` is the writer's clock; it is for people who read the log and used for nothing else.
+There is no escaping, so fields are counted exactly and no id may contain a `/`. Writing is strict. Reading accepts what
+the Go implementation accepts: an id that keylane would not write is still somebody's claim, and skipping it would give
+a partition two owners. So any whole number is a version (the Go admin writes 0), and numbers may have a sign. Two
+things are refused although Go reads them: ids that are not UTF-8, and partitions beyond 31 bits, which crash a Go
+process. `unixSeconds` is the writer's clock; it is only for people who read the log.
 
-A log with subjects has one for each key. A record that is on another key's subject is refused as well.
+A log with subjects has one for each key. A record on another key's subject is refused as well.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RELEASE_GROUP: Final = "ReleaseGroup"
 
 Placing: TypeAlias = Literal["topic_partition", "topic"]
 """What is hashed to find the coordinating partition: topic and partition (the protocol document), or the topic alone
-(the Go implementation). Everybody on one log uses the same: two hashes mean two owners."""
+(the Go implementation). All consumers of one log must use the same: two hashes mean two owners."""
 
 _FIELD_COUNTS = {
     HEARTBEAT: 9,
@@ -69,7 +69,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class ClaimingPartition:
-    """Somebody wants to own a partition."""
+    """The writer wants to own a partition."""
 
     instance: str
     client: str
@@ -81,7 +81,7 @@ class ClaimingPartition:
 
 @dataclass(frozen=True, slots=True)
 class ReleasingPartition:
-    """The owner gives a partition up; whoever comes next reads from `offset`."""
+    """The owner gives a partition up; the next owner reads from `offset`."""
 
     instance: str
     client: str
@@ -94,7 +94,7 @@ class ReleasingPartition:
 
 @dataclass(frozen=True, slots=True)
 class ClaimingMessages:
-    """The owner takes all messages before `proposed`, for at most once: nobody else will be given them."""
+    """The owner takes all messages before `proposed`, for at most once: nobody else gets them."""
 
     instance: str
     client: str
@@ -119,13 +119,13 @@ class ReleaseGroup:
 Message: TypeAlias = Heartbeat | ClaimingPartition | ReleasingPartition | ClaimingMessages | ReleaseGroup
 
 Fields: TypeAlias = tuple[str, str, str, str, str, int, int, int]
-"""type, instance, client, group, topic, partition, number (0 where there is none), seconds. As in Go, number and
-seconds may be negative: a negative offset says that its writer is alive, but not how far it is."""
+"""type, instance, client, group, topic, partition, number (0 if there is none), seconds. As in Go, number and
+seconds may be negative: a negative offset shows that its writer is alive, but not its position."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A record that is none of the five messages, or not where it belongs. It is counted and skipped."""
+    """A record that is none of the five messages, or in the wrong place. It is counted and skipped."""
 
     reason: str
     value: bytes
@@ -194,7 +194,7 @@ def split(value: bytes, subject: str | None = None) -> Fields | Unreadable:
 
 
 def subject_for(kind: str, group: str, topic: str, partition: int) -> str:
-    """The subject of a record in a log that has subjects, without the part that all of the log's subjects begin with.
+    """The subject of a record in a log that has subjects, without the common prefix of the log's subjects.
 
     >>> subject_for("Heartbeat", "billing.eu", "orders", 3), subject_for("ReleaseGroup", "billing.eu", "", 0)
     ('claims.billing=2Eeu.orders.3', 'pauses.billing=2Eeu')
@@ -205,10 +205,10 @@ def subject_for(kind: str, group: str, topic: str, partition: int) -> str:
 
 
 def split_roughly(value: bytes) -> tuple[bytes, bytes, int] | None:
-    """The type of a record, whose it is, undivided, and its number; None for a `ReleaseGroup` or anything odd.
+    """The type of a record, its identity as one piece, and its number; None for a `ReleaseGroup` or anything unusual.
 
-    A log is a million records of few writers. A reader that `split` a record with the same identity before knows the
-    rest. Whatever is answered here for such an identity, `split` reads the same from the value.
+    A log has a million records of few writers. A reader that already called `split` for a record with the same identity
+    knows the rest. For such an identity, this returns the same as `split`.
 
     >>> split_roughly(b"Heartbeat/1/1700000000/9f1c/worker-1/billing/orders/3/1200")
     (b'Heartbeat', b'9f1c/worker-1/billing/orders/3', 1200)
@@ -249,7 +249,7 @@ def check_placing(placing: Placing) -> Placing:
 
 
 def check_id(text: str, what: str) -> str:
-    """Return an id or a topic unchanged, or raise `InvalidInput`: it goes between slashes, as it is."""
+    """Return an id or a topic unchanged, or raise `InvalidInput`: it is written between slashes without escaping."""
     if not isinstance(text, str):
         raise InvalidInput(f"{what} {shown(text)} is {type(text).__name__}, not text: give a str such as 'worker-1'")
     if not text:
@@ -274,7 +274,7 @@ def check_number(number: int, what: str, *, below: int = _NUMBERS_BELOW) -> int:
 
 
 def _read(parts: list[str]) -> Fields | str:
-    """The fields of a message, or why these are none."""
+    """The fields of a message, or the reason why it is not one."""
     kind = parts[0]
     count = _FIELD_COUNTS.get(kind)
     if count is None:
@@ -293,8 +293,8 @@ def _read(parts: list[str]) -> Fields | str:
 
 
 def _number(text: str) -> int | None:
-    """A whole number as Go reads one; None if it is none."""
-    # int() alone would take "1_000", " 7" and digits of other alphabets, and it reads thousands of digits slowly.
+    """A whole number as Go reads one; None if it is not a number."""
+    # int() alone would accept "1_000", " 7" and digits of other alphabets, and it reads thousands of digits slowly.
     found = _INTEGER.fullmatch(text)
     if found is None:
         return None

@@ -1,6 +1,6 @@
 """The rules of who owns what, applied record by record to one partition of a coordination log.
 
-Owns: the state that these records make; `World` in `core/claims.py` answers questions about it. Never reads a clock:
+Owns: the state that these records make; `World` in `core/world.py` answers questions about it. Never reads a clock:
 "now" is the log's own time, the newest broker timestamp seen so far in this partition of the log, so two readers of one
 log never disagree. The time of a log that nobody writes to does not advance; a claimer's own record advances it.
 Mutable and stepped for every record: a log has a million of them.
@@ -8,18 +8,18 @@ Mutable and stepped for every record: a log has a million of them.
 The rules
 1. The first claim wins, and holds until more than two intervals have passed since the owner's last heartbeat (or its
    claim). At exactly two it still holds.
-2. A claim is judged once, at its own place in the log: won, lost, or paused. What follows changes nothing, so a claim
-   that lost does not win later when the owner releases. It is kept as a request: its writer lives and wants the
+2. A claim is judged once, at its own place in the log: won, lost, or paused. Later records change nothing, so a claim
+   that lost does not win later when the owner releases. It is kept as a request: its writer is alive and wants the
    partition.
 3. Heartbeats, releases and claims of messages count from the owner only: client, group and instance. A heartbeat of
    anybody else changes nothing.
 4. A late heartbeat of the owner revives an expired claim, if nobody has won the partition since.
-5. A heartbeat of a new instance of the owner's client takes over while the claim holds: this is the quick restart with
-   a stable client id. An instance that owned it before cannot take it back so: it may be one that froze and woke up.
-6. A claim of messages counts if it comes from the owner while its claim holds, and goes beyond what is taken.
-7. A paused group wins nothing until its pause ends, except whoever paused it. Owners keep what they own until they
-   release it. The newest `ReleaseGroup` is the one that counts.
-8. Where the log was trimmed, the first heartbeat seen makes the owner. Until then, for two intervals after the first
+5. A heartbeat of a new instance of the owner's client takes over while the claim holds: this is the fast restart with
+   a stable client id. An earlier owner instance cannot take it back this way: it may have been frozen and woken.
+6. A claim of messages counts if it comes from the owner while its claim holds, and goes beyond the taken messages.
+7. A paused group wins nothing until its pause ends, except the consumer that paused it. Owners keep their partitions
+   until they release them. The newest `ReleaseGroup` counts.
+8. If the log was trimmed, the first heartbeat determines the owner. Until then, for two intervals after the first
    record and after each claim, a claim is neither won nor lost: `UNSURE`.
 9. A record in the wrong partition of the log changes nothing and is kept as evidence. One that cannot be read, or that
    is on another key's subject, is counted. All of them move the log's time.
@@ -73,7 +73,7 @@ WON, LOST, PAUSED, UNSURE, COUNTED, IGNORED, UNREADABLE, MISPLACED, REPEATED = V
 
 @dataclass(slots=True, eq=False)
 class KeyState:
-    """One key. `established`: whether the log has told who owns it, or that nobody does."""
+    """One key. `established`: whether the log has shown who owns it, or that nobody does."""
 
     key: Key
     established: bool
@@ -89,7 +89,7 @@ class KeyState:
     messages: MessageClaim | None = None
     released: Release | None = None
     former: dict[Owner, None] = field(default_factory=dict)
-    """Those who owned it before, the newest last."""
+    """The earlier owners, the newest last."""
     requests: dict[Owner, Request] = field(default_factory=dict)
     """The newest claim of everybody who lost to this owner, the newest last."""
     doubt_until_ms: int = LONG_AGO
@@ -100,7 +100,7 @@ class KeyState:
 class PartitionRules:
     """The state of one partition of the log, as far as it was read, and the rules that change it.
 
-    `first_offset` is that of a log which was never trimmed. `placed` says which partition of the log coordinates a
+    `first_offset` is that of a log which was never trimmed. `placed` returns which partition of the log coordinates a
     topic's partition, under the hash in use and under the other one.
     """
 
@@ -121,7 +121,7 @@ class PartitionRules:
         self.broken: list[Broken] = []
         self.evidence: list[Misplaced] = []
         self.other_hash: Misplaced | None = None
-        """The newest record that is where the other hash puts it."""
+        """The newest record in a partition where the other hash puts it."""
         self.verdicts: dict[int, Verdict] = {}
         self.is_begun = False
         self._first_offset = first_offset
@@ -132,7 +132,7 @@ class PartitionRules:
         self._shadow_until_ms = LONG_AGO
         self._shadow_below = _NEVER
         self.pauses: dict[str, Pause] = {}
-        """The newest of each group, also if it has ended."""
+        """The newest of each group, even if it has ended."""
         self.states: dict[tuple[str, str, int], KeyState] = {}
         self._verdict_order: deque[int] = deque()
         self.ended: list[Tenure] | None = [] if keep_history else None
@@ -216,7 +216,7 @@ class PartitionRules:
     # ---- the rules ----------------------------------------------------------------------------------
 
     def judge(self, key: Key, claimer: Owner, elapsed_ms: int) -> Verdict:
-        """What a claim would get as the next record, this much later than the newest."""
+        """The verdict that a claim would get as the next record, this much later than the newest."""
         state = self.states.get(key)
         if state is None:
             state = self._new_state(key)
@@ -245,7 +245,7 @@ class PartitionRules:
             state.doubt_until_ms = self.now_ms + self._hold_ms
         elif verdict is WON:
             held_until_ms = state.beat_ms + self._hold_ms
-            # A second claim of an owner whose claim holds is won as well, but nothing begins with it.
+            # A second claim of an owner whose claim holds is won as well, but begins no new tenure.
             if state.owner != claimer or self.now_ms > held_until_ms:
                 if state.owner is not None:
                     self._end(state, offset, held_until_ms, Ended.TAKEN)
@@ -282,7 +282,7 @@ class PartitionRules:
         return COUNTED
 
     def _takes_over(self, state: KeyState, writer: Owner) -> bool:
-        """Whether a heartbeat of somebody who is not the owner makes him the owner."""
+        """Whether a heartbeat of a writer that is not the owner makes it the owner."""
         if not state.established:
             return True
         return (
@@ -295,7 +295,7 @@ class PartitionRules:
 
     def _release(self, state: KeyState, offset: int, writer: Owner, next_to_read: int) -> Verdict:
         if not state.established:
-            # Whoever wrote this had read that far, so it is a place to go on from; who owns it is still open.
+            # The writer had read that far, so it is a valid position; the owner is still unknown.
             if next_to_read >= 0:
                 state.offset, state.view = next_to_read, None
             return UNSURE
@@ -326,7 +326,7 @@ class PartitionRules:
         return self._remember(offset, COUNTED)
 
     def _pause(self, offset: int, group: str, by: Owner, until_ms: int) -> Verdict:
-        """An expiry that is past makes a pause that has ended: a resume."""
+        """Record a pause. An expiry in the past makes a pause that has ended: a resume."""
         self.pauses[group] = Pause(group, self.number, until_ms, by, offset, self.now_ms)
         return COUNTED
 
@@ -380,7 +380,7 @@ class PartitionRules:
         return state.view
 
     def open_tenure(self, state: KeyState) -> Tenure:
-        """That of the present owner."""
+        """The tenure of the current owner."""
         return self._tenure(state, None, state.beat_ms + self._hold_ms, None)
 
     def _tenure(self, state: KeyState, until: int | None, until_ms: int, ended: Ended | None) -> Tenure:

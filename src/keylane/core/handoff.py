@@ -1,32 +1,33 @@
 """How the partitions of a member move: a state machine of one instance on its member's consumer.
 
-Theory of operation. A member has one consumer, whose filters say which partitions it delivers. Several instances of
-the member may read that consumer; the server pins one of them, the others stand by. A partition moves when the group's
-record changes: one member must let go of it, then another takes it. The server refuses two consumers of a work queue
-with the same filter, so removals come first and additions wait.
+Theory of operation. A member has one consumer, whose filters determine which partitions it delivers. Several instances
+of the member may read that consumer; the server pins one of them, the others stand by. A partition moves when the
+group's record changes: one member must release it, then another takes it. The server refuses two consumers of a work
+queue with the same filter, so removals come first and additions wait.
 
 In place (one server that can reset a consumer):
-- losing partitions: *drain* them (start nothing more of them, finish what runs, have its acks confirmed), *narrow* the
-  filters, and *reset* the consumer, which releases what was delivered and not started;
+- losing partitions: *drain* them (start no more of their messages, finish those that run, wait until their acks are
+  confirmed), *narrow* the filters, and *reset* the consumer, which releases messages that were delivered but not
+  started;
 - gaining partitions: *widen* the filters as soon as the server allows it, then *rewind* the consumer to the start of
   the queue. Adding a filter does not go back in the stream: between the two, the newest messages of a gained partition
-  may arrive before its oldest. They are held back (dropped), and the rewinding delivers them again;
+  may arrive before its oldest. They are held back (dropped), and the rewind redelivers them;
 - taking over from another instance: it may have ended between widening and rewinding. Everything is held back until
   this instance has rewound the consumer.
 
-Recreate (a cluster, or a server without resets): a cluster lets a consumer widen its filters to what another one still
-has, and a reset that races with deliveries can lose messages. There the member *finishes* all its work, *deletes* the
-consumer and *creates* it with the new filters.
+Recreate (a cluster, or a server without resets): a cluster lets a consumer widen its filters to partitions that another
+one still has, and a reset that races with deliveries can lose messages. There the member *finishes* all its work,
+*deletes* the consumer and *creates* it with the new filters.
 
-Only the instance that works on a consumer changes it, or any instance if none does. Whether this is so can change at
-any moment without this instance knowing, so it *looks* at the consumer before every change. What was asked before the
-pin changed means nothing any more: the answer counts as a failure, and the instance looks again. And a standby may
-change a consumer that nobody works on in the very moment in which another instance becomes active: so a message of a
-partition that the instance does not know to be its own is a *surprise*, which is held back like a gain.
+Only the active instance changes a consumer, or any instance if none is active. The active instance can change at any
+moment without this one knowing, so it *looks* at the consumer before every change. A request from before a change of
+the pin is void: its answer counts as a failure, and the instance looks again. A standby may also change a consumer just
+as another instance becomes active. So a message of a partition that the instance does not know to be its own is a
+*surprise*, which is held back like a gain.
 
-`step` takes what happened and returns the new state and the next action. Someone else performs the action and reports
-what came of it. There is one action at a time; a `Wait` ends the round, and the next `Want` begins another. `RULES` are
-read from the top: the first that applies says what to do.
+`step` takes an event and returns the new state and the next action. The caller performs the action and reports the
+result as the next event. There is one action at a time; a `Wait` ends the round, and the next `Want` begins another.
+`RULES` are read from the top: the first that applies determines the action.
 """
 
 from __future__ import annotations
@@ -49,22 +50,22 @@ class Style(Enum):
 
 
 class Role(Enum):
-    """What this instance is on its consumer."""
+    """The role of this instance on its consumer."""
 
     STANDBY = auto()
     ACTIVE = auto()
     DOUBTFUL = auto()
-    """It was active and stood still: another instance may be active by now."""
+    """It was active and then suspended: another instance may be active by now."""
 
 
-# ---- events: what happened, or what came of an action --------------------------------------------------
+# ---- events: what happened, or the result of an action --------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """A new round: these partitions belong to the member. None of them: the consumer is to go.
+    """A new round: these partitions belong to the member. If there are none, delete the consumer.
 
-    `exact`: the filters of the consumer, as they are known, are written as the member would write them.
+    `exact`: the known filters of the consumer are spelled as the member would spell them.
     """
 
     partitions: Partitions
@@ -73,14 +74,14 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class PinReceived:
-    """This instance is active. `anew`: under another pin than before, so another instance may have been in between."""
+    """This instance is active. `anew`: under a new pin, so another instance may have been active in between."""
 
     anew: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """The consumer as the server has it. `ours`: no other instance is active. `exact`: its filters are as wanted."""
+    """The server's state of the consumer. `ours`: no other instance is active. `exact`: its filters are as wanted."""
 
     covers: Partitions
     ours: bool
@@ -94,28 +95,28 @@ class Opened:
     covers: Partitions
     style: Style
     durable: bool = False
-    """It belongs to a static group, whose partitions never move: a takeover needs no rewinding."""
+    """It belongs to a static group, whose partitions never move: a takeover needs no rewind."""
     joined: bool = False
-    """It was there before: another instance may be about to change it, and goes first."""
+    """It existed already: another instance may be about to change it, and goes first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surprised:
-    """Messages of partitions came that the consumer does not cover, as far as this instance knows."""
+    """Messages arrived of partitions that the consumer does not cover, as far as this instance knows."""
 
     partitions: Partitions
 
 
 class HandoffEvent(Enum):
-    """Events that say all by their name."""
+    """Events without further data."""
 
     UNPINNED = auto()
     """Another instance is active, or this one lost deliveries."""
     DOUBTED = auto()
     CONFIRMED = auto()
-    """The doubt is over: this instance is still active."""
+    """This instance is still active."""
     DRAINED = auto()
-    """Nothing of the draining partitions runs, and the server has all acks."""
+    """No message of the draining partitions runs, and the server has all acks."""
     FINISHED = auto()
     """The same for all partitions."""
     NARROWED = auto()
@@ -128,15 +129,15 @@ class HandoffEvent(Enum):
     TAKEN = auto()
     """Another member's consumer still has one of the partitions."""
     DELETED = auto()
-    """This instance does not read the consumer any more, and it is gone or another instance's."""
+    """This instance no longer reads the consumer, which is deleted or belongs to another instance."""
     CLOSED = auto()
-    """This instance does not read the consumer any more."""
+    """This instance no longer reads the consumer."""
     GONE = auto()
-    """The consumer does not exist any more."""
+    """The consumer no longer exists."""
     UNUSABLE = auto()
-    """The server cannot change the consumer any more: it must be made anew."""
+    """The server can no longer change the consumer: it must be recreated."""
     FAILED = auto()
-    """The action did not succeed, or nobody knows whether it did."""
+    """The action failed, or its outcome is unknown."""
     LEAVE = auto()
     """The member stops: finish, and hand the consumer over."""
 
@@ -144,12 +145,12 @@ class HandoffEvent(Enum):
 AnyEvent: TypeAlias = Want | PinReceived | Looked | Opened | Surprised | HandoffEvent
 
 
-# ---- actions: what to do next ----------------------------------------------------------------------------
+# ---- actions --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Make the consumer for these partitions, or join the one that is there. -> Opened, TAKEN"""
+    """Create the consumer for these partitions, or join the existing one. -> Opened, TAKEN"""
 
     partitions: Partitions
 
@@ -168,7 +169,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Start nothing of these partitions, finish what runs, have the acks confirmed. -> DRAINED"""
+    """Start no messages of these partitions, finish those that run, wait for confirmed acks. -> DRAINED"""
 
     partitions: Partitions
 
@@ -180,19 +181,19 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Narrow:
-    """Leave these partitions in the filters. -> NARROWED"""
+    """Keep only these partitions in the filters. -> NARROWED"""
 
     partitions: Partitions
 
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Release what was delivered and is not acked. -> RESET"""
+    """Release delivered messages that are not acked. -> RESET"""
 
 
 @dataclass(frozen=True, slots=True)
 class Widen:
-    """Put these partitions into the filters. -> WIDENED, TAKEN"""
+    """Set the filters to these partitions, with new ones. -> WIDENED, TAKEN"""
 
     partitions: Partitions
 
@@ -204,7 +205,7 @@ class Rewind:
 
 @dataclass(frozen=True, slots=True)
 class Rename:
-    """The partitions are right, but the filters are written in another way. -> RENAMED"""
+    """Respell the filters; the partitions are already right. -> RENAMED"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,18 +222,18 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class GiveBack:
-    """Release what was not started, give the pin back and stop reading. -> CLOSED"""
+    """Release messages that were not started, give the pin back and stop reading. -> CLOSED"""
 
 
 class Wait(Enum):
-    """Nothing to do now: begin another round a little later."""
+    """Nothing to do now: begin another round later."""
 
     IN_DOUBT = auto()
-    """It is not known whether this instance is still the active one."""
+    """It is unknown whether this instance is still active."""
     TAKEN = auto()
-    """Another member has not yet let go of a partition."""
+    """Another member has not released a partition yet."""
     STANDBY = auto()
-    """Another instance is active, and the change is its business."""
+    """Another instance is active, and makes the change."""
 
 
 Action: TypeAlias = (
@@ -245,7 +246,7 @@ Action: TypeAlias = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handoff:
-    """What one instance knows of its consumer, and how far it is."""
+    """What one instance knows about its consumer, and the progress of a move."""
 
     wanted: Partitions = NONE
     reading: bool = False
@@ -253,33 +254,33 @@ class Handoff:
     style: Style = Style.IN_PLACE
     durable: bool = False
     covers: Partitions = NONE
-    """What the consumer's filters say, as far as this instance knows."""
+    """The partitions in the consumer's filters, as far as this instance knows."""
     certain: bool = True
-    """`covers` is so unless another instance changed it. False: a change was asked for whose outcome is not known."""
+    """`covers` is right unless another instance changed it. False: the outcome of a requested change is unknown."""
     ours: bool | None = None
-    """What the last look said. None: look again before anything is changed."""
+    """The result of the last look. None: look again before any change."""
     exact: bool = True
     draining: Partitions = NONE
-    """Being lost: nothing of them starts."""
+    """Being lost: their messages do not start."""
     drained: bool = False
-    """Nothing of `draining` runs any more."""
+    """No message of `draining` runs any more."""
     held: Partitions = NONE
-    """Gained: nothing of them starts before the consumer was rewound."""
+    """Gained: their messages do not start before the consumer is rewound."""
     holds_all: bool = False
     reset_due: bool = False
     rewind_due: bool = False
-    free: bool = False
-    taken: bool = False
+    taken: bool | None = None
+    """Whether another consumer has one of the wanted partitions. None: not known."""
     kept: Partitions = NONE
-    """While the consumer is made anew: what this member had before, so nobody else has it."""
+    """While the consumer is recreated: the partitions that this member had before, so nobody else has them."""
     closing: bool = False
-    """The consumer is given up: nothing starts."""
+    """The consumer is given up: no message starts."""
     interrupted: bool = False
     """Giving up failed half way."""
     finished: bool = False
     leaving: bool = False
     stale: bool = False
-    """The pin changed while an action is under way: what comes of it means nothing."""
+    """The pin changed during an action: its result is void."""
 
     @property
     def admitted(self) -> Partitions:
@@ -291,7 +292,7 @@ class Handoff:
         return self.covers  # the usual case, asked for every batch of messages
 
     def unexpected(self, partitions: Collection[int]) -> Partitions:
-        """Those that the consumer does not cover and is not about to."""
+        """Those that the consumer neither covers nor is about to cover."""
         return frozenset(partitions) - self.covers - self.held
 
     @property
@@ -304,7 +305,7 @@ class Handoff:
 
     @property
     def interrupted_moves(self) -> Partitions:
-        """The consumer covers them, and nothing of them starts, as a move was not finished: a rewinding frees them."""
+        """Covered partitions that do not start because a move was not finished: a rewind frees them."""
         return (self.draining | self.held) & self.covers & self.wanted
 
     @property
@@ -316,7 +317,7 @@ class Handoff:
         return self.covers == self.wanted and self.exact and not (self.must_rewind or self.reset_due)
 
 
-# ---- what to do next -------------------------------------------------------------------------------------
+# ---- the rules -------------------------------------------------------------------------------------------
 
 _Rule: TypeAlias = tuple[Callable[[Handoff], bool], Callable[[Handoff], tuple[Handoff, Action | None]]]
 
@@ -352,7 +353,7 @@ def _create(state: Handoff) -> tuple[Handoff, Action | None]:
 
 
 def _recreate(state: Handoff) -> tuple[Handoff, Action | None]:
-    if not state.lost and not state.free:
+    if not state.lost and state.taken is None:
         # With the partitions that it keeps it goes on meanwhile.
         return state, Probe(state.wanted - state.covers)
     return _give_up(state)
@@ -372,7 +373,7 @@ def _gain(state: Handoff) -> tuple[Handoff, Action | None]:
 
 
 def _has_new_partitions(state: Handoff) -> bool:
-    """Another instance made the consumer anew, with partitions that this one did not know: make it anew as well."""
+    """Another instance recreated the consumer with partitions that this one did not know: recreate it as well."""
     return state.style is Style.RECREATE and not state.durable and bool(state.interrupted_moves)
 
 
@@ -391,7 +392,7 @@ RULES: tuple[_Rule, ...] = (
     (lambda s: s.must_rewind and _has_new_partitions(s),         _give_up),
     (lambda s: s.must_rewind,                                    _do(Rewind())),
     (lambda s: s.reset_due,                                      _do(Reset())),
-    (lambda s: s.taken,                                          _do(Wait.TAKEN)),
+    (lambda s: s.taken is True,                                  _do(Wait.TAKEN)),
     (lambda s: not s.lost and not s.gained,                      _do(Rename())),
     (lambda s: s.style is Style.RECREATE,                        _recreate),
     (lambda s: bool(s.lost),                                     _lose),
@@ -403,7 +404,7 @@ RULES: tuple[_Rule, ...] = (
 
 
 def _want(state: Handoff, event: Want) -> Handoff:
-    return replace(state, wanted=event.partitions, exact=event.exact, ours=None, taken=False, free=False)
+    return replace(state, wanted=event.partitions, exact=event.exact, ours=None, taken=None)
 
 
 def _pinned(state: Handoff, event: PinReceived) -> Handoff:
@@ -418,14 +419,14 @@ def _pinned(state: Handoff, event: PinReceived) -> Handoff:
 
 def _looked(state: Handoff, event: Looked) -> Handoff:
     if event.ours:
-        # A partition that is not covered any more was narrowed, and nobody knows whether the consumer was reset since.
+        # A partition that is no longer covered was narrowed; whether the consumer was reset since is unknown.
         reset_due = state.reset_due or bool(state.draining - event.covers)
-        # One that is covered and was not known to be was added by another instance, which may not have rewound.
+        # Another instance added a newly covered partition, and may not have rewound the consumer.
         learned = event.covers - state.covers if state.style is Style.IN_PLACE and not state.durable else NONE
         state = replace(state, held=state.held & (event.covers | state.wanted) | learned, reset_due=reset_due)
     else:
-        # The active instance does what is due: it held everything when it became active, and looked after that. Should
-        # it be this one after all, it begins with nothing.
+        # The active instance does what is due: it held everything when it became active, and looked after that. If it
+        # is this one after all, it begins by holding everything.
         holds_all = state.style is Style.IN_PLACE and not state.durable
         state = replace(state, held=NONE, holds_all=holds_all, reset_due=False, rewind_due=False)
     return replace(state, covers=event.covers, ours=event.ours, exact=event.exact, certain=True)
@@ -445,13 +446,13 @@ def _opened(state: Handoff, event: Opened) -> Handoff:
 
 
 def _surprised(state: Handoff, event: Surprised) -> Handoff:
-    if state.durable:  # somebody changed its filters by hand; a rewinding would replay the whole stream
+    if state.durable:  # somebody changed its filters by hand; a rewind would replay the whole stream
         return replace(state, covers=state.covers | event.partitions, certain=False, ours=None)
     return replace(state, held=state.held | event.partitions, certain=False, ours=None)
 
 
 def _unpinned(state: Handoff) -> Handoff:
-    # What was draining is the next instance's business; it comes to it again, if the record still says so.
+    # The next instance drains these partitions, if the record still requires it.
     return replace(
         state, role=Role.STANDBY, draining=NONE, drained=False, reset_due=False, ours=None, certain=False, stale=True
     )
@@ -463,7 +464,7 @@ def _doubted(state: Handoff) -> Handoff:
 
 def _failed(state: Handoff) -> Handoff:
     return replace(
-        state, certain=False, ours=None, drained=False, finished=False, interrupted=state.closing, taken=False
+        state, certain=False, ours=None, drained=False, finished=False, interrupted=state.closing, taken=None
     )
 
 
@@ -490,7 +491,7 @@ _CHANGES: dict[HandoffEvent, Callable[[Handoff], Handoff]] = {
         s, rewind_due=False, held=NONE, holds_all=False, draining=s.draining - s.wanted, drained=False
     ),
     HandoffEvent.RENAMED: lambda s: replace(s, exact=True),
-    HandoffEvent.FREE: lambda s: replace(s, free=True),
+    HandoffEvent.FREE: lambda s: replace(s, taken=False),
     # Refused: the filters are as they were. Whoever asked looks again before it believes that.
     HandoffEvent.TAKEN: lambda s: replace(s, taken=True, certain=False, kept=NONE if s.taken else s.kept),
     HandoffEvent.DELETED: _closed,
@@ -514,11 +515,11 @@ _ANSWERS = frozenset(
         HandoffEvent.TAKEN,
     }
 )
-"""They mean nothing if the pin changed since the action began. That a consumer is gone stays true."""
+"""Void if the pin changed since the action began. Other results, such as a deleted consumer, stay true."""
 
 
 def changed(state: Handoff, event: AnyEvent) -> Handoff:
-    """What an event makes of a state. For events that come while an action is under way."""
+    """The state after an event. Use it for events that arrive during an action."""
     match event:
         case Want():
             return _want(state, event)
@@ -535,7 +536,7 @@ def changed(state: Handoff, event: AnyEvent) -> Handoff:
 
 
 def step(state: Handoff, event: AnyEvent) -> tuple[Handoff, Action | None]:
-    """What an event makes of a state, and what to do next; None: everything is as it should be."""
+    """The state after an event, and the next action; None if nothing is to be done."""
     state = replace(changed(state, event), stale=False)
     for applies, then in RULES:
         if applies(state):

@@ -1,6 +1,6 @@
 """The pace of an owner: when its next heartbeat is due, and whether it keeps up with its partition.
 
-Owns: these two rules. Never asks the time or a log, and throws no dice: what it needs comes in.
+Owns: these two rules. Uses no clock, no log and no randomness: the caller passes what it needs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def heartbeat_delay_s(interval_s: float, fraction: float) -> float:
     """Seconds from one heartbeat to the next: 0.6 to 0.9 of the interval, by a `fraction` from 0 to 1.
 
     Below one interval, so that the owner is still fresh when the record is in the log; spread, so that many owners
-    who started together do not write together for ever.
+    that started together do not always write together.
 
     >>> heartbeat_delay_s(10.0, 0.5)
     7.5
@@ -32,10 +32,10 @@ def heartbeat_delay_s(interval_s: float, fraction: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How an owner keeps up: up to ten samples of where it is and where its partition ends, one each heartbeat.
+    """How an owner keeps up: up to ten samples of its position and of the partition's end, one for each heartbeat.
 
-    A cycle is bad if the owner will not have caught up two cycles from now, and is not faster than what comes in. After
-    three bad ones in a row it should release: another consumer may have more room.
+    A cycle is bad if the owner will not have caught up two cycles from now, and is not faster than the inflow. After
+    three bad ones in a row it should release: another consumer may have more capacity.
 
     >>> pace = Pace()
     >>> for position, end in [(0, 100), (10, 200), (20, 300), (30, 400)]:
@@ -48,7 +48,7 @@ class Pace:
     bad_cycles: int = 0
 
     def sampled(self, position: int, end: int) -> Pace:
-        """One heartbeat later: the next message to read, and the end of the partition."""
+        """Add the sample of one heartbeat: the next message to read, and the end of the partition."""
         samples = (*self.samples, (position, end))[-SAMPLES:]
         later = Pace(samples)
         if len(samples) == 1:
@@ -64,12 +64,12 @@ class Pace:
 
     @property
     def velocity(self) -> float:
-        """Messages that the owner goes on by, per cycle."""
+        """Messages that the owner advances by, per cycle."""
         return self._per_cycle(0)
 
     @property
     def inflow(self) -> float:
-        """Messages that come in, per cycle."""
+        """Messages that arrive, per cycle."""
         return self._per_cycle(1)
 
     def _per_cycle(self, which: int) -> float:

@@ -1,19 +1,19 @@
 """The bytes of a journal batch, version 1: from columns to bytes and back.
 
-Owns: the layout, its version, the outcomes, and which keys a sample holds. Never asks the time or a server.
+Owns: the layout, its version, the outcomes, and which keys a sample contains. Uses no clock and no server.
 docs/journal.md describes the layout for readers in other languages.
 
-Why columns of fixed width behind a small JSON head, measured with 1,000 records of 64 keys (Python 3.11):
+Reasons for columns of fixed width after a small JSON head, measured with 1,000 records of 64 keys (Python 3.11):
 
 | layout | µs per record to write | bytes per record | to read |
 | --- | --- | --- | --- |
 | a line of JSON per record | 2.9 | 78 | 0.65 µs |
 | one JSON list of rows | 0.75 | 78 | 0.65 µs |
 | packed rows | 0.20 | 46 | a loop over the rows |
-| packed columns | 0.26 | 46 | Arrow takes the buffers as they are: 0.01 µs |
+| packed columns | 0.26 | 46 | Arrow uses the buffers in place: 0.01 µs |
 
-zlib would bring 46 bytes down to 14 for 0.35 µs more, in the member's event loop. The server compresses the stream's
-files instead (s2), outside of it.
+zlib would reduce 46 bytes to 14 for 0.35 µs more, in the member's event loop. Instead the server compresses the
+stream's files (s2).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ VERSION = 1
 
 Outcome = Literal["done", "failed", "dead", "terminated", "returned", "cancelled"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
-"""Their places in this tuple are their numbers in the format: append only."""
+"""The index of an outcome is its number in the format: append only."""
 OUTCOME_NUMBERS: dict[str, int] = {name: number for number, name in enumerate(OUTCOMES)}
 
 _MAGIC = b"KLJ"
@@ -41,7 +41,7 @@ _CRC = struct.Struct("<I")
 _ALIGNED = 8
 _SAMPLE_SPACE = 1 << 32
 _MOST = 2**63 - 1
-"""Counts and revisions are signed 64-bit numbers for whoever reads the records."""
+"""Readers treat counts and revisions as signed 64-bit numbers."""
 _EXCERPT = 80
 
 _COLUMNS = (
@@ -59,7 +59,7 @@ _COLUMNS = (
 T = TypeVar("T", bound=Hashable)
 
 
-class Tenure(NamedTuple):
+class PinTenure(NamedTuple):
     """On what ground an instance had a message: the pin of its delivery, and the group's record it followed."""
 
     pin: str
@@ -68,10 +68,10 @@ class Tenure(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchHead:
-    """What is the same for all records of a batch."""
+    """The fields that all records of a batch share."""
 
     writer: str
-    """One run of one journal writer. With `batch` it tells batches apart: of two equal ones, one is a copy."""
+    """One run of one journal writer. With `batch` it identifies a batch: of two equal ones, one is a copy."""
     batch: int
     """Counts from 1 for each writer and instance. A missing number is a gap."""
     stream: str
@@ -80,7 +80,7 @@ class BatchHead:
     instance: str
     sample: float
     dropped: int
-    """Records that were lost between the batch before and this one, because the server did not keep up."""
+    """Records that were lost between the previous batch and this one, because the server was too slow or away."""
 
 
 class Columns(NamedTuple):
@@ -120,9 +120,9 @@ class JournalRecord(NamedTuple):
     """The pin under which the message was delivered; empty if there was none."""
     revision: int
     sequence: int
-    """In the stream that the member reads: of an elastic group, in its queue."""
+    """In the stream that the member reads; for an elastic group, its queue."""
     source_sequence: int
-    """In the stream that the group was made on."""
+    """In the stream that the group was created on."""
     key: str
     partition: int
     delivered: int
@@ -132,11 +132,11 @@ class JournalRecord(NamedTuple):
     writer: str
     batch: int
     row: int
-    """`batch` and `row` give the order in which one instance noted its records."""
+    """`batch` and `row` give the order in which one instance wrote its records."""
 
 
 class Span(NamedTuple):
-    """Where a column lies in the bytes of a batch."""
+    """The location of a column in the bytes of a batch."""
 
     start: int
     length: int
@@ -148,11 +148,11 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JournalBatch:
-    """A batch that was found to be whole: its head, and where its columns lie."""
+    """A checked batch: its head, and the location of its columns."""
 
     head: BatchHead
     records: int
-    tenures: tuple[Tenure, ...]
+    tenures: tuple[PinTenure, ...]
     spans: dict[str, Span]
     data: bytes
 
@@ -164,13 +164,13 @@ class JournalBatch:
         return self.spans[name].read(self.data)
 
     def key_values(self) -> list[bytes]:
-        """The distinct keys, as the bytes that the subjects held."""
+        """The distinct keys, as bytes from the subjects."""
         offsets = self.column("key_offsets")
         start = self.spans["key_bytes"].start
         return [self.data[start + a : start + b] for a, b in pairwise(offsets)]
 
     def rows(self) -> Iterator[JournalRecord]:
-        """The records, in the order in which they were noted."""
+        """The records, in the order in which they were written."""
         head = self.head
         keys = [value.decode("utf-8", "surrogateescape") for value in self.key_values()]
         fields = zip(*(self.column(name) for name, _, _ in _COLUMNS), strict=True)
@@ -200,7 +200,7 @@ class JournalBatch:
 
 
 def pack(columns: Columns) -> Packed:
-    """Columns to bytes. The head comes later: only then is it known what was lost before this batch."""
+    """Pack columns into bytes. The head is added later, when the number of records lost before this batch is known."""
     count = len(columns.sequences)
     keys, key_numbers = _numbered(columns.keys)
     tenures, tenure_numbers = _numbered(columns.tenures)
@@ -226,7 +226,7 @@ def pack(columns: Columns) -> Packed:
 
 
 def seal(head: BatchHead, packed: Packed) -> bytes:
-    """The whole batch, as it is published."""
+    """The complete batch to publish."""
     fields = {
         "writer": head.writer,
         "batch": head.batch,
@@ -248,7 +248,7 @@ def seal(head: BatchHead, packed: Packed) -> bytes:
 
 
 def _numbered(values: Sequence[T]) -> tuple[list[T], Sequence[int]]:
-    """The distinct values, and for each value the place of its like among them."""
+    """The distinct values, and for each value its index among them."""
     distinct = dict.fromkeys(values)
     if len(distinct) == 1:
         return list(distinct), bytes(len(values))
@@ -264,9 +264,9 @@ def _padded(column: bytes) -> bytes:
 
 
 def open_batch(data: bytes) -> JournalBatch:
-    """Bytes to a batch. Raises `JournalTooNew` for another version and `BrokenJournal` for anything not whole."""
+    """Read a batch. Raises `JournalTooNew` for another version and `BrokenJournal` for anything incomplete."""
     if len(data) < _START.size + _CRC.size or data[:3] != _MAGIC:
-        raise BrokenJournal(f"{len(data)} bytes that begin with {data[:8]!r} are no journal batch: it begins with KLJ")
+        raise BrokenJournal(f"{len(data)} bytes starting with {data[:8]!r} are not a journal batch: it begins with KLJ")
     _, version, head_bytes = _START.unpack_from(data)
     if version != VERSION:
         raise JournalTooNew(
@@ -287,7 +287,7 @@ def open_batch(data: bytes) -> JournalBatch:
     return batch
 
 
-def _read_head(text: bytes) -> tuple[BatchHead, tuple[int, int, int], tuple[Tenure, ...]]:
+def _read_head(text: bytes) -> tuple[BatchHead, tuple[int, int, int], tuple[PinTenure, ...]]:
     fields = json.loads(text)
     head = BatchHead(
         writer=_text(fields["writer"], "writer"),
@@ -304,14 +304,14 @@ def _read_head(text: bytes) -> tuple[BatchHead, tuple[int, int, int], tuple[Tenu
         _count(fields["keys"], "keys"),
         _count(fields["key_bytes"], "key_bytes"),
     )
-    tenures = (Tenure(_text(pin, "a pin"), _count(revision, "a revision")) for pin, revision in fields["tenures"])
+    tenures = (PinTenure(_text(pin, "a pin"), _count(revision, "a revision")) for pin, revision in fields["tenures"])
     return head, counts, tuple(tenures)
 
 
 def _text(value: object, name: str) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{name} is {_excerpt(value)}")
-    value.encode()  # half a surrogate pair is no text
+    value.encode()  # half a surrogate pair is not valid text
     return value
 
 
@@ -345,14 +345,14 @@ def _spans(start: int, counts: tuple[int, int, int]) -> tuple[dict[str, Span], i
 
 
 def _check_references(batch: JournalBatch, keys: int, key_bytes: int) -> None:
-    """Numbers that stand for something must stand for something that is there."""
+    """Check that every number in a column refers to an existing key, tenure or outcome, and that key offsets ascend."""
     for name, known in (("key", keys), ("tenure", len(batch.tenures)), ("outcome", len(OUTCOMES))):
         highest = max(batch.column(name), default=-1)
         if highest >= known:
-            raise BrokenJournal(f"a journal record names {name} number {highest}, and the batch knows {known}")
+            raise BrokenJournal(f"a journal record refers to {name} number {highest}, but the batch has {known}")
     offsets = batch.column("key_offsets")
     if offsets[0] != 0 or offsets[-1] != key_bytes or any(a > b for a, b in pairwise(offsets)):
-        raise BrokenJournal("the keys of a journal batch do not follow each other: their offsets are wrong")
+        raise BrokenJournal("the keys of a journal batch are not contiguous: their offsets are wrong")
 
 
 # ---- samples ----------------------------------------------------------------------------------------
@@ -366,7 +366,7 @@ def sample_limit(sample: float) -> int:
 
 
 def in_sample(key: str, sample: float) -> bool:
-    """Whether a key is in a sample: the same answer in every member, and a larger sample holds a smaller one.
+    """Whether a key is in a sample. All members agree, and a larger sample contains every smaller one.
 
     >>> in_sample("alice", 1.0), in_sample("alice", 0.25), in_sample("bob", 0.25)
     (True, True, False)

@@ -1,8 +1,8 @@
 """Per-key order with many messages in flight: which message may start next.
 
-Every key has a lane. A lane runs one message at a time, in sequence order; lanes run side by side. A message
-that failed holds its lane until it succeeds or is given up. A delivery of a message that is already here is
-recognised and not run again: only its newest delivery is kept, because that is the one to acknowledge.
+Every key has a lane. A lane runs one message at a time, in sequence order; lanes run concurrently. A failed message
+holds its lane until it succeeds or is given up. A redelivered message that is already here is recognised and does not
+run again: only its newest delivery is kept, because that is the one to acknowledge.
 
 `Lanes` decides and remembers; `dispatch/dispatcher.py` runs handlers. Time comes in as an argument.
 Mutable and stepped for every message: this is the hot path of a member.
@@ -20,14 +20,14 @@ T = TypeVar("T")
 
 
 class Arrival(Enum):
-    """What a delivery is to the lanes."""
+    """How the lanes classify a delivery."""
 
     QUEUED = auto()
     """New: it runs when its lane is free."""
     HELD = auto()
-    """Here already, waiting or at work; this delivery takes the place of the earlier one."""
+    """Already waiting or running; this delivery replaces the earlier one."""
     DONE = auto()
-    """Finished not long ago: acknowledge it again, do not run it."""
+    """Recently finished: acknowledge it again, do not run it."""
 
 
 class State(Enum):
@@ -38,7 +38,7 @@ class State(Enum):
     """Failed; holds its lane until it may run again."""
 
 
-# A global is found sooner than a member of an enum.
+# Looking up a global is faster than a member of an enum.
 WAITING, READY, RUNNING, RETRYING = State
 QUEUED, HELD, DONE = Arrival
 
@@ -64,12 +64,12 @@ class Entry(Generic[T]):
 class Lanes(Generic[T]):
     """The lanes of one member.
 
-    `max_tries`: how often a message runs before it is given up (None: for ever). `backoff(tries)`: seconds to
-    wait after that many failures. `remember`: how many finished messages are recognised when they come again.
+    `max_tries`: how often a message runs before it is given up (None: without limit). `backoff(tries)`: seconds to
+    wait after that many failures. `remember`: how many finished messages are recognised when they are redelivered.
 
-    A lane is a chain of entries, of which only the last is kept by key: most lanes hold one message, and no container
-    is made for them. The first of a lane, and no other, is READY, RUNNING or RETRYING. Nothing stale is kept: `_ready`
-    has each READY entry, `_retries` each RETRYING one, once.
+    A lane is a chain of entries, and only the last one is stored by key: most lanes hold one message, and need no
+    container. Only the first of a lane is READY, RUNNING or RETRYING. Nothing stale is kept: `_ready` has each READY
+    entry, `_retries` each RETRYING one, once.
     """
 
     __slots__ = (
@@ -93,13 +93,13 @@ class Lanes(Generic[T]):
         self._ready: deque[Entry[T]] = deque()
         self._retries: list[tuple[float, int]] = []
         self._done: set[int] = set()
-        self._done_order: deque[int] = deque()  # a dict's oldest key is slow to find once many were deleted
+        self._done_order: deque[int] = deque()  # finding a dict's oldest key is slow once many were deleted
 
     def __repr__(self) -> str:
         return f"<Lanes {len(self._entries)} messages in {len(self._last)} lanes, {len(self._ready)} ready>"
 
     def __len__(self) -> int:
-        """Messages that are here: waiting, at work, or to be tried again."""
+        """Messages that are here: waiting, running, or to be retried."""
         return len(self._entries)
 
     def __iter__(self) -> Iterator[Entry[T]]:
@@ -111,11 +111,11 @@ class Lanes(Generic[T]):
         return len(self._ready)
 
     def lengths(self) -> Counter[Hashable]:
-        """How many messages are in each lane. Counted now: not for every message."""
+        """How many messages are in each lane. Counts on each call: do not call it for every message."""
         return Counter(entry.key for entry in self._entries.values())
 
     def is_done(self, sequence: int) -> bool:
-        """Whether this message finished here not long ago."""
+        """Whether this message recently finished here."""
         return sequence in self._done
 
     @property
@@ -143,7 +143,7 @@ class Lanes(Generic[T]):
         return QUEUED
 
     def take(self) -> Entry[T] | None:
-        """The next message to run, or None. Lanes take turns in the order in which they became free."""
+        """Return the next message to run, or None. Lanes take turns in the order in which they became free."""
         if not self._ready:
             return None
         entry = self._ready.popleft()
@@ -151,8 +151,8 @@ class Lanes(Generic[T]):
         return entry
 
     def finished(self, entry: Entry[T]) -> None:
-        """It succeeded, or it was given up: its lane goes on with the next."""
-        # `release` written out: this runs once for every message.
+        """The message succeeded, or it was given up: its lane continues with the next."""
+        # `release` is inlined here: this runs once for every message.
         assert entry.state is RUNNING, entry
         sequence = entry.sequence
         del self._entries[sequence]
@@ -168,9 +168,9 @@ class Lanes(Generic[T]):
             self._done.remove(self._done_order.popleft())
 
     def failed(self, entry: Entry[T], now: float) -> float | None:
-        """It failed. The time at which it may run again.
+        """The message failed. Returns the time at which it may run again.
 
-        None: it had all its tries and holds its lane until you give it up and call `finished`.
+        None: it used all its tries and holds its lane until you give it up and call `finished`.
         """
         assert entry.state is RUNNING, entry
         entry.tries += 1
@@ -179,14 +179,14 @@ class Lanes(Generic[T]):
         return self._retry_later(entry, now + self._backoff(entry.tries))
 
     def postponed(self, entry: Entry[T], now: float, delay_s: float) -> float:
-        """It could not run, through no fault of its own: it runs again later, and this was no try."""
+        """The message could not run for another reason: it runs again later, and this does not count as a try."""
         assert entry.state is RUNNING, entry
         return self._retry_later(entry, now + delay_s)
 
     def release(self, entry: Entry[T]) -> None:
-        """It neither ran to its end nor failed: it is forgotten, and runs when it is delivered again.
+        """The message neither finished nor failed: forget it, so that it runs when it is redelivered.
 
-        Its lane goes on with the next: to keep the order, first `forget` what waits behind it.
+        Its lane continues with the next: to keep the order, first `forget` the messages behind it.
         """
         assert entry.state is RUNNING, entry
         del self._entries[entry.sequence]
@@ -198,7 +198,7 @@ class Lanes(Generic[T]):
             self._ready.append(following)
 
     def due(self, now: float) -> float | None:
-        """Make retries ready whose time has come; returns when the next one is due."""
+        """Make due retries ready; returns when the next one is due."""
         while self._retries:
             retry_at, sequence = self._retries[0]
             if retry_at > now:
@@ -210,7 +210,7 @@ class Lanes(Generic[T]):
         return None
 
     def forget(self, which: Callable[[T], bool] | None = None) -> list[T]:
-        """Drop what is not at work (all, or what `which` says): it is delivered again, here or elsewhere."""
+        """Drop messages that are not running (all, or those `which` selects): the server redelivers them."""
         dropped = [
             entry
             for entry in self._entries.values()
@@ -227,7 +227,7 @@ class Lanes(Generic[T]):
         return [entry.item for entry in dropped]
 
     def running(self, which: Callable[[T], bool] | None = None) -> int:
-        """How many are at work now."""
+        """How many run now."""
         return sum(
             1 for entry in self._entries.values() if entry.state is RUNNING and (which is None or which(entry.item))
         )
@@ -244,7 +244,7 @@ class Lanes(Generic[T]):
         }
 
     def _insert(self, entry: Entry[T]) -> None:
-        """An older message than some that wait: it goes before them, but not before one that has started."""
+        """Insert a message that is older than some waiting ones: before them, but not before one that has started."""
         before = self._firsts({entry.key})[entry.key]
         if entry.sequence < before.sequence and before.state is READY and before.tries == 0:
             entry.next = before
@@ -261,7 +261,7 @@ class Lanes(Generic[T]):
         other.state, entry.state = WAITING, READY
 
     def _chain_anew(self, key: Hashable, first: Entry[T]) -> None:
-        """Take what is no longer in `_entries` out of a lane; a lane whose turn had come keeps its turn."""
+        """Remove entries that are no longer in `_entries` from a lane; a ready lane keeps its turn."""
         kept = []
         entry: Entry[T] | None = first
         while entry is not None:

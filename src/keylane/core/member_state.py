@@ -1,4 +1,4 @@
-"""What a running member of a group is doing, as one word and one sentence. Pure: from facts to words."""
+"""The state of a running member of a group, as one word and one sentence. Pure: from facts to text."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from enum import StrEnum
 
 
 class MemberState(StrEnum):
-    """What a member is doing. `Member.waiting_for` says what it waits for, where it waits."""
+    """What a member is doing. `Member.waiting_for` says what it waits for, if it waits."""
 
     JOINING = "joining"
     """It has no consumer yet."""
     NOT_LISTED = "not listed"
     """The group does not name it: it gets nothing until it is added."""
     NO_PARTITIONS = "no partitions"
-    """The group names more members than it has partitions, and this one is left without."""
+    """The group has more members than partitions, and this one got none."""
     READY = "ready"
     """No message has come yet: the first one makes one instance of the member active."""
     STANDBY = "standby"
@@ -24,14 +24,14 @@ class MemberState(StrEnum):
     WAITING = "waiting"
     """Something must happen first."""
     UNREACHABLE = "unreachable"
-    """The server does not answer. It is tried again until it does."""
+    """The server does not answer. The member retries until it does."""
     STOPPING = "stopping"
     ENDED = "ended"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberFacts:
-    """What an instance knows about itself. Texts complete the sentence "waiting for …"; None: no such wait."""
+    """What an instance knows about itself. Texts complete the sentence "waiting for …"; None means no such wait."""
 
     stream: str
     group: str
@@ -39,24 +39,24 @@ class MemberFacts:
     is_ended: bool = False
     is_stopping: bool = False
     trouble: str | None = None
-    """Why the server cannot be asked now."""
+    """Why the server is not available now."""
     is_listed: bool = True
     has_partitions: bool = True
     members: int = 0
     partitions: int = 0
     handler_wait: str | None = None
-    """The handler can do nothing with any message."""
+    """Why the handler cannot handle any message."""
     consumer_wait: str | None = None
-    """A step of the consumer: what it is to get or to give."""
+    """A step of the consumer: the partitions that it is to gain or give away."""
     message_wait: str | None = None
-    """Why no message can come."""
+    """Why no message can arrive."""
     has_consumer: bool = False
     is_active: bool = False
     is_other_active: bool = False
 
 
 def state_of(facts: MemberFacts) -> tuple[MemberState, str | None]:
-    """The state, and what is waited for: the first that holds, from the end of a member's life to its everyday."""
+    """The state, and what the member waits for: the first rule that applies, most final state first."""
     name = f"{facts.stream} {facts.group} {facts.member}"
     rules = (
         (facts.is_ended, MemberState.ENDED, None),
@@ -79,7 +79,7 @@ def state_of(facts: MemberFacts) -> tuple[MemberState, str | None]:
 
 
 def in_words(state: MemberState, waiting_for: str | None) -> str:
-    """Both in one phrase, for logs and people.
+    """Both in one phrase, for logs and users.
 
     >>> in_words(MemberState.STANDBY, "the active instance of a to end")
     'standby, waiting for the active instance of a to end'

@@ -1,15 +1,15 @@
 """Names of streams, consumers, groups and members.
 
-Owns: the rules a name must keep. Never asks a server whether the name is taken.
+Owns: the rules for names. Never asks a server whether a name is taken.
 
-The server (2.15.1) refuses an empty name, `.`, `*`, `>`, `/`, `\\`, blanks and more than 255 bytes. Not
-always in words: a dot in a stream name makes the request fit no API subject, so no answer comes at all, and
-a blank ends the connection. keylane is stricter in two ways:
+The server (2.15.1) refuses an empty name, `.`, `*`, `>`, `/`, `\\`, blanks and more than 255 bytes. It does not always
+answer: with a dot in a stream name the request matches no API subject, so no answer comes at all, and a blank ends the
+connection. keylane is stricter in two ways:
 
-- No whitespace or control characters of any alphabet. The server keeps `"A\\x01"` and `"A\\u2028"`, and
-  nobody can tell such names apart on a screen.
-- A group name holds only letters, digits, `-`, `_` and `=`. It is part of a key in a KV bucket, and clients
-  in other languages refuse to read a key with anything else in it.
+- No whitespace or control characters of any alphabet. The server accepts `"A\\x01"` and `"A\\u2028"`, and nobody can
+  tell such names apart on a screen.
+- A group name contains only letters, digits, `-`, `_` and `=`. It is part of a key in a KV bucket, and clients in other
+  languages refuse to read a key with other characters.
 """
 
 from __future__ import annotations
@@ -86,5 +86,5 @@ def _check(name: str, what: str) -> str:
             f"{_REASONS[found.group()]}; use '-' or '_' instead"
         )
     if (size := len(name.encode())) > MAX_NAME_BYTES:
-        raise InvalidInput(f"{what} {shown(name)} is {size} bytes long: the server takes {MAX_NAME_BYTES}; shorten it")
+        raise InvalidInput(f"{what} {shown(name)} is {size} bytes long: the server allows {MAX_NAME_BYTES}; shorten it")
     return name

@@ -1,7 +1,7 @@
-"""How far a partition is done, and where to go on: the positions of at-least-once reading.
+"""How far a partition is done, and where to continue: the positions of at-least-once reading.
 
-Owns: the rule that only what has nothing undone before it is committed, and the order in which a new owner looks for
-its place. Never reads or writes an offset anywhere.
+Owns: the rule that an offset is committed only if everything before it is done, and the order in which a new owner
+looks for its position. Never reads or writes an offset.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from keylane.errors import InvalidInput
 
 
 class Prefix:
-    """Which messages of a partition are done, where they may be done in any order.
+    """Which messages of a partition are done, if they may be done in any order.
 
-    Offsets may have holes (a compacted topic has them): what counts is what was started.
+    Offsets may have gaps (a compacted topic has them): only started messages count.
 
     >>> prefix = Prefix(10)
     >>> for offset in (10, 11, 14):
@@ -42,16 +42,16 @@ class Prefix:
 
     @property
     def offset(self) -> int:
-        """The next message to read, were somebody else to go on: everything before it is done."""
+        """The next message to read if somebody else continues: everything before it is done."""
         return self._started[0] if self._started else self._next
 
     @property
     def at_work(self) -> int:
-        """How many were started and are not done."""
+        """How many messages were started and are not done."""
         return len(self._open)
 
     def start(self, offset: int) -> None:
-        """A message was read. They come in the order of the log."""
+        """Mark a message as started. Call it in the order of the log."""
         if offset < self._next:
             raise InvalidInput(f"offset {offset} was started after {self._next - 1}: start them in the log's order")
         self._started.append(offset)
@@ -59,7 +59,7 @@ class Prefix:
         self._next = offset + 1
 
     def finish(self, offset: int) -> None:
-        """A message is done, whatever is before it. To finish it twice changes nothing."""
+        """Mark a message as done, whatever is before it. Finishing it twice changes nothing."""
         if offset in self._open:
             self._open.remove(offset)
             self._done.add(offset)
@@ -79,7 +79,7 @@ class ResumePoint(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Where to go on. `lost`: messages after that place which the partition no longer has."""
+    """Where to continue. `lost`: messages after the requested position that the partition no longer has."""
 
     offset: int
     place: ResumePoint
@@ -87,10 +87,10 @@ class Resume:
 
 
 def resume(*, heartbeat: int | None, committed: int | None, earliest: int, end: int) -> Resume:
-    """Where a new owner goes on: at the last heartbeat's offset, else at the committed one, else at the beginning.
+    """Where a new owner continues: at the last heartbeat's offset, else at the committed one, else at the beginning.
 
     Offsets are the next message to read. One that the partition no longer has moves to the earliest it has; one beyond
-    its end is not of this partition (it was made anew), and the next in order is asked.
+    its end belongs to an earlier partition (it was recreated), and the next in order is used.
 
     >>> resume(heartbeat=None, committed=70, earliest=0, end=100)
     Resume(offset=70, place=<ResumePoint.COMMITTED: 'committed'>, lost=0)

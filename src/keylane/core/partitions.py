@@ -1,15 +1,15 @@
 """Partition numbers: the server's hash, its transform text, and the number in front of a subject.
 
-Owns: which partition a subject falls into, which of its tokens are the key, and the two texts that tell the
-server to insert the number. Never publishes, and never decides who owns a partition.
+Owns: the partition of a subject, which of its tokens are the key, and the two texts that make the server insert the
+number. Never publishes, and never decides who owns a partition.
 
-The server hashes the key with 32-bit FNV-1a and takes the remainder. The key is either the tokens at chosen
-`*` wildcards, joined *without* a separator in the order chosen, or the whole subject with its dots. So
-tokens ("a", "bc") and ("ab", "c") always share a partition. They are still two keys: `Partitioning.key`
-joins with dots, which no token can hold.
+The server hashes the key with 32-bit FNV-1a and takes the remainder. The key is either the tokens at chosen `*`
+wildcards, joined *without* a separator in the chosen order, or the whole subject with its dots. So tokens ("a", "bc")
+and ("ab", "c") always share a partition. They are still two keys: `Partitioning.key` joins with dots, which no token
+can contain.
 
-The hash sees bytes. "é" as one character and as "e" with an accent are two keys, here as on the server.
-Subjects whose bytes are not UTF-8 are understood if they were decoded with `surrogateescape`.
+The hash works on bytes. "é" as one character and as "e" with an accent are two keys, here as on the server. Subjects
+whose bytes are not UTF-8 work if they were decoded with `surrogateescape`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from keylane.core.subjects import check_filter, nested_filters, shown, wildcard_
 from keylane.errors import InvalidInput
 
 MAX_PARTITIONS = 2**31 - 1
-"""The most the server takes: it reads the number as a signed 32-bit integer."""
+"""The maximum that the server accepts: it reads the number as a signed 32-bit integer."""
 
 
 def key_hash(key: bytes) -> int:
@@ -34,7 +34,7 @@ def key_hash(key: bytes) -> int:
 
 
 def partition_number(hashed: str, partitions: int) -> int:
-    """The partition of the text that is hashed: the key tokens without separator, or the whole subject.
+    """The partition of a hashed text: the key tokens without separator, or the whole subject.
 
     >>> partition_number("customer-42", 10)
     6
@@ -43,7 +43,7 @@ def partition_number(hashed: str, partitions: int) -> int:
 
 
 def partition_of(subject: str, subject_filter: str, wildcards: Sequence[int], partitions: int) -> int:
-    """The partition of one subject. For many subjects make one `Partitioning` and keep it.
+    """The partition of one subject. For many subjects create one `Partitioning` and keep it.
 
     >>> partition_of("orders.eu.customer-42", "orders.*.*", [2], 10)
     6
@@ -53,14 +53,13 @@ def partition_of(subject: str, subject_filter: str, wildcards: Sequence[int], pa
 
 @dataclass(frozen=True, slots=True)
 class Partitioning:
-    """How the subjects that a filter selects are spread over partitions.
+    """How the subjects that a filter selects are distributed over partitions.
 
-    `wildcards` counts the filter's `*` tokens from 1; their order matters to the hash. With none, the whole
-    subject is the key. Several partitionings of one group share their keys: `42` under `orders.*` and under
-    `refunds.*` is one key, in one partition, so one customer's orders and refunds stay in order.
+    `wildcards` counts the filter's `*` tokens from 1; their order matters to the hash. Without wildcards, the whole
+    subject is the key. Several partitionings of one group share their keys: `42` under `orders.*` and under `refunds.*`
+    is one key, in one partition, so one customer's orders and refunds stay in order.
 
-    Where the same subjects come again and again, remember the answer:
-    `functools.lru_cache(maxsize=10_000)(partitioning.partition)`.
+    If the same subjects repeat often, cache the result: `functools.lru_cache(maxsize=10_000)(partitioning.partition)`.
 
     >>> Partitioning("orders.*.*", (2,), 10).destination
     '{{Partition(10,2)}}.orders.{{Wildcard(1)}}.{{Wildcard(2)}}'
@@ -93,7 +92,7 @@ class Partitioning:
     def destination(self) -> str:
         """The subject transform that puts the partition number in front; its source is `filter`.
 
-        Letter for letter what members in other languages write.
+        It is identical to the text that members in other languages write.
         """
         numbers = ",".join(str(number) for number in (self.partitions, *self.wildcards))
         return f"{{{{Partition({numbers})}}}}.{_carry_over(self.filter)}"
@@ -140,7 +139,7 @@ def check_partition_count(partitions: int) -> int:
 
 
 def check_wildcards(wildcards: Sequence[int], subject_filter: str, available: int) -> None:
-    """Raise `InvalidInput` unless each index names another one of the filter's `available` `*` tokens."""
+    """Raise `InvalidInput` unless each index names a different one of the filter's `available` `*` tokens."""
     for index, wildcard in enumerate(wildcards):
         if not _is_whole(wildcard):
             raise InvalidInput(f"partitioning wildcard {shown(wildcard)} is not a whole number: count from 1")
@@ -168,7 +167,7 @@ def strip_partition(subject: str) -> tuple[int, str]:
     (3, 'orders.eu.42')
     """
     number, _, rest = subject.partition(".")
-    # isdecimal alone would also let digits of other alphabets through; the server writes no leading zeros.
+    # isdecimal alone would also accept digits of other alphabets; the server writes no leading zeros.
     if rest and number.isdecimal() and number.isascii() and (number[0] != "0" or number == "0"):
         return int(number), rest
     raise InvalidInput(
@@ -180,8 +179,8 @@ def strip_partition(subject: str) -> tuple[int, str]:
 def partition_filters(partitions: Iterable[int], filters: Sequence[str] = ()) -> list[str]:
     """The filter subjects of a consumer: for each filter in turn, one per partition, ascending.
 
-    No filters means every subject. The order is part of the contract: members in other languages ask for
-    the same consumer in the same words, and the server takes a reordered list for another consumer.
+    No filters means every subject. The order is part of the contract: members in other languages request the same
+    consumer with the same text, and the server treats a reordered list as a different consumer.
 
     >>> partition_filters([10, 2], ["orders.*"])
     ['2.orders.*', '10.orders.*']
@@ -200,7 +199,7 @@ def partition_filters(partitions: Iterable[int], filters: Sequence[str] = ()) ->
     if nested := nested_filters(chosen):
         raise InvalidInput(
             f"filter {shown(nested[0])} is contained in filter {shown(nested[1])}: "
-            "the server takes no consumer with both; drop the narrower one"
+            "the server refuses a consumer with both; drop the narrower one"
         )
     return [f"{partition}.{subject_filter}" for subject_filter in chosen for partition in sorted(owned)]
 
@@ -219,14 +218,13 @@ _SPELLINGS = {
 
 
 def parse_transform(source: str, destination: str) -> Partitioning | None:
-    """What a stream's subject transform says about partitions; None if it inserts no partition number.
+    """The partitioning of a stream's subject transform; None if it inserts no partition number.
 
-    The result speaks of subjects as they are stored, minus the number. If the transform also renames or
-    reorders, filter and wildcards are those of the new subject; keys and partitions come out the same.
+    The result refers to stored subjects without the number. If the transform also renames or reorders, filter and
+    wildcards are those of the new subject; keys and partitions are the same.
 
-    Reads what the server reads: `Partition` and `partition`, `Wildcard`, `wildcard` and `$1`, blanks around
-    names and numbers, an empty source for `>`. Raises `InvalidInput` if there is a partition number that
-    keylane cannot use.
+    Reads what the server reads: `Partition` and `partition`, `Wildcard`, `wildcard` and `$1`, blanks around names and
+    numbers, an empty source for `>`. Raises `InvalidInput` if there is a partition number that keylane cannot use.
 
     >>> parse_transform("orders.*.*", "{{ partition(10, 2) }}.o.$2.$1")
     Partitioning(filter='o.*.*', wildcards=(1,), partitions=10)
@@ -261,7 +259,7 @@ def parse_transform(source: str, destination: str) -> Partitioning | None:
 
 
 def _carry_over(subject_filter: str) -> str:
-    """The destination text that leaves subjects as they are."""
+    """The destination text that keeps subjects unchanged."""
     parts = subject_filter.split(".")
     for number, position in enumerate(wildcard_positions(subject_filter), start=1):
         parts[position] = f"{{{{Wildcard({number})}}}}"
@@ -269,7 +267,7 @@ def _carry_over(subject_filter: str) -> str:
 
 
 def _stored_filter(rest: list[tuple[str, str]], destination: str) -> tuple[str, list[int]]:
-    """The filter that the stored subjects match, and for each of its `*` the source wildcard it holds."""
+    """The filter that the stored subjects match, and for each of its `*` the number of the source wildcard."""
     parts: list[str] = []
     carried: list[int] = []
     for kind, text in rest:
@@ -322,7 +320,7 @@ def _only_number(arguments: str, destination: str) -> int:
 
 
 def _unusable(destination: str, problem: str, remedy: str) -> InvalidInput:
-    return InvalidInput(f"transform destination {shown(destination)} is of no use to a group: {problem}; {remedy}")
+    return InvalidInput(f"a group cannot use transform destination {shown(destination)}: {problem}; {remedy}")
 
 
 def _is_whole(value: object) -> bool:

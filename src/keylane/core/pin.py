@@ -2,19 +2,19 @@
 
 Theory of operation. With the policy `pinned_client` the server chooses one client and sends it all messages, each
 with a pin id; the others wait as standby. The choice is not a lock: the server may move on (timeout, admin) while
-the old client still works, and it does not wait for messages in flight. So a reader that becomes pinned may be given
-message 8 first while 2 to 7 are still unacknowledged elsewhere. To take over in order it drops what it was given,
-closes its pulls and resets the consumer. A reset keeps the pin and starts the consumer's own count again: the next
+the old client still works, and it does not wait for messages in flight. So a reader that becomes pinned may first get
+message 8 while 2 to 7 are still unacknowledged elsewhere. To take over in order it drops the deliveries so far,
+closes its pulls and resets the consumer. A reset keeps the pin and restarts the consumer's own count: the next
 delivery has consumer sequence 1. No pull may be open meanwhile: the servers of a cluster agree on a reset a moment
-after it is asked for, and a delivery in that moment confuses what they know of messages in flight (messages can be
-lost when the leader moves; seen on nats-server 2.15.1).
+after the request, and a delivery in that moment corrupts their state of messages in flight (messages can be lost when
+the leader moves; observed on nats-server 2.15.1).
 
-That count has no gaps, so a gap means that deliveries got lost with a link or a leader. The server would send them
-again after ack_wait only, behind everything newer: the reader resets the consumer in this case too. And a pin is
-given with a delivery only: when its last holder died and there is nothing new to deliver, or no more may be in
-flight, nobody is pinned before ack_wait ends. A waiting reader then resets the consumer for whoever will be pinned.
+That count has no gaps, so a gap means that deliveries got lost with a link or a leader. The server would redeliver them
+only after ack_wait, behind everything newer: the reader resets the consumer in this case too. A pin comes only with a
+delivery: if its last holder died and there is nothing new to deliver, or no more messages may be in flight, nobody is
+pinned before ack_wait ends. A waiting reader then resets the consumer for whoever will be pinned.
 
-`step` says what to do with each event; `jetstream/pin_performer.py` does it. Nothing here knows a clock or a socket.
+`step` says what to do with each event; `jetstream/feed_pin.py` does it. Nothing here knows a clock or a socket.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from enum import Enum, auto
 
 
 class Phase(Enum):
-    """Where a reader stands."""
+    """The phase of a reader."""
 
     STANDBY = auto()
     """Not pinned: pulls carry no pin id."""
     RESETTING = auto()
-    """Pinned, reset asked for: what arrives is from before it."""
+    """Pinned, reset requested: deliveries are from before it."""
     AWAITING = auto()
-    """Pinned, reset confirmed, and its first delivery is not here yet."""
+    """Pinned, reset confirmed; its first delivery has not arrived yet."""
     PINNED = auto()
     """Pinned, deliveries are good."""
     DOUBTING = auto()
-    """Pinned as far as we know, but this process stood still for long: ask the server before going on."""
+    """Pinned as far as we know, but this process was suspended for long: ask the server before continuing."""
 
 
 class Event(Enum):
@@ -50,13 +50,13 @@ class Event(Enum):
     RESTARTED = auto()
     """A delivery under our pin id with consumer sequence 1: the consumer was reset."""
     SKIPPED = auto()
-    """A delivery under our pin id, but those before it did not arrive."""
+    """A delivery under our pin id, but earlier ones did not arrive."""
     RESET_DONE = auto()
     RESET_FAILED = auto()
     REFUSED = auto()
     """The server refused our pin id (423)."""
     STALLED = auto()
-    """No pull of ours left for longer than the pin may last: this process stood still, or its link was down."""
+    """We sent no pull for longer than the pin may last: this process was suspended, or its link was down."""
     CONFIRMED = auto()
     """The server says that we are pinned."""
     DENIED = auto()
@@ -66,18 +66,18 @@ class Event(Enum):
 
 
 class Action(Enum):
-    """What the reader's owner does, in this order."""
+    """What the caller does, in this order."""
 
     TELL_UNPINNED = auto()
     FORGET = auto()
-    """Drop everything that no handler has seen yet: it will be delivered again, to whoever is pinned."""
+    """Drop everything that no handler has seen yet: the server redelivers it to the pinned reader."""
     ADOPT = auto()
     """Keep the delivery's pin id and send it with every pull."""
     DISCARD_ID = auto()
     """Pull without an id from now on."""
     TELL_PINNED = auto()
     RELEASE = auto()
-    """Hand out what was held."""
+    """Hand out the held deliveries."""
     DELIVER = auto()
     HOLD = auto()
     DROP = auto()
@@ -140,17 +140,17 @@ TRANSITIONS: dict[tuple[Phase, Event], tuple[Phase, tuple[Action, ...]]] = {
 # fmt: on
 
 LATE_ANSWERS = frozenset((_E.RESET_DONE, _E.RESET_FAILED, _E.CONFIRMED, _E.DENIED, _E.ORPHANED))
-"""Answers may come when the reader has no use for them any more; then they mean nothing."""
+"""Answers may arrive when the reader no longer needs them; it then ignores them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """What of a delivery matters here."""
+    """The parts of a delivery that matter here."""
 
     pin_id: str
     consumer_sequence: int
     follows: bool
-    """It comes right after the delivery that arrived before it."""
+    """It directly follows the previous delivery."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class Pin:
 
 
 def event_of(pin: Pin, delivered: Delivered, *, reset_on_takeover: bool) -> Event:
-    """What a delivery means to a reader in this state."""
+    """The event of a delivery for a reader in this state."""
     ours = pin.pin_id == delivered.pin_id
     if not reset_on_takeover:
         return Event.SAME if ours else Event.FIRST
@@ -182,7 +182,7 @@ def event_of(pin: Pin, delivered: Delivered, *, reset_on_takeover: bool) -> Even
 
 
 def step(pin: Pin, event: Event, delivered: Delivered | None = None) -> tuple[Pin, tuple[Action, ...]]:
-    """The next state, and what to do."""
+    """The next state, and the actions."""
     if (pin.phase, event) not in TRANSITIONS:
         assert event in LATE_ANSWERS, f"{event} cannot happen in {pin.phase}"
         return pin, ()

@@ -1,7 +1,7 @@
 """Who owns which partition: plans, what moves between two of them, and three ways to make one.
 
-Owns: the `Plan`, its rules, and the planners `balanced`, `sticky` and `weighted`. Never stores a plan, never
-knows whether a member is alive, and never measures a load.
+Owns: the `Plan`, its rules, and the planners `balanced` and `sticky`; `core/weighted_plan.py` has `weighted`. Never
+stores a plan, never knows whether a member is alive, and never measures a load.
 
 - `balanced` is what members of every language compute by themselves from a list of names. It moves much:
   64 partitions from four to five members move 39.
@@ -19,12 +19,9 @@ and loads are added up exactly.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from fractions import Fraction
 
-from keylane.core.load_balance import lowest_top, spread_loads
 from keylane.core.names import check_member_name
 from keylane.core.partitions import check_partition_count
 from keylane.core.subjects import shown
@@ -35,7 +32,7 @@ from keylane.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A partition that changes hands. `source` is None if nobody had it, `target` if nobody gets it."""
+    """A partition that changes its owner. `source` is None if nobody had it, `target` if nobody gets it."""
 
     partition: int
     source: str | None
@@ -46,8 +43,8 @@ class Move:
 class Plan:
     """Which member owns which partitions: sorted, and no partition twice. Two plans are equal by value.
 
-    `shares` has every member with its partitions, also members that own nothing. Whether every partition
-    has an owner is for `check_plan` to say: while a group is being changed some may have none.
+    `shares` has every member with its partitions, including members that own nothing. Some partitions may have no
+    owner while a group is being changed; `check_plan` checks for that.
 
     >>> Plan({"b": [4, 3], "a": [0, 2, 1], "c": []})
     <Plan a=0-2 b=3,4 c=->
@@ -62,7 +59,7 @@ class Plan:
         for member in sorted(check_member_name(name) for name in owned):
             partitions = list(owned[member])
             for partition in partitions:
-                _check_whole(partition, f"partition {shown(partition)} of member {shown(member)}")
+                check_whole(partition, f"partition {shown(partition)} of member {shown(member)}")
                 if partition in owners:
                     raise _owned_twice(partition, owners[partition], member)
                 owners[partition] = member
@@ -76,7 +73,7 @@ class Plan:
 
     @classmethod
     def from_mappings(cls, mappings: Iterable[tuple[str, Iterable[int]]]) -> Plan:
-        """The plan that stored member mappings describe, given as pairs of member and partitions."""
+        """The plan of stored member mappings, given as pairs of member and partitions."""
         owned: dict[str, Iterable[int]] = {}
         for member, partitions in mappings:
             if member in owned:
@@ -87,7 +84,7 @@ class Plan:
         return cls(owned)
 
     def mappings(self) -> list[tuple[str, list[int]]]:
-        """What is stored as member mappings: members that own something, with their partitions."""
+        """The member mappings to store: members that own something, with their partitions."""
         return [(member, list(partitions)) for member, partitions in self.shares if partitions]
 
     @property
@@ -97,7 +94,7 @@ class Plan:
 
     @property
     def idle(self) -> tuple[str, ...]:
-        """Members that own nothing; `mappings` leaves them out."""
+        """Members that own nothing; `mappings` omits them."""
         return tuple(member for member, partitions in self.shares if not partitions)
 
     @property
@@ -110,11 +107,11 @@ class Plan:
         return self._owners.get(partition)
 
     def partitions_of(self, member: str) -> tuple[int, ...]:
-        """What a member owns, ascending; nothing if the plan does not know it."""
+        """The partitions of a member, ascending; none if the plan does not have the member."""
         return next((partitions for name, partitions in self.shares if name == member), ())
 
     def moves_from(self, other: Plan) -> list[Move]:
-        """What changes hands on the way from the other plan to this one, by partition.
+        """The moves from the other plan to this one, by partition.
 
         >>> Plan({"a": [0], "b": [1, 2]}).moves_from(Plan({"a": [0, 1]}))
         [Move(partition=1, source='a', target='b'), Move(partition=2, source=None, target='b')]
@@ -129,14 +126,14 @@ class Plan:
 def check_plan(plan: Plan, partitions: int) -> Plan:
     """Return a plan unchanged if it gives every partition from 0 to `partitions` - 1, and no other, an owner.
 
-    Raises `InvalidInput` if it does not. That no partition has two owners is already sure.
+    Raises `InvalidInput` otherwise. A `Plan` never gives a partition two owners.
     """
     check_partition_count(partitions)
-    _check_range(plan, partitions)
+    check_range(plan, partitions)
     if missing := [partition for partition in range(partitions) if plan.owner_of(partition) is None]:
         raise InvalidInput(
             f"partitions {ranges(missing)} of {partitions} belong to no member: "
-            "their messages would wait for ever; give each partition to a member"
+            "their messages would wait forever; give each partition to a member"
         )
     return plan
 
@@ -145,15 +142,15 @@ def check_plan(plan: Plan, partitions: int) -> Plan:
 
 
 def balanced(members: Iterable[str], partitions: int) -> Plan:
-    """The plan that every member, in any language, computes for itself from the list of names.
+    """The plan that every member, in any language, computes itself from the list of names.
 
-    Blocks in name order; what does not divide evenly goes one by one to the first members. With more members
-    than partitions, the last ones by name own nothing.
+    Each member gets a block, in name order; the remaining partitions go one by one to the first members. With more
+    members than partitions, the last ones by name own nothing.
 
     >>> balanced(["c", "a", "b"], 8)
     <Plan a=0,1,6 b=2,3,7 c=4,5>
     """
-    names = _distinct(members)
+    names = distinct_names(members)
     check_partition_count(partitions)
     if not names:
         return Plan({})
@@ -167,24 +164,23 @@ def balanced(members: Iterable[str], partitions: int) -> Plan:
 def sticky(current: Plan, members: Iterable[str], partitions: int) -> Plan:
     """The plan with the fewest moves from the current one among those whose sizes differ by at most 1.
 
-    Of those it is one that changes the fewest members. A partition leaves a member that stays only if that
-    member has too many. With more members than partitions, those that own one keep it and the others own
-    nothing.
+    Of those it is one that changes the fewest members. A partition leaves a remaining member only if that member has
+    too many. With more members than partitions, those that own one keep it and the others own nothing.
 
     >>> sticky(Plan({"a": [0, 1, 2, 3, 4, 5]}), ["a", "b"], 6)
     <Plan a=0-2 b=3-5>
     """
-    names = _distinct(members)
+    names = distinct_names(members)
     check_partition_count(partitions)
-    _check_range(current, partitions)
+    check_range(current, partitions)
     if not names:
         return Plan({})
     size, rest = divmod(partitions, len(names))
     had = dict(current.shares)
 
     def claim_to_larger(name: str) -> tuple[bool, bool, bool, str]:
-        # Each member above `size` that may keep one more saves a move. The other keys spare members that
-        # would then not change at all: those with one above, and those with exactly `size`.
+        # Each member above `size` that may keep one more saves a move. The other keys prefer members that then do
+        # not change at all: those with one above, and those with exactly `size`.
         has = len(had.get(name, ()))
         return has <= size, has != size + 1, has == size, name
 
@@ -199,121 +195,16 @@ def sticky(current: Plan, members: Iterable[str], partitions: int) -> Plan:
     return Plan(owned)
 
 
-# ---- by load ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class WeightedPlan:
-    """What `weighted` came to. Imbalance is the largest load of a member divided by the mean; 1.0 is even."""
-
-    plan: Plan
-    moves: tuple[Move, ...]
-    imbalance_before: float
-    """Of the current plan among the members it had."""
-    imbalance_after: float
-    max_imbalance: float
-    """The cap that was asked for."""
-    floor: float
-    """No plan can be below this, most often because the hottest partition cannot be split."""
-    unmeasured: tuple[int, ...]
-    """Partitions without a load. They count as 0."""
-
-    @property
-    def is_within_cap(self) -> bool:
-        """False where no plan within the cap was found; `floor` says whether there can be one."""
-        return self.imbalance_after <= self.max_imbalance
-
-
-def weighted(
-    current: Plan,
-    members: Iterable[str],
-    partitions: int,
-    loads: Mapping[int, float],
-    *,
-    max_imbalance: float = 1.15,
-) -> WeightedPlan:
-    """The current plan with few moves, so that no member carries more than `max_imbalance` times the mean.
-
-    `loads` is what each partition costs in any unit, such as messages per second; a missing partition counts
-    as 0. With nothing measured the plan is the sticky one. No member is idle while another owns two
-    partitions, because an idle one is not stored.
-
-    A partition hotter than the cap cannot be split: its member stays above, with little besides. Where the
-    cap cannot be met the largest load comes as near to it as was found, at most 4/3 of the best there is. It
-    never rises, unless partitions without a member have to go somewhere.
-
-    >>> current = Plan({"a": [0, 1, 2], "b": [3]})
-    >>> weighted(current, ["a", "b"], 4, {0: 50, 1: 30, 2: 20, 3: 10}).moves
-    (Move(partition=0, source='a', target='b'),)
-    """
-    names = _distinct(members)
-    check_partition_count(partitions)
-    _check_range(current, partitions)
-    weights = _exact_loads(loads, partitions)
-    if not _is_number(max_imbalance) or not 1 <= max_imbalance < math.inf:
-        raise InvalidInput(
-            f"max_imbalance {shown(max_imbalance)} is out of range: "
-            "the heaviest member carries at least the mean; give 1.0 or more, such as 1.15"
-        )
-    floor = 1.0
-    if not names or not any(weights):
-        plan = sticky(current, names, partitions)
-    else:
-        mean = Fraction(sum(weights), len(names))
-        floor = float(lowest_top(weights, len(names)) / mean)
-        plan = _spread_plan(current, names, weights, cap=math.floor(Fraction(max_imbalance) * mean))
-    return WeightedPlan(
-        plan=plan,
-        moves=tuple(plan.moves_from(current)),
-        imbalance_before=_imbalance(current, weights),
-        imbalance_after=_imbalance(plan, weights),
-        max_imbalance=max_imbalance,
-        floor=floor,
-        unmeasured=tuple(partition for partition in range(partitions) if partition not in loads),
-    )
-
-
-def _spread_plan(current: Plan, names: list[str], weights: list[int], cap: int) -> Plan:
-    numbers: dict[str | None, int] = {name: number for number, name in enumerate(names)}
-    homes = [numbers.get(current.owner_of(partition), -1) for partition in range(len(weights))]
-    owned: dict[str, list[int]] = {name: [] for name in names}
-    for partition, holder in enumerate(spread_loads(weights, homes, len(names), cap)):
-        owned[names[holder]].append(partition)
-    return Plan(owned)
-
-
-def _imbalance(plan: Plan, weights: list[int]) -> float:
-    sums = [sum(weights[partition] for partition in owned) for _, owned in plan.shares]
-    return max(sums) * len(sums) / sum(sums) if any(sums) else 1.0
-
-
-def _exact_loads(loads: Mapping[int, float], partitions: int) -> list[int]:
-    """Loads as multiples of the largest unit they have in common, so that nothing is ever rounded."""
-    for partition, load in loads.items():
-        _check_whole(partition, f"partition {shown(partition)} in the loads")
-        if not 0 <= partition < partitions:
-            raise InvalidInput(f"partition {partition} in the loads is out of range: give 0 to {partitions - 1}")
-        if not _is_number(load) or not 0 <= load < math.inf:
-            raise InvalidInput(
-                f"load {shown(load)} of partition {partition} is not a load: give a finite number, 0 or more"
-            )
-    ratios = [loads.get(partition, 0).as_integer_ratio() for partition in range(partitions)]
-    fine = math.lcm(*(below for _, below in ratios))
-    weights = [above * (fine // below) for above, below in ratios]
-    common = math.gcd(*weights) or 1
-    return [weight // common for weight in weights]
-
-
 # ---- checks and texts -------------------------------------------------------------------------------
 
 
-def _distinct(members: Iterable[str]) -> list[str]:
+def distinct_names(members: Iterable[str]) -> list[str]:
     if isinstance(members, str):
-        raise InvalidInput(f"members {shown(members)} is one text: give a list of names")
+        raise InvalidInput(f"members {shown(members)} is a str: give a list of names")
     return sorted({check_member_name(name) for name in members})
 
 
-def _check_range(plan: Plan, partitions: int) -> None:
+def check_range(plan: Plan, partitions: int) -> None:
     for partition in plan.partitions:
         if not 0 <= partition < partitions:
             raise InvalidInput(
@@ -322,13 +213,9 @@ def _check_range(plan: Plan, partitions: int) -> None:
             )
 
 
-def _check_whole(value: object, what: str) -> None:
+def check_whole(value: object, what: str) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
         raise InvalidInput(f"{what} is not a whole number: partitions count from 0")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _owned_twice(partition: int, first: str, second: str) -> InvalidInput:
@@ -341,7 +228,7 @@ def _owned_twice(partition: int, first: str, second: str) -> InvalidInput:
 
 
 def ranges(partitions: Iterable[int], *, none: str = "none") -> str:
-    """Ascending numbers in short: `0-2,5,7,8`; what to say of no number is for the caller to choose.
+    """Ascending numbers in short form: `0-2,5,7,8`; `none` is the text for no numbers.
 
     >>> ranges([0, 1, 2, 5, 7, 8])
     '0-2,5,7,8'

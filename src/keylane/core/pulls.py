@@ -1,16 +1,16 @@
 """How a continuous pull reader asks for messages: credit, and what each status answer means.
 
-A reader may hold `max_messages` and `max_bytes` in all: what waits in its buffer plus what the server was
-asked for and has not sent yet. `PullWindow` keeps that sum and says when to ask for more. It knows no clock,
-no socket and no consumer; `jetstream/feed.py` performs what it decides.
+A reader may hold `max_messages` and `max_bytes` in all: its buffer plus what it has requested and the server has not
+sent yet. `PullWindow` keeps that sum and decides when to pull again. It knows no clock, no socket and no consumer;
+`jetstream/feed.py` performs its decisions.
 
-Messages do not tell which pull they answer, so what was asked for is kept as one sum. Status answers do tell:
-each pull has its own reply subject that carries its generation and batch. A new generation voids all that was
-asked before it; late answers to old pulls then change nothing.
+Messages do not tell which pull they answer, so the requested messages are one sum. Status answers do tell: each pull
+has its own reply subject that carries its generation and batch. A new generation voids all earlier pulls; late answers
+to them change nothing.
 
-Bytes are bounded by asking for no more messages than would fit if each were as large as the largest one seen,
-and by the byte limit that every pull carries. When messages suddenly grow, two pulls may be open with the old
-estimate: memory then stays under twice `max_bytes`.
+Bytes are bounded by asking for no more messages than fit if each is as large as the largest one seen, and by the byte
+limit that every pull carries. When messages suddenly grow, two pulls may be open with the old estimate: memory then
+stays under twice `max_bytes`.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _TOKEN = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})")
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """One request to make: up to `batch` messages."""
+    """One request for up to `batch` messages."""
 
     generation: int
     batch: int
 
     @property
     def token(self) -> str:
-        """The end of the reply subject, by which status answers are known again."""
+        """The end of the reply subject, which identifies the pull in status answers."""
         return f"{self.generation}.{self.batch}"
 
     @classmethod
     def from_token(cls, token: str) -> Pull | None:
-        """The pull of a token; None for what is none."""
+        """The pull of a token; None if it is not a token."""
         found = _TOKEN.fullmatch(token)
         return cls(int(found[1]), int(found[2])) if found is not None else None
 
@@ -47,25 +47,25 @@ class Meaning(Enum):
     ALIVE = auto()
     """A heartbeat: the pull is still open."""
     ENDED = auto()
-    """The pull is over in the ordinary way; ask again."""
+    """The pull ended normally; pull again."""
     REFUSED = auto()
-    """The server had no room for this pull; ask again after a pause."""
+    """The server accepts no further pull; pull again after a pause."""
     INTERRUPTED = auto()
-    """The server dropped all pulls (leader change, shutdown); ask again after a pause."""
+    """The server dropped all pulls (leader change, shutdown); pull again after a pause."""
     UNAVAILABLE = auto()
-    """Nobody answers for the consumer; find out whether it still exists."""
+    """Nobody answers for the consumer; check whether it still exists."""
     PIN_LOST = auto()
-    """Another client is pinned now; go on without the pin id."""
+    """Another client is pinned now; continue without the pin id."""
     OUT_OF_BYTES = auto()
-    """The next message does not fit into what is left of the pull's bytes; ask again."""
+    """The next message does not fit into the rest of the pull's bytes; pull again."""
     TOO_LARGE = auto()
-    """The next message does not fit into a whole pull's bytes; asking again cannot help."""
+    """The next message does not fit into a whole pull's bytes; retrying cannot help."""
     LIMIT = auto()
     """The pull is beyond a limit of the consumer's configuration."""
     DELETED = auto()
     """The consumer is gone."""
     INVALID = auto()
-    """The request itself is wrong; asking again cannot help."""
+    """The request itself is wrong; retrying cannot help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ _CODES: dict[int, Meaning] = {
     503: Meaning.UNAVAILABLE,
 }
 
-# The server sends 409 for many things and only the text tells them apart. Beginnings, in lower case.
+# The server sends 409 for many reasons, and only the text tells them apart. Prefixes, in lower case.
 _CONFLICTS: tuple[tuple[str, Meaning], ...] = (
     ("consumer deleted", Meaning.DELETED),
     ("consumer is push based", Meaning.INVALID),
@@ -102,7 +102,7 @@ _CONFLICTS: tuple[tuple[str, Meaning], ...] = (
 
 
 def meaning_of(status: Status) -> Meaning:
-    """Every code and text in docs/jetstream.md; an unknown one is INVALID, so that nothing is guessed."""
+    """The meaning of every code and text in docs/jetstream.md; an unknown one is INVALID, without guessing."""
     if status.code == 409:
         text = status.text.lower()
         for beginning, meaning in _CONFLICTS:
@@ -112,7 +112,7 @@ def meaning_of(status: Status) -> Meaning:
 
 
 class PullWindow:
-    """The credit of one reader. Mutable: it is stepped for every buffer that the socket gives."""
+    """The credit of one reader. Mutable, because it is stepped for every buffer from the socket."""
 
     __slots__ = (
         "_seen",
@@ -147,10 +147,10 @@ class PullWindow:
         return max(1, min(self.max_messages, self.max_bytes // self.largest))
 
     def ask(self, buffered: int, buffered_bytes: int) -> Pull | None:
-        """The pull to send now, or None while enough is on its way or the buffer has no room."""
+        """The pull to send now, or None while enough is on its way or the buffer is full."""
         if buffered == 0 and self._seen >= self.max_messages:
-            # One huge message must not shrink the window for ever. Nothing is buffered, so from here on
-            # `largest` again covers all that will be.
+            # One huge message must not shrink the window forever. Nothing is buffered, so from here on
+            # `largest` again covers all later messages.
             self.largest, self._seen_largest, self._seen = self._seen_largest, 1, 0
         if self.asked and not self.overlapping:
             return None
@@ -165,28 +165,28 @@ class PullWindow:
         return Pull(self.generation, room)
 
     def ask_for(self, batch: int) -> Pull:
-        """A pull of exactly this size, for a reader that asks on demand."""
+        """A pull of exactly this size, for a reader that pulls on demand."""
         self.asked += batch
         return Pull(self.generation, batch)
 
     def sign_of_life(self) -> Pull:
-        """A pull that is to bring nothing; only its refusal counts."""
+        """A pull that must not deliver anything; only its refusal counts."""
         return Pull(self.generation, 0)
 
     def delivered(self, messages: int, largest: int) -> None:
-        """The server sent this many of what was asked for; the largest had this many bytes."""
+        """The server sent this many of the requested messages; the largest had this many bytes."""
         self.asked = max(0, self.asked - messages)
         self.largest = max(self.largest, largest)
         self._seen += messages
         self._seen_largest = max(self._seen_largest, largest)
 
     def void(self) -> None:
-        """Nothing that was asked for will come: the link, the leader or the pin changed."""
+        """No requested message will arrive: the link, the leader or the pin changed."""
         self.generation += 1
         self.asked = 0
 
     def answered(self, pull: Pull, status: Status) -> Meaning | None:
-        """Book a status answer. None: it belongs to a voided pull and means nothing any more."""
+        """Book a status answer. Returns None if it belongs to a voided pull."""
         if pull.generation != self.generation:
             return None
         meaning = meaning_of(status)

@@ -1,6 +1,6 @@
-"""Which sequences of a stream something holds already: a set of ranges. Pure.
+"""A set of ranges: which sequences of a stream are already covered. Pure.
 
-A range is a pair (after, upto): everything above `after` up to and with `upto`, as a stream's offsets count.
+A range is a pair (after, upto): everything above `after` up to and including `upto`, as a stream's offsets count.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class Coverage:
 
     @property
     def last(self) -> int:
-        """The highest sequence in it; 0 where there is none."""
+        """The highest covered sequence; 0 if there is none."""
         return self.spans[-1][1] if self.spans else 0
 
     def with_span(self, span: Span) -> Coverage:
         return Coverage((*self.spans, span))
 
     def missing(self, span: Span) -> tuple[Span, ...]:
-        """What of a range is not covered.
+        """The parts of a range that are not covered.
 
         >>> Coverage([(10, 20)]).missing((5, 30))
         ((5, 10), (20, 30))
@@ -70,7 +70,7 @@ def _merged(spans: Iterable[Span]) -> Iterator[Span]:
     current: Span | None = None
     for after, upto in sorted(spans):
         if after < 0 or upto < after:
-            raise ValueError(f"({after}, {upto}] is no range")
+            raise ValueError(f"({after}, {upto}] is not a range")
         if upto == after:
             continue
         if current is None:

@@ -1,26 +1,26 @@
-"""Subjects and filters: what they may look like, and which filter matches which subject.
+"""Subjects and filters: their syntax, and which filter matches which subject.
 
 Owns: tokens, wildcards, validation, matching, overlap. Never changes a subject and never asks a server.
 
-A subject is a row of tokens joined by dots (`orders.eu.42`). A filter may hold `*` (exactly one token) and,
+A subject is a sequence of tokens joined by dots (`orders.eu.42`). A filter may contain `*` (exactly one token) and,
 as its last token, `>` (one token or more).
 
-Checks are for what a caller gives us. Subjects that arrive from a stream are not checked again: they may be
-older than our rules, and matching works on them all the same.
+Checks are for input from callers. Subjects that arrive from a stream are not checked again: they may be older than our
+rules, and matching works on them as well.
 
-Where we refuse and the server (2.15.1) does not:
+keylane refuses these, although the server (2.15.1) does not:
 
-- Wildcards in a subject to publish. The server stores a message published to `orders.*` under that very
-  name, but no subject transform touches it, so it gets no partition number and no group ever sees it.
-- A `*` or `>` inside a longer token (`foo*`, `*foo`, `a>`). To the server these are plain characters when
-  it matches, but a leading `*` counts as a wildcard when it checks a consumer's filters for overlap
-  (`w.*foo` with `w.bar`: 10138).
-- Control characters, and whitespace of any alphabet. The server ends the connection on a blank, tab or line
-  feed in a published subject. It stores everything else, which then breaks whoever reads line by line.
-- Empty tokens in a subject to publish. The server finds no stream for it and says only "no responders".
-- More than 3,400 bytes. The server's limit is a control line of 4,096 bytes that also carries the verb, the
-  reply subject and the sizes; beyond it the connection ends. 3,400 leaves room for those, for a partition
-  number, and for a request that names a stream and a consumer of 255 bytes each beside a filter.
+- Wildcards in a subject to publish. The server stores a message published to `orders.*` under exactly that name, but no
+  subject transform applies to it, so it gets no partition number and no group ever sees it.
+- A `*` or `>` inside a longer token (`foo*`, `*foo`, `a>`). The server treats these as plain characters when it
+  matches, but a leading `*` counts as a wildcard when it checks a consumer's filters for overlap (`w.*foo` with
+  `w.bar`: 10138).
+- Control characters, and whitespace of any alphabet. The server ends the connection on a blank, tab or line feed in a
+  published subject. It stores everything else, which then breaks programs that read line by line.
+- Empty tokens in a subject to publish. The server finds no stream for it and answers only "no responders".
+- More than 3,400 bytes. The server's limit is a control line of 4,096 bytes that also carries the verb, the reply
+  subject and the sizes; beyond it the connection ends. 3,400 leaves space for those, for a partition number, and for a
+  request that names a stream and a consumer of 255 bytes each beside a filter.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ _UNSENDABLE = re.compile("[\\s\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def shown(value: object) -> str:
-    """The value as an error message shows it: quoted, escaped, and cut where it is very long."""
+    """The value for an error message: quoted, escaped, and truncated if it is very long."""
     text = ascii(value)
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}... ({len(text)} characters)"
 
 
 def describe_char(text: str, index: int) -> str:
-    """One character of a text and where it stands, for an error message."""
+    """One character of a text and its position, for an error message."""
     return f"{text[index]!a} at position {index + 1}"
 
 
 def check_characters(text: str, what: str) -> None:
-    """Raise `InvalidInput` if the text holds whitespace, a control character or a lone surrogate."""
+    """Raise `InvalidInput` if the text contains whitespace, a control character or a lone surrogate."""
     found = _UNSENDABLE.search(text)
     if not found:
         return
@@ -109,7 +109,7 @@ def tokens(subject: str) -> list[str]:
 
 
 def wildcard_positions(subject_filter: str) -> tuple[int, ...]:
-    """Where the `*` tokens of a filter stand, counting tokens from 0.
+    """The positions of the `*` tokens of a filter, counting tokens from 0.
 
     >>> wildcard_positions("orders.*.eu.*.>")
     (1, 3)
@@ -134,7 +134,7 @@ def matches(subject_filter: str, subject: str) -> bool:
 
 
 def is_subset(inner: str, outer: str) -> bool:
-    """Whether every subject that `inner` selects is also selected by `outer`.
+    """Whether `outer` selects every subject that `inner` selects.
 
     >>> is_subset("orders.*.42", "orders.>"), is_subset("orders.>", "orders.*")
     (True, False)
@@ -153,11 +153,11 @@ def is_subset(inner: str, outer: str) -> bool:
 
 
 def overlaps(filter_a: str, filter_b: str) -> bool:
-    """Whether some subject is selected by both filters.
+    """Whether both filters select some common subject.
 
-    A work queue takes no two consumers whose filters overlap (error 10100). Within the filters of one
-    consumer, and within the transforms of one source, the server is more lenient: it refuses only where one
-    is a subset of the other (10138, 10147).
+    A work queue refuses two consumers whose filters overlap (error 10100). Within the filters of one consumer, and
+    within the transforms of one source, the server is more lenient: it refuses only if one is a subset of the other
+    (10138, 10147).
 
     >>> overlaps("orders.*.new", "orders.eu.*"), overlaps("orders.*", "orders.*.>")
     (True, False)
@@ -178,8 +178,8 @@ def nested_filters(filters: Sequence[str]) -> tuple[str, str] | None:
     >>> nested_filters(["orders.>", "refunds.*", "orders.eu"])
     ('orders.eu', 'orders.>')
     """
-    # Only filters with the same first token, or with a wildcard there, can meet: a thousand partition filters
-    # are compared a thousand times, not half a million.
+    # Only filters with the same first token, or with a wildcard there, can match: a thousand partition filters need a
+    # thousand comparisons, not half a million.
     by_first: dict[str, list[str]] = {}
     for later in filters:
         first = later.split(".", 1)[0]

@@ -1,9 +1,8 @@
 """Runs handlers on messages in lanes: the dispatcher that groups and Marshal share."""
 
-from keylane.dispatch.dispatcher import Dispatcher, Policy, Settling
+from keylane.dispatch.dispatcher import Dispatcher, Policy, Settling, store_dead_letter
 from keylane.dispatch.error_text import error_line, traceback_text
-from keylane.dispatch.handler_call import Executor, HandlerCall
-from keylane.dispatch.thread_pool import ThreadPool
+from keylane.dispatch.handler_call import Executor, HandlerCall, ThreadPool
 
 __all__ = [
     "Dispatcher",
@@ -13,5 +12,6 @@ __all__ = [
     "Settling",
     "ThreadPool",
     "error_line",
+    "store_dead_letter",
     "traceback_text",
 ]

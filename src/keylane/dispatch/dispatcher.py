@@ -1,7 +1,7 @@
 """Workers over lanes: one handler on many messages, one at a time in each lane.
 
-Owns the worker tasks, which message each of them has, and when a failed one is tried again. What becomes of a message
-is for its `Policy` to say: a group acks, Marshal moves an offset.
+Owns the worker tasks, which message each of them has, and when a failed one is retried. Its `Policy` decides what
+becomes of a message: a group acks, Marshal moves an offset.
 
 Workers are long-lived tasks. One that finds the next message ready goes on without a turn of the event loop, so a
 handler that never waits costs no task per message; one that waits lets the others take over.
@@ -26,8 +26,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from keylane.core.lanes import RUNNING, Entry, Lanes
 from keylane.dispatch.error_text import error_line
-from keylane.errors import HandlerCrashed
-from keylane.retries import RetryTimer
+from keylane.errors import HandlerCrashed, KeylaneError
+from keylane.retrying import backoff_s
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -42,10 +42,10 @@ _LOOK_AGAIN_S = 0.01
 
 
 class Policy(Protocol[T]):
-    """What becomes of messages. Each call gives the outcome, for the journal; none of them waits."""
+    """Decides what becomes of messages. Each call returns the outcome, for the journal; none of them blocks."""
 
     def may_go_on(self) -> bool:
-        """Asked before anything starts after a while of nothing: this process may have stood still."""
+        """Whether messages may start. Called after an idle time: this process may have stood still."""
         ...
 
     def returned(self, entry: Entry[T], given: T) -> str:
@@ -61,12 +61,12 @@ class Policy(Protocol[T]):
         ...
 
     def crashed(self, entry: Entry[T], given: T, error: BaseException) -> None:
-        """The handler raised what ends all. The message is out of its lane, and nothing starts any more."""
+        """The handler raised an error that ends all. The message is out of its lane, and nothing starts any more."""
         ...
 
 
 class OutcomeJournal(Protocol[T_contra]):
-    """Is told what became of every try."""
+    """Records the outcome of every try."""
 
     def now_ns(self) -> int: ...
 
@@ -91,7 +91,7 @@ class Dispatcher(Generic[T]):
     ) -> None:
         """`name`: whose messages these are, for errors and logs.
 
-        `admit`: asked for each message before it starts; if it says no, it has put the entry away.
+        `admit`: called before each message starts; if it returns False, it has postponed or released the entry.
         `grace_s`: how long the other handlers may go on after a crash.
         """
         self.lanes = lanes
@@ -130,13 +130,13 @@ class Dispatcher(Generic[T]):
 
     @property
     def at_work(self) -> Collection[Entry[T]]:
-        """What has started and is not settled."""
+        """The messages that have started and are not settled."""
         return self._at_work.values()
 
     # ---- what a policy and its owner ask of it ------------------------------------------------------
 
     def wake(self) -> None:
-        """Something may start."""
+        """Let a worker take the next message, if one is ready."""
         if self._ending or not self.lanes.ready:
             return
         while self._idle:
@@ -150,7 +150,7 @@ class Dispatcher(Generic[T]):
             worker.add_done_callback(self._left)
 
     def now(self) -> float:
-        """By the clock that `retry_at` goes by."""
+        """The time of the event loop's clock, for `retry_at`."""
         return self._loop.time()
 
     def retry_at(self, when: float) -> None:
@@ -158,7 +158,7 @@ class Dispatcher(Generic[T]):
         self._retry.set(when)
 
     def cancel(self, entries: Iterable[Entry[T]]) -> None:
-        """End the handlers of these; `Policy.cancelled` hears of those that did not return."""
+        """Cancel the handlers of these; `Policy.cancelled` is called for those that do not return."""
         wanted = set(entries)
         self._cancelled.intersection_update(self._at_work.values())  # a handler may have swallowed an earlier one
         for task, entry in list(self._at_work.items()):
@@ -176,11 +176,11 @@ class Dispatcher(Generic[T]):
             self._ends_awaited -= 1
 
     def notify(self) -> None:
-        """Whoever waits in `some_end` is to look again."""
+        """Wake all that wait in `some_end`."""
         self._some_end.set()
 
     async def close(self) -> None:
-        """End now: what is at work is cancelled."""
+        """End now: running handlers are cancelled."""
         self.is_closed = self._ending = True
         self.notify()
         self._retry.cancel()
@@ -255,7 +255,7 @@ class Dispatcher(Generic[T]):
         self.wake()
 
     def _raised(self, entry: Entry[T], given: T, started_ns: int, error: BaseException) -> str:
-        """What becomes of a message whose handler did not return: the outcome, or nothing while it is being settled."""
+        """Settle a message whose handler raised. Returns the outcome, or nothing while a task settles it."""
         if _ends_the_program(error) or (isinstance(error, GeneratorExit) and not self._loop.is_running()):
             raise error
         if entry in self._cancelled:
@@ -297,7 +297,7 @@ class Dispatcher(Generic[T]):
         self.notify()
 
     def _left(self, task: asyncio.Task[None]) -> None:
-        """A task has ended. If it raised, or has not settled its message, nothing can go on, and that is told."""
+        """A task has ended. If it raised, or has not settled its message, everything ends with an error."""
         self._workers.discard(task)
         self._settling.discard(task)
         entry = self._at_work.pop(task, None)
@@ -317,7 +317,7 @@ class Dispatcher(Generic[T]):
         self.wake()
 
     def _end_all(self, what: str, error: BaseException | None) -> None:
-        """Nothing starts any more; what is at work may end within the grace."""
+        """Start nothing more; running handlers may end within the grace period."""
         self._log.error("%s ends: %s", self._name, what, exc_info=error)
         self._ending = True
         if not self.crash.done():
@@ -330,12 +330,79 @@ class Dispatcher(Generic[T]):
         self.cancel(self._at_work.values())
 
 
+class RetryTimer:
+    """One timer for all retries, set for the next one.
+
+    `due(now)` makes ready what is due and returns when the next retry is due; `wake` wakes workers.
+    """
+
+    def __init__(self, due: Callable[[float], float | None], wake: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._due = due
+        self._wake = wake
+        self._handle: asyncio.Handle | None = None
+        self._rings_at = 0.0  # uvloop's handle of a time that is past does not know it
+
+    def __repr__(self) -> str:
+        return f"<RetryTimer {'idle' if self._handle is None else f'at {self._rings_at:.3f}'}>"
+
+    def set(self, retry_at: float) -> None:
+        """Add a retry at this time of the event loop's clock."""
+        if self._handle is None or retry_at < self._rings_at:
+            self.cancel()
+            self._rings_at = retry_at
+            self._handle = self._loop.call_at(retry_at, self._rings)
+
+    def cancel(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _rings(self) -> None:
+        self._handle = None
+        following = self._due(self._loop.time())
+        if following is not None:
+            self.set(following)
+        self._wake()
+
+
+DeadLetterStore = Callable[[T, BaseException, int], Awaitable[None]]
+"""Stores a message elsewhere, with the error and the number of tries. Raises a `KeylaneError` if that fails."""
+
+
+async def store_dead_letter(
+    store: DeadLetterStore[T],
+    message: Callable[[], T],
+    error: BaseException,
+    tries: int,
+    *,
+    log: logging.Logger,
+    until: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Store a message that is given up: its lane goes on only when it is safe elsewhere.
+
+    Tries until it has succeeded, or until `until` says that the message is no longer ours: then False.
+    """
+    failures = 0
+    while not until():
+        try:
+            await store(message(), error, tries)
+        except KeylaneError as problem:
+            failures += 1
+            pause_s = backoff_s(failures)
+            log.error("%r cannot be stored as a dead letter, trying again in %g s: %s", message(), pause_s, problem)  # noqa: TRY400
+            await asyncio.sleep(pause_s)
+        else:
+            return True
+    return False
+
+
 def _ends_the_program(error: BaseException) -> bool:
     return isinstance(error, SystemExit | KeyboardInterrupt)
 
 
 def _is_failure(error: BaseException) -> bool:
-    """Whether it counts as a failed try. So does a cancellation that is not ours: it is the handler's own affair."""
+    """Whether it counts as a failed try. A cancellation that is not ours does."""
     if isinstance(error, BaseExceptionGroup):
         return all(_is_failure(one) for one in error.exceptions)
     return isinstance(error, Exception | asyncio.CancelledError)

@@ -1,4 +1,4 @@
-"""An error as text for logs and headers. Never raises: an error of a user's own class may have no text that works."""
+"""An error as text for logs and headers. Never raises, even if `str` of a user's exception does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def error_line(error: BaseException) -> str:
 
 
 def traceback_text(error: BaseException, most: int = TRACEBACK_CHARS) -> str:
-    """The traceback of an error, with its causes. Of a long one the end: it names the line that raised."""
+    """The traceback of an error, with its causes. Only the end of a long one, which names the line that raised."""
     try:
         text = "".join(traceback.format_exception(error)).rstrip("\n")
     except Exception as trouble:  # noqa: BLE001 - as above

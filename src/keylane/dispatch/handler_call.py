@@ -1,4 +1,4 @@
-"""Makes one kind of call of every kind of handler: awaited with a message, with a time limit if there is one.
+"""Makes every kind of handler awaitable: an async function, a plain one in a thread or a process, with a time limit.
 
 An async function runs in the task of whoever calls it. A plain function runs in a thread or, with `executor="process"`,
 in a process, so that it never blocks the event loop.
@@ -6,18 +6,49 @@ in a process, so that it never blocks the event loop.
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import inspect
 import os
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, Literal, TypeVar, get_args
 
-from keylane.dispatch.process_pool import ProcessPool
-from keylane.dispatch.thread_pool import ThreadPool
-from keylane.dispatch.time_limit import within
+from keylane.dispatch.process_pool import ProcessPool, within
 from keylane.errors import InvalidInput
 
 T = TypeVar("T")
+
+
+class ThreadPool(Generic[T]):
+    """Runs one function, in up to `size` threads at once. A thread cannot be ended: `close` waits for none.
+
+    asyncio's own pool is shared, and has 6 threads on a machine with 2 cores.
+    """
+
+    def __init__(self, function: Callable[[T], Any], size: int) -> None:
+        self._function = function
+        self._executor = ThreadPoolExecutor(size, thread_name_prefix="keylane-handler")
+
+    async def run(self, item: T) -> Any:
+        """Return the result of the function, or raise what it raised."""
+        loop, context = asyncio.get_running_loop(), contextvars.copy_context()
+        result, error = await loop.run_in_executor(self._executor, context.run, self._outcome, item)
+        if error is not None:
+            raise error
+        return result
+
+    def _outcome(self, item: T) -> tuple[Any, BaseException | None]:
+        # Not every exception gets through a future: Python 3.11 loses a StopIteration, and whoever waits for it hangs.
+        try:
+            return self._function(item), None
+        except BaseException as error:  # noqa: BLE001 - raised again in the event loop
+            return None, error
+
+    async def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
 
 Executor = Literal["thread", "process"]
 Lend = Callable[[T], AbstractContextManager[None]]
@@ -56,7 +87,7 @@ class HandlerCall(Generic[T]):
             self.run = _limited(handler, time_limit_s)
 
     async def start(self) -> None:
-        """Raises if the handler cannot be called where it is to run."""
+        """Raise if the handler cannot be called where it is to run."""
         if isinstance(self._pool, ProcessPool):
             await self._pool.start()
 

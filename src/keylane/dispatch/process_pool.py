@@ -16,13 +16,12 @@ import os
 import pickle
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection, wait
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from keylane.dispatch.error_text import error_line, traceback_text
-from keylane.dispatch.time_limit import within
 from keylane.errors import HandlerProcessDied, InvalidInput, RemoteError
 
 T = TypeVar("T")
@@ -46,7 +45,7 @@ class ProcessPool(Generic[T]):
         self._closed = False
 
     async def start(self) -> None:
-        """Start one process. Raises if it cannot run the function, so that no message has to find out."""
+        """Start one process. Raises if it cannot run the function, before a message fails for that reason."""
         process = await self._started()
         self._free.append(process)
 
@@ -241,3 +240,15 @@ def _end_with_the_program() -> None:
     assert program is not None
     wait([program.sentinel])
     os._exit(1)
+
+
+async def within(limit_s: float, doing: Awaitable[T]) -> T:
+    """Await `doing`; after `limit_s` cancel it and raise a `TimeoutError`, unless it returns nevertheless."""
+    try:
+        async with asyncio.timeout(limit_s) as limit:
+            return await doing
+    except (TimeoutError, asyncio.CancelledError) as error:
+        # A task group of the handler may have marked the task: then the timeout lets its own cancellation through.
+        if not limit.expired():
+            raise
+        raise TimeoutError(f"the handler was not done within its time_limit_s of {limit_s:g} s") from error

@@ -1,7 +1,7 @@
-"""Exactly once into a SQL database: a message's effects and the note that it is done, in one transaction.
+"""Exactly once into a SQL database: a message's effects and the record that it is done, in one transaction.
 
-`handlers` wraps what a user wants done, `ledger` has the statements, `tables` the tables, `standing` what an instance
-may say about its ownership. `acking` is the other pattern: prepare, double ack, commit or roll back.
+`transactions` wraps the user's effect, `ledger` has the statements, `tables` the tables, `fencing` an instance's claims
+of ownership. `double_ack` is the other pattern: prepare, double ack, commit or roll back.
 
 Needs SQLAlchemy, which `import keylane` alone never loads.
 """

@@ -1,6 +1,6 @@
-"""Transactions on an engine of either kind: an asynchronous one in the event loop, a plain one in threads.
+"""Transactions on both kinds of engine: an asynchronous one in the event loop, a synchronous one in threads.
 
-Owns how a step or an effect runs within a transaction. Knows nothing of claims and tables.
+Owns how a step or an effect runs within a transaction. Knows nothing about claims and tables.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ T = TypeVar("T")
 Handler = Callable[[GroupMessage], Coroutine[Any, Any, None]]
 Step = Callable[[Connection], T]
 Effect = Callable[..., Any]
-"""Of a message and what it writes through: a connection or a session."""
+"""Takes a message and a connection or session to write through."""
 
 _MOST_THREADS = 1024
-"""More than handlers run at once: as many start as are needed."""
+"""More than the number of concurrent handlers: threads start only as needed."""
 
 
 class Database(Protocol):
-    """What both kinds of engine can do here."""
+    """The operations of both kinds of engine."""
 
     @property
     def dialect(self) -> str: ...
 
     def check_effect(self, effect: Effect) -> None:
-        """Raise `InvalidInput` unless the effect is of the engine's kind."""
+        """Raise `InvalidInput` unless the effect fits the kind of engine."""
         ...
 
     async def run(self, step: Step[T]) -> T:
-        """One step in a transaction of its own."""
+        """Run one step in a separate transaction."""
         ...
 
     async def perform(
         self, message: GroupMessage, effect: Effect, *, session: bool, before: Step[bool], after: Step[None]
     ) -> None:
-        """`before`, the effect if `before` says so, `after`: in one transaction, committed if none of them raises."""
+        """Run `before`, and if it is true, the effect and `after`: one transaction, committed unless one raises."""
         ...
 
     async def acked(self, message: GroupMessage, effect: Effect, *, ready: Step[None]) -> None:
-        """The effect, `ready`, a double ack: in one transaction, committed if none of them raises."""
+        """Run the effect, `ready` and a double ack in one transaction, committed if none of them raises."""
         ...
 
 
@@ -74,7 +74,7 @@ class _AsyncDatabase:
     def check_effect(self, effect: Effect) -> None:
         if not _is_async(effect):
             raise InvalidInput(
-                f"effect is {effect!r}, which is no coroutine function, and the engine is asynchronous: write it with "
+                f"effect is {effect!r}, not a coroutine function, but the engine is asynchronous: write it with "
                 "async def, or use an engine from create_engine()"
             )
 
@@ -107,7 +107,7 @@ async def _call(message: GroupMessage, effect: Effect, connection: AsyncConnecti
 
 
 class _ThreadedDatabase:
-    """A transaction stays in one thread from its beginning to its end: SQLite's connections demand it."""
+    """A transaction stays in one thread from its beginning to its end: SQLite's connections require it."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -120,7 +120,7 @@ class _ThreadedDatabase:
     def check_effect(self, effect: Effect) -> None:
         if _is_async(effect):
             raise InvalidInput(
-                f"effect is {effect!r}, a coroutine function, and the engine is a plain one: use an engine from "
+                f"effect is {effect!r}, a coroutine function, but the engine is synchronous: use an engine from "
                 "create_async_engine(), or write the effect with def"
             )
 

@@ -1,6 +1,7 @@
-"""Prepare, double ack, commit or roll back: the pattern without tables of keylane's.
+"""Prepare, double ack, commit or roll back: the pattern without keylane's tables.
 
-The weaker of the two: whoever dies between the ack and the commit loses the effect. docs/exactly-once.md compares them.
+The weaker of the two patterns: a process that dies between the ack and the commit loses the effect.
+docs/exactly-once.md compares them.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ def ack_then_commit(engine: Engine, effect: Callable[[GroupMessage, Connection],
 
 
 def ack_then_commit(engine: AsyncEngine | Engine, effect: Effect) -> Handler:
-    """A handler that runs the effect in a transaction, acks, waits for the confirmation, and only then commits.
+    """Return a handler that runs the effect in a transaction, acks, waits for the confirmation, and then commits.
 
-    Without a confirmation the transaction is rolled back and the message is tried again. Any database will do.
+    Without a confirmation it rolls back, and the message is retried. Works with any database.
 
     >>> await groups.join(connection, "ORDERS", "billing", "alice", ack_then_commit(engine, effect))
     """
@@ -42,6 +43,6 @@ def ack_then_commit(engine: AsyncEngine | Engine, effect: Effect) -> Handler:
 
 
 def _refuse_now(connection: Connection) -> None:
-    """Whatever the database would refuse at commit, it is to refuse before the ack."""
+    """Make the database refuse before the ack what it would refuse at commit."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SET CONSTRAINTS ALL IMMEDIATE"))

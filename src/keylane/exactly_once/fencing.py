@@ -1,6 +1,6 @@
-"""What an instance may say about its ownership of partitions, and which claims it has put into the database.
+"""An instance's ownership of partitions: its fencing tokens, and the claims that it has written to the database.
 
-Owns the tokens and when they are asked for anew. Never talks to the database.
+Owns the tokens and decides when to request them again. Never talks to the database.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _ASK_AGAIN_S = 1.0
 
 
 class FenceClaim(NamedTuple):
-    """Who claims a partition, and since when it is theirs."""
+    """Who claims a partition, and since when."""
 
     revision: int
-    """Of the group's record, counted on through all epochs."""
+    """Of the group's record, counted across all epochs."""
     pinned_ns: int
     member: str
 
 
 class Epoch(NamedTuple):
-    """The life of one bucket, as the database knows it. Revisions of its records count from `base`."""
+    """The lifetime of one bucket, as the database knows it. Revisions of its records count from `base`."""
 
     number: int
     base: int
@@ -36,26 +36,26 @@ class Epoch(NamedTuple):
 
 
 class View(NamedTuple):
-    """What the server said about a group, and the epoch that the database had before the server was asked.
+    """The server's answer about a group, and the epoch that the database had before the server was asked.
 
-    So in this epoch it is fresh: whoever slept since then meets another epoch.
+    So the answer is fresh in this epoch: an instance that was suspended since then meets another epoch.
     """
 
     epoch: Epoch
     source: GroupSource
     version: tuple[int, str]
-    """Of the group's record, as the instance followed it then."""
+    """Of the group's record that the instance followed then."""
     asked_at: float
     """By the event loop's clock."""
 
     @property
     def revision(self) -> int:
-        """Counted on through all epochs."""
+        """Counted across all epochs."""
         return self.epoch.base + self.source.revision
 
 
 class LedgerEntry(NamedTuple):
-    """What a message is to the tables."""
+    """The identity of a message in the tables."""
 
     stream: str
     group_name: str
@@ -67,7 +67,7 @@ class LedgerEntry(NamedTuple):
 def origin_of(message: GroupMessage) -> Origin:
     origin: Origin | None = getattr(message, "origin", None)
     if origin is None:
-        raise InvalidInput(f"{message!r} has no origin: exactly once is for messages that a joined member handles")
+        raise InvalidInput(f"{message!r} has no origin: exactly once works only for messages of a joined member")
     return origin
 
 
@@ -76,22 +76,22 @@ def entry_of(message: GroupMessage, origin: Origin) -> LedgerEntry:
 
 
 def storable(key: str) -> str:
-    """A key as text that every database takes: bytes that are not UTF-8, NUL and backslashes are written as escapes."""
+    """A key as text that every database accepts: bytes that are not UTF-8, NUL and backslashes are escaped."""
     return key.replace("\\", "\\\\").replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
 
 
 def check_pin(message: GroupMessage, origin: Origin) -> None:
-    """What came with an earlier pin is nothing that the present one speaks for."""
+    """Raise `Fenced` if the message was delivered under an earlier pin."""
     delivered_to = message.headers.get(_PIN_HEADER)
     if delivered_to is not None and delivered_to != origin.pin_id:
         raise Fenced(
-            f"{message!r} was delivered to pin {delivered_to}, and member {origin.member} ({origin.instance}) has "
-            f"{origin.pin_id or 'none'} now: the message comes again, to whoever is pinned"
+            f"{message!r} was delivered to pin {delivered_to}, but member {origin.member} ({origin.instance}) now has "
+            f"{origin.pin_id or 'none'}: the server redelivers it to the pinned instance"
         )
 
 
 class InstanceClaims:
-    """One instance's claims while it has one pin. A new pin starts with none."""
+    """The claims of one instance under one pin. A new pin starts without claims."""
 
     def __init__(self) -> None:
         self._pin_id: str | None = None
@@ -100,14 +100,14 @@ class InstanceClaims:
         self._mismatches: dict[int, tuple[float, LedgerMismatch]] = {}
         self.view: View | None = None
         self.viewing = asyncio.Lock()
-        """Held while a view is made: one is enough for all partitions."""
+        """Held while a view is created: one is enough for all partitions."""
 
     def claiming(self, partition: int) -> asyncio.Lock:
-        """Held while a partition is claimed: the first message does it for all that are at work."""
+        """Held while a partition is claimed: the first message does it for all concurrent ones."""
         return self._claiming.setdefault(partition, asyncio.Lock())
 
     def claim_on(self, partition: int, pin_id: str | None) -> FenceClaim | None:
-        """What was claimed before under this pin."""
+        """The earlier claim under this pin, if any."""
         return self._claims.get(partition) if pin_id is not None and pin_id == self._pin_id else None
 
     def claimed(self, partition: int, pin_id: str | None, claim: FenceClaim) -> None:
@@ -118,7 +118,7 @@ class InstanceClaims:
 
     @contextmanager
     def telling_mismatch(self, partition: int, origin: Origin) -> Iterator[None]:
-        """What is found here is shown by the member, and not asked for again for a moment."""
+        """Make the member report a mismatch that the block raises, and do not check again for a moment."""
         loop = asyncio.get_running_loop()
         try:
             yield
@@ -130,7 +130,7 @@ class InstanceClaims:
             origin.wait(None)
 
     def check_mismatch(self, partition: int) -> None:
-        """Raise what was found a moment ago: every message would ask the same, and only a person can change it."""
+        """Raise the recent mismatch, if any: every message would find the same, and only an operator can resolve it."""
         until, error = self._mismatches.get(partition, (0.0, None))
         if error is not None and asyncio.get_running_loop().time() < until:
             raise type(error)(*error.args)

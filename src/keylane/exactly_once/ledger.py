@@ -1,12 +1,12 @@
 """The statements of exactly once, each a step within one transaction.
 
 A partition has one owner at a time, by its row in `keylane_fence`. A transaction of the owner holds that row with a
-shared lock until it ends, so an owner's transactions run side by side, and a new owner's claim (an update of the row)
-waits for those of the old one and stops all that come later. Plain functions on a SQLAlchemy connection.
+shared lock until it ends. So an owner's transactions run concurrently, and a new owner's claim (an update of the row)
+waits for those of the old owner and refuses all later ones. Plain functions on a SQLAlchemy connection.
 
-Tokens are the revisions of a KV bucket, and a bucket can be made anew or restored. So the database counts epochs, one
-for each bucket that it meets: in each, revisions are added to the highest token of the epochs before. A claim holds the
-group's row in `keylane_epoch` with a shared lock; a new epoch is begun with an exclusive one.
+Tokens are the revisions of a KV bucket, and a bucket can be recreated or restored. So the database counts epochs, one
+for each bucket that it meets: in each, revisions are added to the highest token of the earlier epochs. A claim holds
+the group's row in `keylane_epoch` with a shared lock; a new epoch takes an exclusive one.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from keylane.exactly_once.tables import epoch, fence, progress
 from keylane.groups import GroupSource
 
 _ANY = ""
-"""In place of a bucket's or stream's time: an operator has accepted whatever is there."""
+"""Replaces a bucket's or stream's creation time: an operator has accepted the current one."""
 
 
 class Superseded(Exception):
-    """The partition's row is not what this instance put there. Never leaves this package."""
+    """The partition's row is not the one that this instance wrote. Never leaves this package."""
 
     def __init__(self, stored: FenceClaim | None) -> None:
         super().__init__(stored)
@@ -36,34 +36,34 @@ class Superseded(Exception):
 
 
 class EpochChanged(Exception):
-    """The group's tokens count from another base by now: ask the server anew. Never leaves this package."""
+    """The group's tokens now count from another base: ask the server again. Never leaves this package."""
 
 
 class DoneElsewhere(Exception):
-    """Another transaction has done the message while this one was at it: roll back. Never leaves this package."""
+    """Another transaction has done the message meanwhile: roll back. Never leaves this package."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long our transactions may hold others up. PostgreSQL enforces them, also against a process that is frozen."""
+    """How long our transactions may block others. PostgreSQL enforces the limits, even against a frozen process."""
 
     lock_s: float
     idle_s: float
 
     def begin(self, connection: Connection) -> None:
-        """First in every transaction."""
+        """Call this first in every transaction."""
         if connection.dialect.name == "postgresql":
             connection.execute(_SET_LIMITS, {"lock": f"{_ms(self.lock_s)}ms", "idle": f"{_ms(self.idle_s)}ms"})
         else:
-            # SQLite's own way starts as a reader, and two readers that want to write end in an error.
+            # SQLite's default transaction starts as a reader, and two readers that want to write end in an error.
             if _sqlite_has_begun(connection):
-                connection.exec_driver_sql("ROLLBACK")  # the engine was told to begin by itself; nothing is done yet
+                connection.exec_driver_sql("ROLLBACK")  # the engine began a transaction; it is still empty
             connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def check_dialect(name: str) -> None:
     if name not in _CLAIM:
-        raise InvalidInput(f"the engine speaks to {name!r}: exactly once knows {' and '.join(_CLAIM)}")
+        raise InvalidInput(f"the engine's database is {name!r}: exactly once supports {' and '.join(_CLAIM)}")
 
 
 def current_epoch(connection: Connection, stream: str, group: str) -> Epoch | None:
@@ -72,7 +72,7 @@ def current_epoch(connection: Connection, stream: str, group: str) -> Epoch | No
 
 
 def highest_sequence(connection: Connection, stream: str, group: str) -> int:
-    """Of all messages that are done."""
+    """The highest sequence of all messages that are done."""
     found = connection.execute(_HIGHEST_SEQUENCE, {"stream": stream, "group_name": group}).scalar_one()
     return int(found)
 
@@ -80,11 +80,11 @@ def highest_sequence(connection: Connection, stream: str, group: str) -> int:
 def begin_epoch(
     connection: Connection, names: tuple[str, str], seen: Epoch | None, done: int, source: GroupSource
 ) -> bool:
-    """Let tokens count by this bucket from now on, unless somebody did so since `seen`; returns whether it was us.
+    """Begin an epoch with this bucket, unless somebody did so since `seen`; returns whether this call did it.
 
-    The server was asked for `source` after `seen` and the highest sequence `done` were read, so it is newer. Its tokens
-    begin above all that were ever seen. A database of version 0.1 has tokens and no epoch: if the bucket's revisions
-    are not below them, they go on.
+    `source` was requested after `seen` and the highest sequence `done` were read, so it is newer. Its tokens begin
+    above all earlier ones. A database of version 0.1 has tokens and no epoch: if the bucket's revisions are not below
+    them, they continue.
     """
     stream, group = names
     where = {"stream": stream, "group_name": group}
@@ -107,7 +107,7 @@ def begin_epoch(
 
 
 def accept(connection: Connection, stream: str, group: str) -> bool:
-    """Let whoever asks next take bucket and stream as they are then; False if nothing is known of the group."""
+    """Let the next claim accept bucket and stream as they are then; False if the group has no rows."""
     where = {"stream": stream, "group_name": group}
     if not connection.execute(_HIGHEST_TOKEN, where).one()[0]:
         return False
@@ -117,26 +117,26 @@ def accept(connection: Connection, stream: str, group: str) -> bool:
 
 
 def _check_stream(names: tuple[str, str], seen: Epoch | None, done: int, source: GroupSource, pinned_ns: int) -> None:
-    """Sequences of another stream would be taken for those of messages that are done, and be skipped in silence."""
+    """Without this check, messages of another stream would count as done by their sequence, and be skipped silently."""
     if not source.stream_created or (seen is not None and seen.bucket == _ANY):
         return
     if seen is not None:
         check_same_stream(names, seen, source)
-    elif done and source.stream_created_ns > pinned_ns:  # version 0.1 noted no stream, but the time of the last pin
-        raise _made_anew(names, f"it was made at {source.stream_created}, after the last of them")
+    elif done and source.stream_created_ns > pinned_ns:  # version 0.1 stored the time of the last pin only
+        raise _made_anew(names, f"it was created at {source.stream_created}, after the last of them")
     check_has_done(names, done, source)
 
 
 def check_has_done(names: tuple[str, str], done: int, source: GroupSource) -> None:
-    """A stream never has fewer messages than are done of it."""
+    """Raise `StreamMadeAnew` if the stream has fewer messages than are done."""
     if source.stream_created and source.last_sequence < done:
         raise _made_anew(names, f"its last sequence is {source.last_sequence}, and sequence {done} is done")
 
 
 def check_same_stream(names: tuple[str, str], seen: Epoch, source: GroupSource) -> None:
     if source.stream_created and source.stream_created != seen.stream_created:
-        was = f"made at {seen.stream_created}" if seen.stream_created else "missing"
-        raise _made_anew(names, f"it was made at {source.stream_created}, and before it was {was}")
+        was = f"created at {seen.stream_created}" if seen.stream_created else "missing"
+        raise _made_anew(names, f"it was created at {source.stream_created}, and the earlier one was {was}")
 
 
 def _made_anew(names: tuple[str, str], sign: str) -> StreamMadeAnew:
@@ -149,23 +149,23 @@ def _made_anew(names: tuple[str, str], sign: str) -> StreamMadeAnew:
 
 
 def claim(connection: Connection, entry: LedgerEntry, mine: FenceClaim, number: int, instance: str) -> None:
-    """Take the partition, unless a newer owner has it: then `Superseded`. `EpochChanged` if this epoch is over.
+    """Take the partition. Raises `Superseded` if a newer owner has it, and `EpochChanged` if this epoch is over.
 
     Newer is a later revision of the group, or within one revision a later pin of the same member. Pins of two members
-    are of two consumers and say nothing about each other: there the server decides, which lets a partition go to a
-    member only after the other one has let go of it, and so the later claim is the right one.
+    belong to two consumers and cannot be compared. There the later claim is right, because the server gives a partition
+    to a member only after the other one has released it.
     """
     where = {"stream": entry.stream, "group_name": entry.group_name, "partition": entry.partition}
     if connection.execute(_EPOCH_TO_CLAIM, where).scalar_one_or_none() != number:
         raise EpochChanged
     if _owner(connection, where) == mine:
-        return  # the statement below would wait for our own effects, even if it changes nothing
+        return  # the statement below would wait for our own effects, even if it changed nothing
     connection.execute(_CLAIM[connection.dialect.name], {**where, **mine._asdict(), "instance": instance})
     _check_owner(_owner(connection, where), mine)
 
 
 def newest_done(connection: Connection, entry: LedgerEntry, mine: FenceClaim) -> int:
-    """The newest message of the key that is done; 0 if none is. `Superseded` if the partition is not ours."""
+    """The newest message of the key that is done; 0 if none is. Raises `Superseded` if the partition is not ours."""
     where = {
         "stream": entry.stream,
         "group_name": entry.group_name,
@@ -179,15 +179,15 @@ def newest_done(connection: Connection, entry: LedgerEntry, mine: FenceClaim) ->
 
 
 def note(connection: Connection, entry: LedgerEntry) -> None:
-    """Note the message as done; `DoneElsewhere` if another transaction did that meanwhile.
+    """Record the message as done. Raises `DoneElsewhere` if another transaction did so meanwhile.
 
-    Comes after the effect: an effect that hid an error of the database has lost its transaction, and is told here.
+    Call it after the effect: it detects an effect that hid a database error and so lost its transaction.
     """
     lost_quietly = connection.dialect.name == "sqlite" and not _sqlite_has_begun(connection)
     if lost_quietly or not connection.in_transaction():
         raise InvalidInput(
             f"the effect of sequence {entry.sequence} ended the transaction that it was given: let keylane commit, and "
-            "raise what goes wrong"
+            "let errors of the database propagate"
         )
     if connection.execute(_NOTE[connection.dialect.name], entry._asdict()).one_or_none() is None:
         raise DoneElsewhere
@@ -219,7 +219,7 @@ def _ms(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
 
-# ---- the statements, built once: building them takes longer than running them ---------------------------
+# ---- statements, built once, because building takes longer than running them ----------------------------
 
 _SET_LIMITS = text(
     "SELECT set_config('lock_timeout', :lock, true), set_config('idle_in_transaction_session_timeout', :idle, true)"
@@ -289,7 +289,7 @@ def _note_statement(insert: Any) -> Executable:
 
 
 def _epoch_statement(insert: Any, otherwise: dict[str, Any] | None = None) -> Executable:
-    """A group's first epoch; where there is one, it stays, or is changed in this."""
+    """Insert a group's first epoch; leave an existing one as it is, or update these columns of it."""
     row: postgresql.Insert = insert(epoch)
     row = row.values({column: bindparam(column.name) for column in epoch.columns})
     key = list(epoch.primary_key)

@@ -1,4 +1,4 @@
-"""keylane's three tables in the user's database: made where they are missing, refused where they are others."""
+"""keylane's three tables in the user's database: created if missing, refused if they have other columns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ progress = Table(
     Column("lane", Text, primary_key=True),
     Column("sequence", BigInteger, nullable=False),
 )
-"""One row per key: the newest message of it whose effects are committed."""
+"""One row per key: its newest message whose effects are committed."""
 
 fence = Table(
     "keylane_fence",
@@ -30,7 +30,7 @@ fence = Table(
     Column("member", String(255), nullable=False),
     Column("instance", String(255), nullable=False),
 )
-"""One row per partition: who owns it, as far as the database was told. `revision` counts on through all epochs."""
+"""One row per partition: its newest owner known to the database. `revision` counts across all epochs."""
 
 epoch = Table(
     "keylane_epoch",
@@ -42,17 +42,17 @@ epoch = Table(
     Column("bucket", String(64), nullable=False),
     Column("stream_created", String(64), nullable=False),
 )
-"""One row per group: the bucket whose revisions count now, and what is added to them, so that tokens always grow.
-Version 0.1 had none: it is made beside the other two."""
+"""One row per group: the bucket whose revisions count now, and the number added to them, so that tokens always grow.
+Version 0.1 did not have this table: it is created beside the other two."""
 
 _TABLES = (progress, fence, epoch)
 
 _MAKING = 0x6B65796C616E65
-"""PostgreSQL's advisory lock while tables are made: two that make one table at once would collide."""
+"""PostgreSQL's advisory lock while tables are created: concurrent creations of one table would collide."""
 
 
 def prepare(connection: Connection) -> None:
-    """Make the tables that are missing and look at those that are there."""
+    """Create the missing tables and check the existing ones."""
     there = inspect(connection)
     if not all(there.has_table(table.name) for table in _TABLES):
         if connection.dialect.name == "postgresql":
@@ -69,7 +69,7 @@ def _check(table: Table, found: list[str]) -> None:
     if set(found) != set(wanted):
         raise WrongTables(
             f"table {table.name!r} has the columns {', '.join(found)}; keylane's has {', '.join(wanted)}: rename or "
-            "drop the table that is there, or give keylane another database or schema"
+            "drop that table, or give keylane another database or schema"
         )
 
 
@@ -77,6 +77,6 @@ def _check_key(table: Table, found: list[str]) -> None:
     wanted = [column.name for column in table.primary_key]
     if set(found) != set(wanted):
         raise WrongTables(
-            f"table {table.name!r} has the primary key ({', '.join(found)}); keylane's has ({', '.join(wanted)}), and "
-            "without it nothing is exactly once: drop the table, keylane makes it anew"
+            f"table {table.name!r} has the primary key ({', '.join(found)}); keylane's has ({', '.join(wanted)}), "
+            "which exactly once needs: drop the table, and keylane creates it again"
         )

@@ -1,7 +1,7 @@
-"""`ExactlyOnce`: turns what a user wants done in a database into a handler for `groups.join`.
+"""`ExactlyOnce`: turns a user's effect on a database into a handler for `groups.join`.
 
-One message, one transaction: is the partition still ours, is the message still to be done, the effect, the note that it
-is done, commit. The group acks afterwards, as ever; a message that comes again is recognised by the note.
+Each message is one transaction: check that the partition is still ours, check that the message is not done yet, run the
+effect, record that it is done, commit. The group acks afterwards as usual; the record identifies a redelivered message.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from keylane.exactly_once.fencing import FenceClaim, InstanceClaims, LedgerEntry
 from keylane.exactly_once.ledger import DoneElsewhere, EpochChanged, Limits, Superseded
 from keylane.exactly_once.tables import prepare
 from keylane.groups import GroupMessage, Origin
-from keylane.jetstream.settings import check_seconds
+from keylane.jetstream import check_seconds
 
 T = TypeVar("T")
 
@@ -43,8 +43,8 @@ class ExactlyOnce:
     functions, which run in threads. Give its pool as many connections as handlers run at once (`concurrency`).
 
     `lock_timeout_s` and `idle_timeout_s` are PostgreSQL's, for these transactions only: how long one waits for a row
-    that another holds, and how long one may stand idle, as that of a frozen process does, before the server ends it. An
-    effect that waits for something else than the database for longer than that is ended too.
+    that another holds, and how long one may be idle, as in a frozen process, before the server ends it. This also ends
+    an effect that waits for something other than the database for longer than `idle_timeout_s`.
 
     >>> async def effect(message, connection):
     ...     await connection.execute(insert(orders).values(data=message.data))
@@ -79,7 +79,7 @@ class ExactlyOnce:
     def handler(self, effect: Callable[[GroupMessage, Connection], None]) -> Handler: ...
 
     def handler(self, effect: Effect) -> Handler:
-        """A handler that runs `effect(message, connection)`. It returns or raises; it never commits or settles."""
+        """Return a handler that runs `effect(message, connection)`. The effect must not commit or settle."""
         self._database.check_effect(effect)
         return _Handler(partial(self._handle, effect=effect, session=False))
 
@@ -90,21 +90,21 @@ class ExactlyOnce:
     def session_handler(self, effect: Callable[[GroupMessage, Session], None]) -> Handler: ...
 
     def session_handler(self, effect: Effect) -> Handler:
-        """As `handler`, for an effect that writes through a session of the ORM. It is flushed after the effect."""
+        """Like `handler`, for an effect that writes through an ORM session. The session is flushed after the effect."""
         self._database.check_effect(effect)
         return _Handler(partial(self._handle, effect=effect, session=True))
 
     async def create_tables(self) -> None:
-        """Make keylane's tables where they are missing. The first message does it too, if it may."""
+        """Create keylane's tables if they are missing. The first message does so too, if it has the permission."""
         async with self._preparing:
             if not self._prepared:
                 await self._in_transaction(prepare)
                 self._prepared = True
 
     async def forget(self, stream: str, group: str) -> int:
-        """Forget all that a group has done; returns how many keys were known. Its messages count as new.
+        """Delete all records of a group; returns the number of keys. The group's messages then count as new.
 
-        For a stream that was deleted and made again: its messages have the sequences of those that are done.
+        Use it for a stream that was deleted and created again: its messages reuse sequences that are done.
         """
         check_stream_name(stream)
         check_group_name(group)
@@ -112,19 +112,18 @@ class ExactlyOnce:
         return await self._in_transaction(lambda connection: ledger.forget(connection, stream, group))
 
     async def accept(self, stream: str, group: str) -> None:
-        """Take the group's bucket and stream as they are, and go on: for a bucket or stream that was restored.
+        """Accept the group's bucket and stream as they are: for a bucket or stream that was restored.
 
-        What is done stays done, and tokens go on above the highest that was seen. Members that wait for it go on by
-        themselves. Be sure before that no instance works with the state from before; a stream that was made anew, and
-        is no copy, is to be forgotten instead.
+        Done messages stay done, and tokens continue above the highest one so far. Waiting members resume. First make
+        sure that no instance works with the earlier state. For a recreated stream that is not a copy, use `forget`.
         """
         check_stream_name(stream)
         check_group_name(group)
         await self.create_tables()
         if not await self._in_transaction(lambda connection: ledger.accept(connection, stream, group)):
             raise InvalidInput(
-                f"the database knows nothing of group {group!r} of stream {stream!r}: there is nothing to accept; look "
-                "at the names and at the database's address"
+                f"the database has no record of group {group!r} of stream {stream!r}: there is nothing to accept; "
+                "check the names and the database's address"
             )
 
     async def _handle(self, message: GroupMessage, *, effect: Effect, session: bool) -> None:
@@ -140,7 +139,7 @@ class ExactlyOnce:
             try:
                 known = await self._perform(message, entry, mine, effect, session=session)
             except Superseded:
-                pass  # perhaps the partition went away and came back: ask anew
+                pass  # the partition may have left and come back: ask again
             else:
                 await self._check_known(entry, origin, standing, known)
                 return
@@ -155,7 +154,7 @@ class ExactlyOnce:
         await self._check_known(entry, origin, standing, known)
 
     async def _check_known(self, entry: LedgerEntry, origin: Origin, standing: InstanceClaims, known: int) -> None:
-        """What is taken for done must be of the stream that was done: one that is made anew counts from 1 again."""
+        """Check that a done message is of the same stream: a recreated stream counts from 1 again."""
         if known < entry.sequence:
             return
         with standing.telling_mismatch(entry.partition, origin):
@@ -165,7 +164,7 @@ class ExactlyOnce:
     async def _claim(
         self, message: GroupMessage, entry: LedgerEntry, origin: Origin, standing: InstanceClaims
     ) -> FenceClaim:
-        """Take the partition, in a transaction of its own: others of this instance need not wait for an effect."""
+        """Claim the partition in a separate transaction, so that others of this instance do not wait for an effect."""
         pin_id = origin.pin_id
         with standing.telling_mismatch(entry.partition, origin):
             mine = await self._claimed(message, entry, origin, standing)
@@ -201,10 +200,10 @@ class ExactlyOnce:
                 refused_at, refusing = asyncio.get_running_loop().time(), error.stored
             else:
                 return mine
-        raise Fenced(f"the epoch of {entry.stream}/{entry.group_name} changes again and again")
+        raise Fenced(f"the epoch of {entry.stream}/{entry.group_name} keeps changing")
 
     async def _view(self, origin: Origin, standing: InstanceClaims, *, after: float) -> View:
-        """What the server says of the group, asked for after this time, in the epoch that the database has now."""
+        """The server's answer about the group, requested after this time, in the database's current epoch."""
         async with standing.viewing:
             view = standing.view
             if view is not None and view.version == origin.version and view.asked_at > after:
@@ -223,18 +222,18 @@ class ExactlyOnce:
                 begin = partial(ledger.begin_epoch, names=names, seen=epoch, done=done, source=source)
                 if await self._in_transaction(begin) and epoch is not None:
                     _log.warning(
-                        "the bucket of group %s of stream %s is another one than before (made at %s): its fencing "
-                        "tokens go on above the highest that the database has seen",
+                        "the bucket of group %s of stream %s is not the same as before (created at %s): its fencing "
+                        "tokens continue above the highest that the database has seen",
                         origin.group,
                         origin.stream,
                         source.bucket,
                     )
-        raise Fenced(f"the bucket of {origin.stream}/{origin.group} is made anew again and again")
+        raise Fenced(f"the bucket of {origin.stream}/{origin.group} keeps being recreated")
 
     async def _perform(
         self, message: GroupMessage, entry: LedgerEntry, mine: FenceClaim, effect: Effect, *, session: bool
     ) -> int:
-        """Do it, unless it is done; returns the newest of its key that was done before."""
+        """Run the effect, unless the message is done; returns the newest sequence of its key that was done before."""
         known = 0
 
         def before(connection: Connection) -> bool:
@@ -266,7 +265,7 @@ class ExactlyOnce:
 
 
 class _Handler:
-    """What `groups.join` is given. `needs_order`: without order per key, a later message would hide an earlier one."""
+    """The handler for `groups.join`. `needs_order`: without order per key, a later message hides an earlier one."""
 
     needs_order = True
 
@@ -290,7 +289,7 @@ def _went_back(entry: LedgerEntry, view: View, seen: FenceClaim) -> TokenWentBac
 def _fenced(entry: LedgerEntry, mine: FenceClaim, stored: FenceClaim | None) -> Fenced:
     owner = f"{stored.member} (revision {stored.revision}, pinned {stored.pinned_ns})" if stored else "nobody"
     return Fenced(
-        f"partition {entry.partition} of {entry.stream}/{entry.group_name} belongs to {owner}, and not to "
+        f"partition {entry.partition} of {entry.stream}/{entry.group_name} belongs to {owner}, not to "
         f"{mine.member} (revision {mine.revision}, pinned {mine.pinned_ns}): sequence {entry.sequence} was rolled "
-        "back; its owner does it"
+        "back; its owner handles it"
     )

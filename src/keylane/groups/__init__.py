@@ -1,7 +1,8 @@
 """Partitioned consumer groups: static on streams that carry partitions, elastic on any stream.
 
-`creating` makes groups, `admin` looks at them and changes them. `member` takes part in one: `member_consumer` reads its
-consumer, `handling` has its messages. `config` and `shape` are the contracts with members in other languages.
+`creation` makes groups, `admin` looks at them and changes them. `member` takes part in one: `member_consumer` reads its
+consumer, `message_processor` has its messages. `config` and `consumer_spec` are the contracts with members in other
+languages.
 """
 
 from __future__ import annotations
@@ -19,15 +20,13 @@ from keylane.groups.admin import (
     set_mapping,
     step_down,
 )
-from keylane.groups.config import ElasticConfig, StaticConfig
+from keylane.groups.config import ElasticConfig, StaticConfig, partition_limit
 from keylane.groups.consumer_spec import queue_stream
 from keylane.groups.creation import create_elastic, create_static, delete
+from keylane.groups.dead_letters import Unpublished, put_unpublished
 from keylane.groups.instance import GroupSource, Origin
-from keylane.groups.limits import partition_limit
 from keylane.groups.member import Member, MemberHooks, join
-from keylane.groups.message import GroupMessage, Placing
-from keylane.groups.message_keys import placing_by
-from keylane.groups.unpublished_letters import Unpublished, put_unpublished
+from keylane.groups.message import GroupMessage, Placing, placing_by
 
 __all__ = [
     "ElasticConfig",

@@ -1,28 +1,22 @@
-"""Looking at groups, and changing who is in an elastic one. Nothing here reads messages."""
+"""Looking at groups, changing who is in an elastic one, and plan files. Nothing here reads messages."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal, TextIO
 
 from keylane.core.names import check_member_name, check_stream_name
 from keylane.core.plans import Plan, balanced, sticky
+from keylane.core.subjects import shown
 from keylane.errors import GroupError, InvalidInput, NotAMember, NotFound
 from keylane.groups import consumer_spec
-from keylane.groups.config import ElasticConfig, GroupConfig, StaticConfig
-from keylane.groups.creation import (
-    Mappings,
-    check_names,
-    plan_of,
-    refuse_to_stop_go_members,
-    tell_of_idle_members,
-)
-from keylane.groups.store import Kind, StoredGroup, change_elastic, elastic_bucket, read_any, static_bucket
-from keylane.jetstream import consumers
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.consumers import ConsumerInfo
-from keylane.jetstream.kv import Bucket
+from keylane.groups.config import ElasticConfig, GroupConfig, Kind, StaticConfig
+from keylane.groups.creation import Mappings, check_names, plan_of, refuse_to_stop_go_members, warn_of_idle_members
+from keylane.groups.store import StoredGroup, bucket_of, change_elastic, read_any
+from keylane.jetstream import Connection, ConsumerInfo, consumers
 
 PlanName = Literal["balanced", "sticky"]
 
@@ -48,13 +42,16 @@ async def get_config(
 async def list_groups(connection: Connection, stream: str) -> list[GroupName]:
     """The groups of a stream, static ones first."""
     check_stream_name(stream)
-    static = [GroupName(stream, one, "static") for one in await _groups_in(static_bucket(connection), stream)]
-    elastic = [GroupName(stream, one, "elastic") for one in await _groups_in(elastic_bucket(connection), stream)]
-    return [*static, *elastic]
+    kinds: tuple[Kind, ...] = ("static", "elastic")
+    return [
+        GroupName(stream, key.partition(".")[2], kind)
+        for kind in kinds
+        for key in await bucket_of(connection, kind).keys(stream)
+    ]
 
 
 async def active_members(connection: Connection, stream: str, group: str, *, kind: Kind | None = None) -> list[str]:
-    """Members that have an instance pinned or waiting now."""
+    """The members that have a pinned or a waiting instance now."""
     config = (await _stored(connection, stream, group, kind)).config
     active = []
     for member in config.plan.members:
@@ -119,7 +116,7 @@ async def drop_members(
     plan: PlanName = "balanced",
     stop_go_members: bool = False,
 ) -> ElasticConfig:
-    """Drop members; those that are not there are no matter. For the rest see `add_members`."""
+    """Drop members. Names that the group does not list are ignored. `plan` and `stop_go_members`: see `add_members`."""
     _check_change(stream, group, members, plan)
     return await _change_members(
         connection,
@@ -134,7 +131,7 @@ async def drop_members(
 async def set_mapping(
     connection: Connection, stream: str, group: str, mappings: Mappings, *, stop_go_members: bool = False
 ) -> ElasticConfig:
-    """Replace the members, or the mapping there is, by a mapping of your own.
+    """Replace the members, or the present mapping, with a mapping of your own.
 
     On a group with two or more filters it stops members in Go: it is stored only with `stop_go_members`.
     """
@@ -146,20 +143,20 @@ async def set_mapping(
 
 
 async def delete_mapping(connection: Connection, stream: str, group: str) -> ElasticConfig:
-    """Remove the mapping. Nobody owns a partition then, until members are added or a mapping is set."""
+    """Remove the mapping. No member owns a partition until members are added or a mapping is set."""
     check_names(stream, group)
     return await change_elastic(connection, stream, group, lambda config: config.with_owners(members=config.members))
 
 
 def planned(config: GroupConfig, members: Sequence[str], plan: PlanName) -> Plan:
-    """The plan that a change to these members would give: for a dry run."""
+    """The plan after a change to these members; changes nothing."""
     if plan == "sticky":
         return sticky(config.plan, members, config.max_members)
     return balanced(members, config.max_members)
 
 
 def mapped(group: str, config: ElasticConfig, plan: Plan | None, *, stop_go_members: bool) -> ElasticConfig:
-    """The group with this mapping, unless it would be the first one and members in Go would stop unasked."""
+    """The group with this mapping. Raises `InvalidInput` if it is the first one and would stop members in Go."""
     changed = config.with_owners(mappings=plan)
     refuse_to_stop_go_members(group, changed, stop_go_members or config.mappings is not None)
     return changed
@@ -197,7 +194,7 @@ async def _change_members(
         return config.with_owners(members=list(dict.fromkeys(choose(config.members))))
 
     changed = await change_elastic(connection, stream, group, decide)
-    tell_of_idle_members(stream, group, changed)
+    warn_of_idle_members(stream, group, changed)
     return changed
 
 
@@ -228,10 +225,6 @@ async def _stored(connection: Connection, stream: str, group: str, kind: Kind | 
     return await read_any(connection, stream, group, kind)
 
 
-async def _groups_in(bucket: Bucket, stream: str) -> list[str]:
-    return [key.partition(".")[2] for key in await bucket.keys(stream)]
-
-
 async def _consumer(
     connection: Connection, config: StaticConfig | ElasticConfig, stream: str, group: str, member: str
 ) -> ConsumerInfo | None:
@@ -243,3 +236,68 @@ async def _consumer(
         )
     except NotFound:
         return None
+
+
+# ---- plan files: `keylane elastic plan` and the skew pipeline write them, `apply-plan` reads them ------------
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFile:
+    """A plan, and the group that it is for if the file names one."""
+
+    plan: Plan
+    stream: str | None = None
+    group: str | None = None
+
+
+def write_plan_file(path: Path, stream: str, group: str, plan: Plan) -> None:
+    """Write a plan and the group that it is for. Raises `InvalidInput` if the file cannot be written."""
+    mappings = [{"member": member, "partitions": partitions} for member, partitions in plan.mappings()]
+    wire = {"stream": stream, "group": group, "member_mappings": mappings}
+    try:
+        path.write_text(json.dumps(wire, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput(f"plan file {str(path)!r} cannot be written: {error.strerror}") from error
+
+
+def read_plan_file(path: Path, stdin: TextIO) -> PlanFile:
+    """`{"member_mappings": [{"member", "partitions"}]}`, or that list alone, or `{"a": [0, 1], "b": [2]}`.
+
+    The first form, in which a group is also stored, may name `stream` and `group`. `-` reads `stdin`.
+    """
+    where = "the plan on standard input" if str(path) == "-" else f"plan file {str(path)!r}"
+    try:
+        text = stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+        wire = json.loads(text)
+    except OSError as error:
+        raise InvalidInput(f"{where} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise InvalidInput(f"{where} is not JSON: {error}") from error
+    named = wire if isinstance(wire, dict) and "member_mappings" in wire else {}
+    listed = named.get("member_mappings", wire)
+    try:
+        pairs = (
+            list(listed.items()) if isinstance(listed, dict) else [(one["member"], one["partitions"]) for one in listed]
+        )
+        plan = Plan.from_mappings((member, _numbers(partitions)) for member, partitions in pairs)
+    except (KeyError, TypeError) as error:
+        raise InvalidInput(
+            f'{where} has no mapping of members to partitions: give {{"member_mappings": '
+            '[{"member": "a", "partitions": [0, 1]}]}'
+        ) from error
+    if not plan.members:
+        raise InvalidInput(f"{where} names no member: `keylane elastic delete-mapping` takes a mapping away")
+    return PlanFile(plan, _text(named, "stream", where), _text(named, "group", where))
+
+
+def _numbers(partitions: Any) -> list[int]:
+    if not isinstance(partitions, list):
+        raise TypeError(partitions)
+    return partitions
+
+
+def _text(named: dict[str, Any], key: str, where: str) -> str | None:
+    value = named.get(key)
+    if value is not None and not isinstance(value, str):
+        raise InvalidInput(f"{where} has {key} {shown(value)}: it must be a name")
+    return value

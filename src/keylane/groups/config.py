@@ -1,4 +1,4 @@
-"""The stored configuration of a group: what it says, its rules, and its JSON.
+"""The stored configuration of a group: what it says, its rules, its limits, and its JSON.
 
 The JSON is a contract with members in other languages. Two dialects exist: the present one, and the older one of the
 Go library 0.1 (one filter, and the member's name as its priority group). A record is read in either, and a change
@@ -10,34 +10,105 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, ClassVar, Literal, NoReturn, TypeVar
 
 from keylane.core.names import check_member_name
-from keylane.core.partitions import Partitioning, partition_filters
+from keylane.core.partitions import Partitioning, check_partition_count, partition_filters
 from keylane.core.plans import Plan, balanced, check_plan
 from keylane.core.subjects import check_filter, overlaps, shown
 from keylane.errors import BrokenGroupRecord, InvalidInput
-from keylane.groups import limits
+
+# ---- limits: they keep one wrong number from taking a server or a member down ---------------------------
+
+MAX_PARTITIONS = 16_384
+"""Of a group, unless `partition_limit` says otherwise."""
+MAX_GROUP_FILTERS = 8
+"""That a new group may be given. Every member asks for each of its partitions once per filter."""
+MAX_CONSUMER_FILTERS = 2_000
+"""Of one member's consumer. nats-server 2.15 makes one with 2,000 in 0.2 to 2.7 s, depending on how many partitions
+others have; one with 10,000 takes 12 s, which is longer than a request waits."""
+ENVIRONMENT = "KEYLANE_MAX_PARTITIONS"
+
+_chosen: int | None = None
+
+
+def partition_limit(new: int | None = None) -> int:
+    """Return how many partitions a group may have in this process; with an argument, set that limit first.
+
+    The default is the environment variable KEYLANE_MAX_PARTITIONS, else 16,384.
+
+    >>> partition_limit(20_000)
+    20000
+    """
+    global _chosen  # noqa: PLW0603 - one bound for the process, as csv.field_size_limit has
+    if new is not None:
+        _chosen = check_partition_count(new)
+    if _chosen is not None:
+        return _chosen
+    given = os.environ.get(ENVIRONMENT)
+    if given is None:
+        return MAX_PARTITIONS
+    try:
+        return check_partition_count(int(given))
+    except ValueError:
+        raise InvalidInput(f"{ENVIRONMENT} is {shown(given)}: give a whole number of partitions") from None
+
+
+def check_partitions(partitions: int) -> None:
+    """Raise `InvalidInput` if a group has more partitions than this process allows."""
+    check_partition_count(partitions)
+    if partitions > (limit := partition_limit()):
+        raise InvalidInput(
+            f"{partitions:,} partitions are more than the {limit:,} that are allowed here, as every member holds and "
+            f"compares all of them; to go above, set {ENVIRONMENT}={partitions}, or call "
+            f"groups.partition_limit({partitions})"
+        )
+
+
+def check_group_filters(filters: int) -> None:
+    """Raise `InvalidInput` if a new group has more filters than it may be given."""
+    if filters > MAX_GROUP_FILTERS:
+        raise InvalidInput(
+            f"{filters} filters: a group takes {MAX_GROUP_FILTERS}, as every member asks for each of its partitions "
+            "once per filter; use a wider filter, or several groups"
+        )
+
+
+def most_partitions(filters: int) -> int:
+    """How many partitions one consumer can have if each of them takes this many filter subjects."""
+    return max(1, MAX_CONSUMER_FILTERS // max(1, filters))
+
+
+def members_needed(partitions: int, filters: int) -> int:
+    """The fewest members that can read all partitions of a group."""
+    return -(-partitions // most_partitions(filters))
+
+
+# ---- configurations --------------------------------------------------------------------------------------
 
 Config = TypeVar("Config", bound="GroupConfig")
 T = TypeVar("T")
 Dialect = Literal["present", "go-0.1"]
+Kind = Literal["static", "elastic"]
 PRIORITY_GROUP = "PCG"
 
 _PRIORITY_GROUP_NAME = re.compile(r"[A-Za-z0-9\-_/=]{1,16}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupConfig:
+class GroupConfig(ABC):
     """What static and elastic groups share: the number of partitions, and who owns them.
 
     Give `members`, and every member computes the same balanced plan; or give `mappings`, a plan of your own.
     """
 
+    kind: ClassVar[Kind]
     max_members: int
     members: tuple[str, ...] = ()
     mappings: Plan | None = None
@@ -58,13 +129,13 @@ class GroupConfig:
         return member if self.dialect == "go-0.1" else PRIORITY_GROUP
 
     @property
+    @abstractmethod
     def group_filters(self) -> tuple[str, ...]:
         """The filters that the group was given, without partition numbers."""
-        raise NotImplementedError
 
     @property
     def stops_go_members(self) -> bool:
-        """Whether members in Go end here: with a mapping they ask for each partition once per filter in the same words,
+        """Whether members in Go cannot join: with a mapping they repeat each partition's filter once per group filter,
         which the server refuses (10138)."""
         return self.mappings is not None and len(self.group_filters) > 1
 
@@ -80,36 +151,36 @@ class GroupConfig:
         return tuple(ascending[block + places[partition]] for block in blocks for partition in listed)
 
     def too_many_filters(self, member: str) -> str | None:
-        """Why the server could not carry this member's consumer; None: it can."""
+        """Why this member's consumer would have too many filter subjects for the server; None if it has not."""
         owned, asked = self.plan.partitions_of(member), len(self._asked_filters())
         if not self._is_too_much(owned):
             return None
         times = f"{len(owned):,} partitions" + (f", each under {asked} filters" if asked > 1 else "")
         return (
             f"member {member!r} would read {times}, in one consumer: the server needs too long for one with more than "
-            f"{limits.MAX_CONSUMER_FILTERS:,} filter subjects; the group needs at least {self.members_needed:,} members"
+            f"{MAX_CONSUMER_FILTERS:,} filter subjects; the group needs at least {self.members_needed:,} members"
         )
 
     @property
     def members_needed(self) -> int:
-        """How few members can carry the group."""
-        return limits.members_needed(self.max_members, len(self._asked_filters()))
+        """The fewest members that can read all its partitions."""
+        return members_needed(self.max_members, len(self._asked_filters()))
 
     @property
     def overloaded(self) -> tuple[str, ...]:
-        """The members whose consumers would be more than the server can carry."""
+        """The members whose consumers would have too many filter subjects for the server."""
         return tuple(member for member, owned in self.plan.shares if self._is_too_much(owned))
 
     def check_consumers(self) -> None:
-        """Raise `InvalidInput` if a member's consumer would be more than the server can carry."""
+        """Raise `InvalidInput` if a member's consumer would have too many filter subjects for the server."""
         if self.overloaded:
             raise InvalidInput(self.too_many_filters(self.overloaded[0]))
 
     def _is_too_much(self, owned: Sequence[int]) -> bool:
-        return len(owned) * max(1, len(self._asked_filters())) > limits.MAX_CONSUMER_FILTERS
+        return len(owned) * max(1, len(self._asked_filters())) > MAX_CONSUMER_FILTERS
 
     def check(self) -> None:
-        limits.check_partitions(self.max_members)
+        check_partitions(self.max_members)
         if self.dialect not in ("present", "go-0.1"):
             raise InvalidInput(f"dialect is {self.dialect!r}: use present or go-0.1")
         if self.members and self.mappings is not None:
@@ -152,19 +223,20 @@ class GroupConfig:
             ]
         return wire
 
+    @abstractmethod
     def _new_record(self) -> dict[str, Any]:
         """All but the owners."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _asked_filters(self) -> Sequence[str]:
-        """What a member asks for under each of its partitions; nothing: every subject."""
-        raise NotImplementedError
+        """The filters within each partition of a member's consumer; none means every subject."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticConfig(GroupConfig):
     """A group on a stream whose subjects already begin with a partition number. It never changes."""
 
+    kind: ClassVar[Kind] = "static"
     filters: tuple[str, ...] = ()
 
     @property
@@ -185,7 +257,7 @@ class StaticConfig(GroupConfig):
             )
 
     def same_group(self, other: StaticConfig) -> bool:
-        """Whether both say the same; the order of the members means nothing."""
+        """Whether both are the same group; the order of the members does not count."""
         return replace(self, members=tuple(sorted(set(self.members)))) == replace(
             other, members=tuple(sorted(set(other.members)))
         )
@@ -221,6 +293,7 @@ class ElasticConfig(GroupConfig):
     Only `members` or `mappings` may change while the group lives.
     """
 
+    kind: ClassVar[Kind] = "elastic"
     partitioning: tuple[Partitioning, ...] = ()
     """None: every subject, hashed whole."""
     max_buffered_messages: int = 0
@@ -257,7 +330,7 @@ class ElasticConfig(GroupConfig):
                 raise InvalidInput(f"a buffer of {shown(limit)} {name}: give a positive limit, or 0 for none")
 
     def with_owners(self, *, members: Sequence[str] = (), mappings: Plan | None = None) -> ElasticConfig:
-        """The same group with other owners; raises `InvalidInput` if they cannot carry it."""
+        """The same group with other owners. Raises `InvalidInput` if the server could not carry their consumers."""
         changed = replace(self, members=tuple(members), mappings=mappings, listed=())
         changed.check()
         changed.check_consumers()
@@ -342,7 +415,7 @@ _OLDER_NAMES = {
 
 
 def _read(data: bytes, where: str) -> dict[str, Any]:
-    """The record under its present names, with every value in the form that it has there."""
+    """The record with present field names; its values keep the form that they are stored in."""
     try:
         wire = json.loads(data, parse_constant=_not_json, parse_float=_finite)
     except (ValueError, RecursionError) as error:

@@ -14,7 +14,7 @@ from typing import Any
 from keylane.core.subjects import is_subset, matches
 from keylane.errors import InvalidInput
 from keylane.groups.config import ElasticConfig, GroupConfig, StaticConfig
-from keylane.jetstream.consumers import ConsumerConfig
+from keylane.jetstream import ConsumerConfig
 
 STATIC_BUCKET = "static-consumer-groups"
 ELASTIC_BUCKET = "elastic-consumer-groups"
@@ -61,7 +61,7 @@ def consumer_stream(config: GroupConfig, stream: str, group: str) -> str:
 
 
 def ack_wait_s(config: GroupConfig, wanted: ConsumerConfig) -> float:
-    """How long the server waits for an ack: what was asked for, within what the group allows."""
+    """How long the server waits for an ack: the wanted time, within what the group allows."""
     if wanted.backoff_s:
         return wanted.backoff_s[0]  # the server takes its first step for the ack wait
     least = GO_01_ACK_WAIT_S if config.dialect == "go-0.1" else 0.0
@@ -69,7 +69,7 @@ def ack_wait_s(config: GroupConfig, wanted: ConsumerConfig) -> float:
 
 
 def check_settings(config: GroupConfig, wanted: ConsumerConfig) -> None:
-    """Refuse, by name, what would break the group."""
+    """Raise `InvalidInput` for a setting that would break the group."""
     wanted.check()
     for name in _OVERWRITTEN:
         if getattr(wanted, name) is not None:
@@ -147,7 +147,7 @@ def covers(there: Sequence[str], wanted: Sequence[str]) -> bool:
 
 
 def asking_for(filters: Sequence[str]) -> Callable[[bytes], bool]:
-    """Whether a stored subject is among those that these filter subjects ask for. Subjects repeat: it remembers."""
+    """A function that says whether a stored subject matches these filter subjects; it caches its answers."""
     by_partition = _by_partition(filters)
 
     @lru_cache(maxsize=_REMEMBERED)

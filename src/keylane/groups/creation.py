@@ -1,7 +1,7 @@
-"""Making and deleting groups, and every collision that would make two groups share something.
+"""Creates and deletes groups, and refuses a group that would share a name or a stream with another one.
 
-What can be known of a new group, it says at once: an error where no member could ever get a message, a log line where
-one may be surprised.
+Problems of a new group are reported at once: an error if no member could ever get a message, a warning if something
+looks wrong.
 """
 
 from __future__ import annotations
@@ -16,28 +16,12 @@ from nats.js.api import StorageType, StreamInfo, SubjectTransform
 from keylane.core.names import check_group_name, check_stream_name
 from keylane.core.partitions import Partitioning, parse_transform
 from keylane.core.plans import Plan
-from keylane.errors import (
-    ApiError,
-    BrokenGroupRecord,
-    GroupConflict,
-    InvalidInput,
-    NotFound,
-    RevisionConflict,
-)
-from keylane.groups import consumer_spec, limits
-from keylane.groups.config import Dialect, ElasticConfig, GroupConfig, StaticConfig
-from keylane.groups.store import (
-    Kind,
-    elastic_bucket,
-    read_any,
-    read_elastic,
-    read_static,
-    static_bucket,
-)
-from keylane.groups.stream_subjects import look_for_matches, look_for_numbers
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.kv import KvEntry, change
+from keylane.errors import ApiError, BrokenGroupRecord, GroupConflict, InvalidInput, NotFound, RevisionConflict
+from keylane.groups import consumer_spec
+from keylane.groups.config import Dialect, ElasticConfig, GroupConfig, Kind, StaticConfig, check_group_filters
+from keylane.groups.store import bucket_of, read_any, read_group
+from keylane.groups.stream_subjects import check_filters_match, check_partition_numbers
+from keylane.jetstream import Connection, KvEntry, change, consumers, streams
 
 _log = logging.getLogger("keylane.groups")
 
@@ -59,10 +43,10 @@ async def create_static(
     dialect: Dialect = "present",
     stop_go_members: bool = False,
 ) -> StaticConfig:
-    """Create a group on a stream whose subjects begin with a partition number. The identical group is fine.
+    """Create a group on a stream whose subjects begin with a partition number. The same group may exist already.
 
-    Members in Go cannot take part in a group with mappings and two or more filters: `stop_go_members` says that this
-    is known.
+    Members in Go cannot join a group with mappings and two or more filters: pass `stop_go_members` to create it
+    nevertheless.
     """
     check_names(stream, group)
     config = StaticConfig(
@@ -77,17 +61,17 @@ async def create_static(
         raise InvalidInput("a static group never changes, so it needs its members, or mappings, from the start")
     source = await streams.info(connection, stream)
     _check_partition_count(source.config.subject_transform, max_members, stream)
-    if await read_elastic(connection, stream, group) is not None:
+    if await read_group(connection, "elastic", stream, group) is not None:
         raise GroupConflict(f"stream {stream!r} has an elastic group {group!r}: choose another name")
     await _refuse_shared_durables(connection, stream, group, config)
-    if await read_static(connection, stream, group) is None:
-        limits.check_group_filters(len(config.filters))
+    if await read_group(connection, "static", stream, group) is None:
+        check_group_filters(len(config.filters))
         config.check_consumers()
         refuse_to_stop_go_members(group, config, stop_go_members)
-        await look_for_numbers(connection, group, config, source)
+        await check_partition_numbers(connection, group, config, source)
     stored = await _write_record(connection, stream, group, config, source.config.num_replicas or 1)
     assert isinstance(stored, StaticConfig)
-    tell_of_idle_members(stream, group, stored)
+    warn_of_idle_members(stream, group, stored)
     return stored
 
 
@@ -106,7 +90,7 @@ async def create_elastic(
     """Create a group on any stream: `partitioning` has filters with the `*` wildcards that make up the key.
 
     Without filters every subject is taken and hashed whole (server 2.12); a filter without wildcards is hashed whole
-    too. The identical group is fine, whoever its members are by now; the result has its configuration.
+    too. The group may exist with the same configuration and any members; the result is its configuration.
 
     >>> await create_elastic(connection, "ORDERS", "billing", max_members=10, partitioning=[("orders.*.*", [2])])
     """
@@ -123,19 +107,19 @@ async def create_elastic(
     if not all(wildcards for _, wildcards in partitioning or [("", ())]):
         connection.require("whole_subject_hash")
     source = await streams.info(connection, stream)
-    if await read_static(connection, stream, group) is not None:
+    if await read_group(connection, "static", stream, group) is not None:
         raise GroupConflict(f"stream {stream!r} has a static group {group!r}: choose another name")
-    stored = await read_elastic(connection, stream, group)
+    stored = await read_group(connection, "elastic", stream, group)
     if stored is not None:
         _refuse_difference(stream, group, stored.config, config)
     else:
-        limits.check_group_filters(len(config.partitioning))
+        check_group_filters(len(config.partitioning))
         config.check_consumers()
-        await look_for_matches(connection, group, config, source)
+        await check_filters_match(connection, group, config, source)
     await _make_queue(connection, stream, group, config, source)
     written = await _write_record(connection, stream, group, config, source.config.num_replicas or 1)
     assert isinstance(written, ElasticConfig)
-    tell_of_idle_members(stream, group, written)
+    warn_of_idle_members(stream, group, written)
     if not written.plan.members and written.members_needed > 1:
         _log.warning(
             "group %r of stream %r: its %s partitions need at least %s members; add them in one step",
@@ -152,8 +136,8 @@ async def delete(
 ) -> None:
     """Delete a group: its record first, which ends its members, then its consumers or its queue.
 
-    A record that cannot be read is deleted with `force` alone. Of a static group the consumers stay then, as nobody
-    knows whose they are.
+    A record that cannot be read is deleted only with `force`. The consumers of a static group remain then, because
+    its members are unknown.
     """
     check_names(stream, group)
     config: StaticConfig | ElasticConfig | None = None
@@ -166,8 +150,9 @@ async def delete(
             raise InvalidInput(
                 "the record cannot be read: say with kind= whether the group is static or elastic"
             ) from (broken)
-    is_static = kind == "static" if config is None else isinstance(config, StaticConfig)
-    bucket = static_bucket(connection) if is_static else elastic_bucket(connection)
+    kind = config.kind if config is not None else kind
+    assert kind is not None
+    bucket = bucket_of(connection, kind)
     key = consumer_spec.key_of_group(stream, group)
 
     async def remove(entry: KvEntry | None) -> None:
@@ -179,13 +164,13 @@ async def delete(
         for member in config.plan.members:
             name = consumer_spec.consumer_name(config, group, member)
             await _unless_missing(consumers.delete(connection, stream, name))
-    elif is_static:
-        await _tell_of_consumers(connection, stream, group)
+    elif kind == "static":
+        await _warn_of_consumers(connection, stream, group)
     elif await _sources(connection, consumer_spec.queue_stream(stream, group)) == [stream]:
         await _unless_missing(streams.delete(connection, consumer_spec.queue_stream(stream, group)))
 
 
-async def _tell_of_consumers(connection: Connection, stream: str, group: str) -> None:
+async def _warn_of_consumers(connection: Connection, stream: str, group: str) -> None:
     left = [name for name in await consumers.names(connection, stream) if name.startswith(f"{group}-")]
     if left:
         _log.warning(
@@ -207,7 +192,7 @@ def plan_of(mappings: Mappings | None) -> Plan | None:
 
 
 def refuse_to_stop_go_members(group: str, config: GroupConfig, yes: bool) -> None:
-    """Raise `InvalidInput` if members in Go would end with this configuration and nobody said yes to that."""
+    """Raise `InvalidInput` if this configuration would stop members in Go and `yes` is false."""
     if config.stops_go_members and not yes:
         raise InvalidInput(
             f"group {group!r} has {len(config.group_filters)} filters: with a mapping its members in Go stop, as the "
@@ -216,7 +201,7 @@ def refuse_to_stop_go_members(group: str, config: GroupConfig, yes: bool) -> Non
         )
 
 
-def tell_of_idle_members(stream: str, group: str, config: GroupConfig) -> None:
+def warn_of_idle_members(stream: str, group: str, config: GroupConfig) -> None:
     """Log which members own nothing."""
     idle = config.plan.idle
     if not idle:
@@ -252,9 +237,9 @@ def _check_partition_count(transform: SubjectTransform | None, max_members: int,
 async def _refuse_shared_durables(connection: Connection, stream: str, group: str, config: StaticConfig) -> None:
     """`a` + `b-c` and `a-b` + `c` would be one durable consumer."""
     ours = {consumer_spec.consumer_name(config, group, member): member for member in config.plan.members}
-    for key in await static_bucket(connection).keys(stream):
+    for key in await bucket_of(connection, "static").keys(stream):
         other = key.partition(".")[2]
-        theirs = await read_static(connection, stream, other) if other != group else None
+        theirs = await read_group(connection, "static", stream, other) if other != group else None
         for member in theirs.config.plan.members if theirs is not None else ():
             name = consumer_spec.consumer_name(config, other, member)
             if name in ours:
@@ -265,7 +250,7 @@ async def _refuse_shared_durables(connection: Connection, stream: str, group: st
 
 
 def _refuse_difference(stream: str, group: str, there: GroupConfig, here: GroupConfig) -> None:
-    """Members of an elastic group come and go; everything else is for its whole life."""
+    """Raise `GroupConflict` if the configurations differ in more than the members of an elastic group."""
     if isinstance(there, StaticConfig) and isinstance(here, StaticConfig) and there.same_group(here):
         return
     coming_and_going = ("members", "mappings") if isinstance(here, ElasticConfig) else ()
@@ -283,9 +268,8 @@ def _refuse_difference(stream: str, group: str, there: GroupConfig, here: GroupC
 async def _write_record(
     connection: Connection, stream: str, group: str, config: StaticConfig | ElasticConfig, replicas: int
 ) -> StaticConfig | ElasticConfig:
-    """The configuration that is stored in the end: ours, or the same one that was there."""
-    static = isinstance(config, StaticConfig)
-    bucket = static_bucket(connection) if static else elastic_bucket(connection)
+    """Write the record, and return the configuration that is stored: ours, or the same one that existed."""
+    bucket = bucket_of(connection, config.kind)
     await bucket.ensure(replicas=replicas)
     key = consumer_spec.key_of_group(stream, group)
     entry = await bucket.get(key)
@@ -296,7 +280,7 @@ async def _write_record(
             _log.info("group %s was made by somebody else at this moment", key)
         else:
             return config
-    stored = await read_any(connection, stream, group, "static" if static else "elastic")
+    stored = await read_any(connection, stream, group, config.kind)
     _refuse_difference(stream, group, stored.config, config)
     return stored.config
 
@@ -317,10 +301,10 @@ async def _make_queue(
             + (f" by a group on stream {sources[0]!r}" if sources else "")
             + ": choose another group name"
         )
-    if sources is not None and await read_elastic(connection, stream, group) is not None:
+    if sources is not None and await read_group(connection, "elastic", stream, group) is not None:
         return
     try:
-        await connection.api.request(f"STREAM.CREATE.{queue}", _queue_config(queue, stream, config, source))
+        await streams.create_json(connection, _queue_config(queue, stream, config, source))
     except ApiError as error:
         if error.err_code != _STREAM_EXISTS_DIFFERENTLY:
             raise

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import logging
 import re
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote
 
 from nats.js.api import StorageType
 
@@ -37,34 +39,128 @@ from keylane.errors import (
     PublishRejected,
     RequestTimeout,
 )
-from keylane.groups.dead_letter_headers import (
-    MAX_HEADER_BYTES,
-    ORIGINAL,
-    escaped,
-    header_block,
-    is_reserved,
-    kept_lines,
-    number,
-    replayed_lines,
-    traceback_value,
-    unescaped,
-)
 from keylane.groups.message import GroupMessage
-from keylane.jetstream import streams
-from keylane.jetstream.consumers import parse_time
-from keylane.jetstream.direct import StoredMessage, read_batch
-from keylane.jetstream.headers import parse_headers
-from keylane.jetstream.publish import PublishAck
-from keylane.jetstream.raw_publish import publish_raw
-from keylane.jetstream.settings import check_seconds
+from keylane.jetstream import (
+    PublishAck,
+    StoredMessage,
+    check_seconds,
+    parse_headers,
+    parse_time,
+    publish_raw,
+    read_batch,
+    streams,
+)
+from keylane.retrying import Backoff
 
 if TYPE_CHECKING:
-    from keylane.jetstream.connection import Connection
+    from keylane.jetstream import Connection
+
+_log = logging.getLogger("keylane.groups")
+
+# ---- headers: ours, which say what happened, and those of the original -----------------------------------
+#
+# On bytes. A message that cannot be stored blocks its key, so nothing that a publisher wrote into a header (odd bytes,
+# repeated names, names that the server obeys) may make this fail or pass for a header of ours. Names that begin with
+# `Nats-` or `Keylane-` are the server's and ours; the original's own ones of that kind are kept behind
+# `Keylane-Original-`.
+
+ORIGINAL = "Keylane-Original-"
+MAX_HEADER_BYTES = 65_000
+"""A server stores no more than 65,535 bytes of headers."""
+TRACEBACK_BYTES = 8000
+
+_PLAIN = "!\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
+"""Stands in a header as it is, with letters and digits. Everything else is percent-escaped."""
+_ADDED_BY_SERVER = (b"nats-stream-source", b"nats-pin-id")
+_LINE_BREAK = re.compile(rb"\r\n|\r|\n")
+_LONE_SURROGATE = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # the others stand for bytes that are not UTF-8
+
+
+def kept_lines(raw: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The headers of a delivered message as a dead letter keeps them, without what the server added on the way."""
+    for name, value in header_lines(raw):
+        if name.lower() not in _ADDED_BY_SERVER:
+            yield ORIGINAL.encode() + name if is_reserved(name) else name, value
+
+
+def replayed_lines(raw: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The original's headers from those of its dead letter, without those that the server would obey again."""
+    for name, value in header_lines(raw):
+        if not is_reserved(name):
+            yield name, value
+        elif name.startswith(ORIGINAL.encode()):
+            own = name.removeprefix(ORIGINAL.encode())
+            if not own.lower().startswith(b"nats-"):
+                yield own, value
+
+
+def is_reserved(name: bytes) -> bool:
+    return name.lower().startswith((b"nats-", b"keylane-"))
+
+
+def header_lines(raw: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Names and values as bytes. A lone CR or LF also ends a line, as it does for some clients."""
+    for line in _LINE_BREAK.split(raw)[1:]:
+        name, colon, value = line.partition(b":")
+        if colon and name.strip():
+            yield name.strip(), value.strip()
+
+
+def header_block(lines: Iterable[tuple[bytes, bytes]]) -> bytes:
+    block = list(lines)
+    assert not any(_LINE_BREAK.search(part) for line in block for part in line)
+    return b"NATS/1.0\r\n" + b"".join(b"%b: %b\r\n" % line for line in block) + b"\r\n"
+
+
+def _letter_head(
+    values: Mapping[str, object],
+    error: BaseException,
+    message_id: str,
+    target: str,
+    original: bytes,
+    *,
+    traceback: str | None = None,
+) -> bytes:
+    """The header block of a dead letter: its values, what happened, and the original's headers."""
+    ours = {f"Keylane-{name}": escaped(value) for name, value in values.items()}
+    ours["Keylane-Error"] = error_line(error)
+    ours["Keylane-Time"] = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    if traceback is not None:
+        ours["Keylane-Traceback"] = traceback_value(traceback)
+    ours |= {"Nats-Msg-Id": message_id, "Nats-Expected-Stream": target}
+    lines = [(name.encode(), value.encode()) for name, value in ours.items()]
+    return header_block([*lines, *kept_lines(original)])
+
+
+def escaped(value: object) -> str:
+    return _escaped(str(value), safe=_PLAIN)
+
+
+def _escaped(value: str, safe: str) -> str:
+    text = _LONE_SURROGATE.sub("\N{REPLACEMENT CHARACTER}", value)
+    return quote(text, safe=safe, errors="surrogateescape")
+
+
+def traceback_value(text: str) -> str:
+    """A traceback, escaped but readable. Only the end of a long one is kept."""
+    while len(value := _escaped(text, safe=f"{_PLAIN} ")) > TRACEBACK_BYTES:
+        text = f"…{text[1 + len(text) // 4 :]}"
+    return value
+
+
+def unescaped(text: str) -> str:
+    return unquote(text, errors="surrogateescape")
+
+
+def number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdecimal() else 0
+
 
 _DUPLICATE_WINDOW_S = 3600
 """A put is repeated when another instance has failed on the message too: long after the first one."""
 _LOOK_AGAIN_S = 0.05
 _ENSURE_S = 2.0
+_TRY_S = 5.0
 _PAGE = 64
 _NOT_IN_SUBJECT = re.compile(rb"[\x00-\x20\x7f]")
 
@@ -107,7 +203,7 @@ class DeadLetter:
 
 
 class DeadLetters:
-    """Where the members of one group put what they give up.
+    """Stores the messages that members of one group give up.
 
     >>> letters = DeadLetters(connection, "ORDERS", "billing")
     >>> await letters.put(message, member="alice", tries=5, error=error)
@@ -154,27 +250,23 @@ class DeadLetters:
         self, message: GroupMessage, member: str, tries: int, error: BaseException, *, with_traceback: bool = True
     ) -> bytes:
         sequence, stored_ns = message.source_sequence, message.delivery.delivery.timestamp_ns
-        ours = {
-            "Keylane-Subject": escaped(message.subject),
-            "Keylane-Stream": escaped(self._stream),
-            "Keylane-Sequence": str(sequence),
-            "Keylane-Group": escaped(self._group),
-            "Keylane-Member": escaped(member),
-            "Keylane-Partition": str(message.partition),
-            "Keylane-Key": escaped(message.key),
-            "Keylane-Tries": escaped(tries),
-            "Keylane-Error": error_line(error),
-            "Keylane-Time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            **({"Keylane-Traceback": traceback_value(traceback_text(error))} if with_traceback else {}),
-            # The time is that of the message: a stream made anew counts from 1 again, and those are other messages.
-            "Nats-Msg-Id": f"{escaped(self._stream)} {escaped(self._group)} {sequence} {stored_ns}",
-            "Nats-Expected-Stream": self._name,
+        values = {
+            "Subject": message.subject,
+            "Stream": self._stream,
+            "Sequence": sequence,
+            "Group": self._group,
+            "Member": member,
+            "Partition": message.partition,
+            "Key": message.key,
+            "Tries": tries,
         }
-        lines = [(name.encode(), value.encode()) for name, value in ours.items()]
-        return header_block([*lines, *kept_lines(message.delivery.raw_headers)])
+        # The time is that of the message: a stream that is created again counts from 1, and those are other messages.
+        message_id = f"{escaped(self._stream)} {escaped(self._group)} {sequence} {stored_ns}"
+        traceback = traceback_text(error) if with_traceback else None
+        return _letter_head(values, error, message_id, self._name, message.delivery.raw_headers, traceback=traceback)
 
     async def _ensure_soon(self, message: GroupMessage) -> None:
-        """Without a leader nobody answers: ask again soon rather than wait long for one answer."""
+        """Without a leader the server does not answer: fail early, so that the caller asks again."""
         try:
             async with asyncio.timeout(_ENSURE_S):
                 await self._ensure(message)
@@ -188,7 +280,7 @@ class DeadLetters:
 
 
 async def ensure_dead_letter_stream(connection: Connection, stream: str, *, like: str) -> None:
-    """Make the stream for dead letters, unless it is there: an operator may have changed its limits or made it before.
+    """Create the stream for dead letters if it does not exist. One that exists keeps its limits.
 
     It gets the storage and the replicas of the stream `like`.
     """
@@ -208,7 +300,7 @@ async def ensure_dead_letter_stream(connection: Connection, stream: str, *, like
         "allow_direct": True,
     }
     try:
-        await connection.api.request(f"STREAM.CREATE.{name}", wanted)
+        await streams.create_json(connection, wanted)
     except ApiError as error:
         if error.err_code == _SUBJECTS_OVERLAP:
             raise GroupConflict(
@@ -282,7 +374,7 @@ def _check_selection(group: str | None, partition: int | None, first: int, last:
 async def _pages(
     connection: Connection, name: str, subject_filter: str, first: int, last: int
 ) -> AsyncIterator[StoredMessage]:
-    """Small pages: each letter may be as large as a message can be."""
+    """Pages are small, because each letter may be as large as a message can be."""
     pending = 1
     while pending and first <= last:
         page, pending = await read_batch(connection, name, sequence=first, batch=_PAGE, subject_filter=subject_filter)
@@ -351,7 +443,7 @@ async def drop(connection: Connection, stream: str, sequence: int) -> None:
     name = dead_letter_stream(stream)
     _check_sequence(sequence)
     try:
-        await connection.api.request(f"STREAM.MSG.DELETE.{name}", {"seq": sequence, "no_erase": True})
+        await streams.delete_message(connection, name, sequence)
     except NotFound as error:
         raise _no_letter(stream, sequence, error) from error
     except ApiError:
@@ -378,10 +470,9 @@ async def _stored(connection: Connection, stream: str, sequence: int) -> _Stored
     name = dead_letter_stream(stream)
     _check_sequence(sequence)
     try:
-        answer = await connection.api.request(f"STREAM.MSG.GET.{name}", {"seq": sequence})
+        wire = await streams.get_message(connection, name, sequence=sequence)
     except NotFound as error:
         raise _no_letter(stream, sequence, error) from error
-    wire: dict[str, Any] = answer["message"]
     head, data = (base64.b64decode(wire.get(part, "")) for part in ("hdrs", "data"))
     return _Stored(wire["subject"], head, data, parse_time(wire["time"]), wire["time"])
 
@@ -393,9 +484,7 @@ def _check_sequence(sequence: int) -> None:
 
 def _no_letter(stream: str, sequence: int, error: NotFound) -> NotFound:
     return NotFound(
-        error.code,
-        error.err_code,
-        f"stream {stream!r} has no dead letter {sequence}: look with `keylane dlq ls`",
+        error.code, error.err_code, f"stream {stream!r} has no dead letter {sequence}: look with `keylane dlq ls`"
     )
 
 
@@ -421,3 +510,70 @@ def _read(sequence: int, time: datetime, subject: str, head: Mapping[str, str], 
         },
         data=data,
     )
+
+
+# ---- what never became a message: something that was to be published and cannot be -----------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unpublished:
+    """What was to be published, by whom, and why it cannot be. As a dead letter it looks like what a group gave up."""
+
+    stream: str
+    """Where it was to be stored."""
+    subject: str
+    """As it was given, which may be the fault."""
+    message_id: str
+    """The same one within an hour is stored once."""
+    header_lines: bytes
+    """Its headers as they would have been sent; empty where they are the fault."""
+    data: bytes
+    group: str
+    member: str
+    partition: int
+    error: BaseException
+
+
+async def put_unpublished(connection: Connection, letter: Unpublished, *, timeout_s: float) -> None:
+    """Store it as a dead letter of its stream. Returns when the server has confirmed it; else raises.
+
+    Data that is too large for the server is cut, and stored without its subject, so that it cannot be replayed.
+    `PublishRejected`: the dead-letter stream is full.
+    """
+    target = f"keylane.dlq.{letter.stream}.{letter.group}.{letter.partition}".encode()
+    head, data = _fitting(letter, connection.nats.max_payload)
+    backoff = Backoff(f"storing a dead letter of stream {letter.stream}", timeout_s, log=_log, since=time.monotonic())
+    while True:
+        try:
+            await ensure_dead_letter_stream(connection, letter.stream, like=letter.stream)
+            await publish_raw(connection, target, head, data, _TRY_S)
+        except PublishRejected:  # also where the server calls itself unavailable: the stream is full
+            raise
+        except KeylaneError as error:
+            await backoff.after(error)
+        else:
+            return
+
+
+def _fitting(letter: Unpublished, room: int) -> tuple[bytes, bytes]:
+    whole = _head(letter, letter.subject, letter.header_lines)
+    if len(whole) + len(letter.data) <= room and len(whole) <= MAX_HEADER_BYTES:
+        return whole, letter.data
+    bare = _head(letter, "", b"")
+    return bare, letter.data[: max(0, room - len(bare))]
+
+
+def _head(letter: Unpublished, subject: str, header_lines: bytes) -> bytes:
+    values = {
+        "Subject": subject,
+        "Stream": letter.stream,
+        "Sequence": 0,
+        "Group": letter.group,
+        "Member": letter.member,
+        "Partition": letter.partition,
+        "Key": "",
+        "Tries": 1,
+    }
+    message_id = f"unpublished {escaped(letter.message_id)}"
+    original = b"NATS/1.0\r\n" + header_lines
+    return _letter_head(values, letter.error, message_id, dead_letter_stream(letter.stream), original)

@@ -1,4 +1,4 @@
-"""How the messages of a member are handled, as its caller said it."""
+"""The options of `join` that say how the messages of a member are handled, and their rules."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ LANES: dict[Order, Callable[[GroupMessage], Hashable]] = {
 """Messages with the same answer are handled one at a time, in order."""
 
 
-class Noted(Protocol):
-    """Whoever wants to know what became of every try: the journal."""
+class MessageJournal(Protocol):
+    """Records the outcome of every try of every message."""
 
     @property
     def stream(self) -> str: ...
@@ -62,7 +62,7 @@ class HandlerOptions:
     """A lane has come to hold half of all that may be in flight: soon nothing else is delivered."""
     give_up: GiveUp | None = None
     """Called with a message that had all its tries; it is terminated when this returns."""
-    journal: Noted | None = None
+    journal: MessageJournal | None = None
 
     def check(self) -> None:
         if self.order not in LANES:
@@ -83,5 +83,5 @@ class HandlerOptions:
 
     @property
     def server_retries(self) -> bool:
-        """A failed message goes back to the server: nothing waits for it."""
+        """Whether a failed message goes back to the server, so that nothing waits for it."""
         return self.order == "none" and self.acks

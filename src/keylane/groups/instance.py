@@ -1,6 +1,6 @@
-"""Where a member's messages come from, and the token that fences off whoever had them before.
+"""One running instance of a member: its pin, the record that it follows, and its fencing token.
 
-All messages of one instance share one origin; it changes with the instance: a new pin, a new configuration.
+All messages of an instance share one `Origin`, which changes with its pin and with the group's record.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 from keylane.errors import Fenced, NotFound
 from keylane.groups.consumer_spec import key_of_group
-from keylane.groups.store import elastic_bucket, static_bucket
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.connection import Connection
+from keylane.groups.store import bucket_of
+from keylane.jetstream import Connection, consumers, streams
 
 _LOOKS = 5
 _CATCH_UP_S = 0.1
@@ -88,12 +87,12 @@ class Origin:
         return self.version[0]
 
     def follow(self, version: tuple[int, str]) -> None:
-        """The instance acts by this record from now on."""
+        """The instance follows this version of the record from now on."""
         self.version = version
         self._followed.set()
 
     def wait(self, waiting_for: str | None) -> None:
-        """The handler can do nothing with any message before this has come; None: it goes on. Shown by the member."""
+        """Say what the handler waits for before it can handle any message; None: nothing. The member reports it."""
         if waiting_for != self.waiting_for:
             self.waiting_for = waiting_for
             self.wait_changed()
@@ -101,10 +100,10 @@ class Origin:
     async def source(self) -> GroupSource:
         """Ask the server which bucket and stream the group is of now.
 
-        Its record is the one that this instance follows: only that one says what is its own. If it has yet to read it,
-        it is told to, and waited for; `Fenced` if that takes long.
+        The answer is for the record that this instance follows. If the server has a newer one, waits until the instance
+        has read it; raises `Fenced` if that takes long.
         """
-        bucket = elastic_bucket(self._connection) if self.from_queue else static_bucket(self._connection)
+        bucket = bucket_of(self._connection, "elastic" if self.from_queue else "static")
         for _ in range(_LOOKS):
             before = await bucket.created()
             entry = await bucket.get(key_of_group(self.stream, self.group))

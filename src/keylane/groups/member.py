@@ -1,8 +1,8 @@
 """A member of a group: one running instance, from `join` to its end.
 
 Level-triggered: whatever happened (a change of the configuration, a lost consumer, a new pin, a tick), the member reads
-what should be, and its consumer goes towards it. What may pass (a link that is down, a server that starts) is
-tried again; what cannot pass ends the member with its reason.
+the group's record, and brings its consumer to that state. Transient errors (a lost connection, a server that starts)
+are retried; any other error ends the member.
 """
 
 from __future__ import annotations
@@ -20,44 +20,18 @@ from keylane.core.member_state import MemberFacts, MemberState, in_words, state_
 from keylane.core.names import check_group_name, check_member_name, check_stream_name
 from keylane.core.partitions import Partitioning, parse_transform
 from keylane.dispatch import Executor
-from keylane.errors import (
-    AckFailed,
-    ApiError,
-    ApiUnavailable,
-    Disconnected,
-    GroupEnded,
-    GroupError,
-    InvalidInput,
-    JetStreamDisabled,
-    KeylaneError,
-    NotAMember,
-    PermissionDenied,
-    RequestTimeout,
-)
+from keylane.errors import GroupEnded, GroupError, InvalidInput, KeylaneError, NotAMember, PermissionDenied
 from keylane.groups import consumer_spec
-from keylane.groups.config import ElasticConfig, StaticConfig
+from keylane.groups.config import ElasticConfig, Kind, StaticConfig
 from keylane.groups.dead_letters import DeadLetters
-from keylane.groups.handler_options import Crowded, Failure, GiveUp, Handler, HandlerOptions, Noted, Order
+from keylane.groups.handler_options import Crowded, Failure, GiveUp, Handler, HandlerOptions, MessageJournal, Order
 from keylane.groups.instance import Origin
 from keylane.groups.member_consumer import MemberConsumer, MemberConsumerHooks
-from keylane.groups.message import GroupMessage
-from keylane.groups.message_keys import KeyOf, placing_by
+from keylane.groups.message import GroupMessage, KeyOf, placing_by
 from keylane.groups.message_processor import MessageProcessor
-from keylane.groups.store import (
-    Kind,
-    StoredGroup,
-    elastic_bucket,
-    read_any,
-    read_elastic,
-    read_static,
-    record_name,
-    static_bucket,
-)
-from keylane.jetstream import streams
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.consumers import ConsumerConfig
-from keylane.jetstream.hooks import Hooks
-from keylane.jetstream.settings import check_seconds
+from keylane.groups.store import StoredGroup, bucket_of, read_any, read_group, record_name
+from keylane.jetstream import Connection, ConsumerConfig, Hooks, check_seconds, streams
+from keylane.retrying import backoff_s
 
 __all__ = ["STOP_TIMEOUT_S", "Member", "MemberHooks", "Order", "join"]
 
@@ -68,14 +42,12 @@ STOP_TIMEOUT_S = 25.0
 """Below the 30 s after which Kubernetes kills what it has asked to stop: there is time to hand over."""
 
 _AFTER_A_HINT_S = (0.03, 0.2)
-_AFTER_TROUBLE_S = 0.1
-_LONGEST_AFTER_TROUBLE_S = 2.0
-_UNAVAILABLE = 503
+_LONGEST_PAUSE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberHooks:
-    """Told what happens to a member. Plain functions; they must not wait."""
+    """Called when something happens to a member. Plain functions; they must not block."""
 
     on_joined: Callable[[], None] | None = None
     on_activated: Callable[[], None] | None = None
@@ -110,7 +82,7 @@ async def join(
     executor: Executor = "thread",
     grace_s: float = 1.0,
     stop_timeout_s: float = STOP_TIMEOUT_S,
-    journal: Noted | None = None,
+    journal: MessageJournal | None = None,
     settings: ConsumerConfig | None = None,
     hooks: MemberHooks | None = None,
     kind: Kind | None = None,
@@ -170,7 +142,7 @@ async def join(
     if order == "strict":
         wanted = replace(wanted, max_ack_pending=1)
     one_by_one = order == "strict" or wanted.ack_policy == "all"
-    terms = HandlerOptions(
+    options = HandlerOptions(
         order="strict" if one_by_one else order,
         concurrency=1 if one_by_one else concurrency,
         ack_wait_s=consumer_spec.ack_wait_s(stored.config, wanted),
@@ -186,21 +158,21 @@ async def join(
         give_up=_dead_letters(connection, stream, group, member) if max_tries is not None else None,
         journal=journal,
     )
-    terms.check()
+    options.check()
     one = Member(
         connection, (stream, group, member), stored, wanted, hooks or MemberHooks(), stop_timeout_s=stop_timeout_s
     )
-    await one.start(handler, terms, key)
+    await one.start(handler, options, key)
     return one
 
 
 def _dead_letters(connection: Connection, stream: str, group: str, member: str) -> GiveUp:
     letters = DeadLetters(connection, stream, group)
 
-    async def put_away(message: GroupMessage, error: BaseException, tries: int) -> None:
+    async def store(message: GroupMessage, error: BaseException, tries: int) -> None:
         await letters.put(message, member=member, tries=tries, error=error)
 
-    return put_away
+    return store
 
 
 def _wanted(settings: ConsumerConfig, max_ack_pending: int | None) -> ConsumerConfig:
@@ -233,17 +205,17 @@ class Member:
         self._hooks = hooks
         self._stop_timeout_s = check_seconds(stop_timeout_s, "stop_timeout_s")
         self._tick_s = consumer_spec.ack_wait_s(stored.config, wanted) + 0.5
-        self._handling: MessageProcessor | None = None
+        self._processor: MessageProcessor | None = None
         self._consumer: MemberConsumer | None = None
         self._origin: Origin | None = None
-        self._poke = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._rereads: list[float] = []
-        self._told_overload: str | None = None
-        self._trouble_s = _AFTER_TROUBLE_S
+        self._reported_overload: str | None = None
+        self._failures = 0
         self._main: asyncio.Task[None] | None = None
         self._stopping = False
         self._failure_was_raised = False
-        self._trouble: str | None = None
+        self._problem: str | None = None
         self._shown: tuple[MemberState, str | None] | None = None
         self._has_had_place = False
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -274,17 +246,17 @@ class Member:
 
     # ---- life ---------------------------------------------------------------------------------------
 
-    async def start(self, handler: Handler, terms: HandlerOptions, key_of: KeyOf | None) -> None:
+    async def start(self, handler: Handler, options: HandlerOptions, key_of: KeyOf | None) -> None:
         config = self._stored.config
         place = placing_by(
             await self._partitioning(config),
             whole_subject=isinstance(config, ElasticConfig) and not config.partitioning,
             key_of=key_of,
         )
-        self._handling = MessageProcessor(handler, terms, f"member {self.member!r} of {self.stream}/{self.group}")
-        await self._handling.start(self._poke.set)
+        self._processor = MessageProcessor(handler, options, f"member {self.member!r} of {self.stream}/{self.group}")
+        await self._processor.start(self._wakeup.set)
         hooks = MemberConsumerHooks(
-            stirred=self._stirred,
+            wake=self._wake,
             activated=self._activated,
             deactivated=self._deactivated,
             rebalanced=self._rebalanced,
@@ -301,13 +273,13 @@ class Member:
             consumer,
             instance=secrets.token_hex(8),
             version=self._stored.version,
-            behind=self._stirred,
+            behind=self._wake,
         )
         self._origin.wait_changed = self._show_state
         self._consumer = MemberConsumer(
             self._connection,
             consumer,
-            self._handling,
+            self._processor,
             place=place,
             origin=self._origin,
             max_held=self._wanted.max_ack_pending or consumer_spec.DEFAULT_MAX_ACK_PENDING,
@@ -324,11 +296,11 @@ class Member:
         check_seconds(timeout_s, "timeout_s")
         self._stopping = True
         self._show_state()
-        self._poke.set()
+        self._wakeup.set()
         done, _ = await asyncio.wait({self._ended}, timeout=timeout_s)
-        if not done and self._handling is not None:
+        if not done and self._processor is not None:
             _log.warning("member %s: handlers still at work after %g s are cancelled", self.member, timeout_s)
-            await self._handling.close()
+            await self._processor.close()
         await asyncio.wait({self._ended})
 
     async def wait(self) -> str:
@@ -357,10 +329,10 @@ class Member:
     async def _run(self) -> None:
         reason, failure = "", None
         unobserve = self._connection.observe(
-            Hooks(on_disconnect=self._disconnected, on_reconnect=self._stirred, on_close=self._stirred)
+            Hooks(on_disconnect=self._disconnected, on_reconnect=self._wake, on_close=self._wake)
         )
         try:
-            reason = await self._take_part()
+            reason = await self._run_until_end()
         except KeylaneError as error:
             failure = error
         except asyncio.CancelledError:  # the program ends
@@ -373,21 +345,20 @@ class Member:
         finally:
             unobserve()
         await self._leave(failure)
-        assert self._handling is not None
-        self._end(reason, failure or self._handling.crash)
+        assert self._processor is not None
+        self._end(reason, failure or self._processor.crash)
 
-    async def _take_part(self) -> str:
-        """Until the end; returns the reason of a normal one."""
-        bucket = static_bucket if isinstance(self._stored.config, StaticConfig) else elastic_bucket
-        key = consumer_spec.key_of_group(self.stream, self.group)
-        async with bucket(self._connection).hints(key, self._hinted):
-            self._told(self._hooks.on_joined)
+    async def _run_until_end(self) -> str:
+        """Run until the end, and return the reason if it was not an error."""
+        bucket = bucket_of(self._connection, self._stored.config.kind)
+        async with bucket.hints(consumer_spec.key_of_group(self.stream, self.group), self._hinted):
+            self._call_hook(self._hooks.on_joined)
             while not self._stopping:
-                self._poke.clear()
+                self._wakeup.clear()
                 self._check_handler()
                 try:
                     delay_s = await self._reconcile()
-                    self._trouble_s, self._trouble = _AFTER_TROUBLE_S, None
+                    self._failures, self._problem = 0, None
                     self._show_state()
                 except _GroupDeleted as deleted:
                     return str(deleted)
@@ -397,28 +368,28 @@ class Member:
                             f"member {self.member!r}: the connection is closed ({self._connection.closed_reason}); "
                             "connect again and join again"
                         ) from error
-                    if not _may_pass(error):
+                    if not error.is_transient:
                         raise
-                    delay_s = self._wait_out(error)
-                await self._wait_for_a_reason(delay_s)
+                    delay_s = self._pause_after(error)
+                await self._wait_for_change(delay_s)
         return "stopped"
 
     def _check_handler(self) -> None:
-        assert self._handling is not None
-        if self._handling.crash is not None:
-            raise self._handling.crash
+        assert self._processor is not None
+        if self._processor.crash is not None:
+            raise self._processor.crash
 
-    def _wait_out(self, error: KeylaneError) -> float:
-        delay_s = self._trouble_s
-        self._trouble_s = min(2 * delay_s, _LONGEST_AFTER_TROUBLE_S)
+    def _pause_after(self, error: KeylaneError) -> float:
+        self._failures += 1
+        delay_s = backoff_s(self._failures, longest_s=_LONGEST_PAUSE_S)
         _log.debug("member %s: %s; trying again in %g s", self.member, error, delay_s)
-        self._trouble = str(error)
+        self._problem = str(error)
         self._show_state()
         return delay_s
 
     async def _leave(self, failure: KeylaneError | None) -> None:
         assert self._consumer is not None
-        assert self._handling is not None
+        assert self._processor is not None
         try:
             await self._consumer.leave()
         except KeylaneError as error:
@@ -431,7 +402,7 @@ class Member:
             if failure is not None:
                 failure.add_note(f"and leaving was not clean: {error}")
         finally:
-            await self._handling.close()
+            await self._processor.close()
 
     def _end(self, reason: str, failure: KeylaneError | None) -> None:
         if failure is not None:
@@ -440,18 +411,18 @@ class Member:
         else:
             self._ended.set_result(reason)
         self._show_state()
-        self._told(self._hooks.on_ended, str(failure) if failure is not None else reason)
+        self._call_hook(self._hooks.on_ended, str(failure) if failure is not None else reason)
 
-    def _stirred(self, _reason: str = "") -> None:
-        self._poke.set()
+    def _wake(self, _reason: str = "") -> None:
+        self._wakeup.set()
 
     def _hinted(self) -> None:
         # A hint may come before the record is readable: look again a little later too.
         now = asyncio.get_running_loop().time()
         self._rereads = [now + later_s for later_s in _AFTER_A_HINT_S]
-        self._poke.set()
+        self._wakeup.set()
 
-    async def _wait_for_a_reason(self, delay_s: float | None) -> None:
+    async def _wait_for_change(self, delay_s: float | None) -> None:
         now = asyncio.get_running_loop().time()
         tick_s = self._tick_s
         while self._rereads and self._rereads[0] <= now:
@@ -462,14 +433,14 @@ class Member:
             tick_s = min(tick_s, delay_s)
         try:
             async with asyncio.timeout(tick_s):
-                await self._poke.wait()
+                await self._wakeup.wait()
         except TimeoutError:
             return
 
-    # ---- what should be -----------------------------------------------------------------------------
+    # ---- the wanted state -----------------------------------------------------------------------------
 
     async def _reconcile(self) -> float | None:
-        """One step towards what the configuration says; returns when to try again, if that is soon."""
+        """Bring the consumer one step closer to the record; return when to try again, if that is soon."""
         assert self._consumer is not None
         await self._consumer.attend()
         config = await self._read_config()
@@ -481,13 +452,11 @@ class Member:
 
     async def _read_config(self) -> StaticConfig | ElasticConfig:
         before = self._stored.config
-        read = read_static if isinstance(before, StaticConfig) else read_elastic
-        stored = await read(self._connection, self.stream, self.group)
+        stored = await read_group(self._connection, before.kind, self.stream, self.group)
         if stored is None:
-            bucket = consumer_spec.STATIC_BUCKET if isinstance(before, StaticConfig) else consumer_spec.ELASTIC_BUCKET
             raise _GroupDeleted(
                 f"group {self.group!r} of stream {self.stream!r} was deleted: "
-                f"{record_name(bucket, self.stream, self.group)} is gone"
+                f"{record_name(before.kind, self.stream, self.group)} is gone"
             )
         if not _can_follow(before, stored.config):
             raise GroupEnded(
@@ -500,17 +469,16 @@ class Member:
         return stored.config
 
     def _is_overloaded(self, config: StaticConfig | ElasticConfig) -> bool:
-        """Whether the plan gives this member more than one consumer can carry: it waits for another plan then."""
+        """Whether the plan gives this member too many filter subjects for one consumer: it waits for another plan."""
         reason = config.too_many_filters(self.member)
-        if reason is not None and reason != self._told_overload:
+        if reason is not None and reason != self._reported_overload:
             _log.error("group %r of stream %r: %s; it reads nothing until then", self.group, self.stream, reason)
-        self._told_overload = reason
+        self._reported_overload = reason
         return reason is not None
 
     async def _is_current(self) -> bool:
-        """Whether the record is still the one that was read last."""
-        read = read_static if isinstance(self._stored.config, StaticConfig) else read_elastic
-        stored = await read(self._connection, self.stream, self.group)
+        """Whether the record has not changed since it was last read."""
+        stored = await read_group(self._connection, self._stored.config.kind, self.stream, self.group)
         return stored is not None and stored.version == self._stored.version and stored.config == self._stored.config
 
     async def _partitioning(self, config: StaticConfig | ElasticConfig) -> list[Partitioning]:
@@ -522,11 +490,11 @@ class Member:
         known = parse_transform(transform.src or ">", transform.dest)
         return [known] if known is not None else []
 
-    # ---- what it is doing ---------------------------------------------------------------------------
+    # ---- its own state ---------------------------------------------------------------------------
 
     def _facts(self) -> MemberFacts:
         config, consumer = self._stored.config, self._consumer
-        trouble = self._trouble
+        trouble = self._problem
         if trouble is None and not self._connection.is_connected:
             trouble = "the connection is down"
         return MemberFacts(
@@ -549,7 +517,7 @@ class Member:
         )
 
     def _show_state(self) -> None:
-        """Log and tell a change of state, once. A warning is what somebody should look at."""
+        """Log a change of state and call its hook, once. It is a warning if somebody should look at it."""
         facts = self._facts()
         before, self._shown = self._shown, state_of(facts)
         if before == self._shown:
@@ -569,25 +537,25 @@ class Member:
             self.group,
             in_words(state, waiting_for),
         )
-        self._told(self._hooks.on_state, state, waiting_for)
+        self._call_hook(self._hooks.on_state, state, waiting_for)
 
     def _disconnected(self, reason: str) -> None:
-        self._trouble = f"the connection is down ({reason})"
+        self._problem = f"the connection is down ({reason})"
         self._show_state()
 
     def _activated(self) -> None:
         self._show_state()
-        self._told(self._hooks.on_activated)
+        self._call_hook(self._hooks.on_activated)
 
     def _deactivated(self) -> None:
         if self._origin is not None:
             self._origin.wait(None)  # whoever is active now waits for it
         self._show_state()
-        self._told(self._hooks.on_deactivated)
+        self._call_hook(self._hooks.on_deactivated)
 
     # ---- small things -------------------------------------------------------------------------------
 
-    def _told(self, hook: Callable[..., None] | None, *about: object) -> None:
+    def _call_hook(self, hook: Callable[..., None] | None, *about: object) -> None:
         if hook is None:
             return
         try:
@@ -598,17 +566,11 @@ class Member:
     def _rebalanced(self, before: frozenset[int], after: frozenset[int]) -> None:
         if self._origin is not None:
             self._origin.wait(None)  # perhaps for a partition that went away; else the next message says it again
-        self._told(self._hooks.on_rebalanced, tuple(sorted(before)), tuple(sorted(after)))
+        self._call_hook(self._hooks.on_rebalanced, tuple(sorted(before)), tuple(sorted(after)))
 
 
 class _GroupDeleted(Exception):
     """The group's record was deleted or purged: a normal end."""
-
-
-def _may_pass(error: KeylaneError) -> bool:
-    if isinstance(error, ApiError):
-        return error.code == _UNAVAILABLE
-    return isinstance(error, AckFailed | ApiUnavailable | Disconnected | JetStreamDisabled | RequestTimeout)
 
 
 def _can_follow(before: StaticConfig | ElasticConfig, after: StaticConfig | ElasticConfig) -> bool:

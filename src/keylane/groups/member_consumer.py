@@ -1,7 +1,7 @@
 """A member's consumer as one instance reads it: performs what `core/handoff.py` decides.
 
-Owns the feed, what the instance knows of the consumer, and which deliveries may start. `approach` is told which
-consumer there should be and goes towards it, as far as it can without waiting for others. It knows nothing of groups
+Owns the feed, what the instance knows of the consumer, and which deliveries may start. `approach` takes the wanted
+consumer and changes the present one towards it, as far as possible without waiting for others. Knows nothing of groups
 and their records.
 """
 
@@ -15,41 +15,14 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from keylane.core import handoff
-from keylane.core.handoff import (
-    NONE,
-    Action,
-    AnyEvent,
-    Close,
-    Create,
-    Delete,
-    Drain,
-    Finish,
-    GiveBack,
-    Handoff,
-    HandoffEvent,
-    Look,
-    Looked,
-    Narrow,
-    Opened,
-    Partitions,
-    PinReceived,
-    Probe,
-    Rename,
-    Reset,
-    Rewind,
-    Role,
-    Style,
-    Surprised,
-    Wait,
-    Want,
-    Widen,
-)
+from keylane.core.handoff import NONE, Action, AnyEvent, HandoffEvent, Partitions
 from keylane.core.plans import ranges
 from keylane.errors import ApiError, ConsumerGone, GroupEnded, KeylaneError, NotFound
 from keylane.groups import consumer_spec
-from keylane.groups.consumer_entry import ConsumerEntry, Later
 from keylane.groups.consumer_requests import (
     FILTERS_OVERLAP,
+    ConsumerEntry,
+    Later,
     RemoteConsumer,
     StreamFacts,
     has_lost_its_files,
@@ -60,11 +33,16 @@ from keylane.groups.consumer_requests import (
 from keylane.groups.instance import Origin
 from keylane.groups.message import GroupMessage, Placing
 from keylane.groups.message_processor import MessageProcessor
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.consumers import ConsumerConfig, ConsumerInfo
-from keylane.jetstream.feed import Feed, FeedOptions, open_feed
-from keylane.jetstream.message import Message
-from keylane.jetstream.pin_performer import PinOptions
+from keylane.jetstream import (
+    Connection,
+    ConsumerConfig,
+    ConsumerInfo,
+    Feed,
+    FeedOptions,
+    Message,
+    PinOptions,
+    open_feed,
+)
 
 T = TypeVar("T")
 
@@ -83,10 +61,10 @@ _LOOK_BELOW_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberConsumerHooks:
-    """Told what happens to a member's consumer."""
+    """Called when something happens to a member's consumer."""
 
-    stirred: Callable[[], None]
-    """Something happened: approach again soon."""
+    wake: Callable[[], None]
+    """Something happened: call `approach` again soon."""
     activated: Callable[[], None]
     deactivated: Callable[[], None]
     rebalanced: Callable[[Partitions, Partitions], None]
@@ -97,13 +75,13 @@ class MemberConsumerHooks:
 
 
 class MemberConsumer:
-    """One instance on its member's consumer, or on the way there."""
+    """The consumer of a member, as one instance reads it or is about to."""
 
     def __init__(
         self,
         connection: Connection,
         consumer: tuple[str, str],
-        handling: MessageProcessor,
+        processor: MessageProcessor,
         *,
         place: Placing,
         origin: Origin,
@@ -113,13 +91,13 @@ class MemberConsumer:
         self._connection = connection
         self._remote = RemoteConsumer(connection, *consumer)
         self._entry = ConsumerEntry(self._remote, hooks.is_current)
-        self._handling = handling
+        self._processor = processor
         self._place = place
         self._origin = origin
         self._max_held = max_held
         self._hooks = hooks
-        handling.may_start = self._may_start
-        self._state = Handoff()
+        processor.may_start = self._may_start
+        self._state = handoff.Handoff()
         self._wanted: ConsumerConfig | None = None
         self._filters: tuple[str, ...] = ()
         self._feed: Feed | None = None
@@ -132,10 +110,10 @@ class MemberConsumer:
         self._left: list[GroupMessage] = []
         self._pin_id = ""
         self._taken_s = _TAKEN_S
-        self._told_active = False
-        self._told_partitions = NONE
+        self._reported_active = False
+        self._reported_partitions = NONE
         self._look_due = 0.0
-        self._seen_dry: str | None = None
+        self._no_source_because: str | None = None
         self.waiting_for: str | None = None
         """What must happen before the next step can be done."""
         self.no_message_because: str | None = None
@@ -161,7 +139,7 @@ class MemberConsumer:
     # ---- what a member asks of it ---------------------------------------------------------------------
 
     async def attend(self) -> None:
-        """See whether the feed has ended: without its consumer, it is opened again; with an error, raise it."""
+        """Check whether the feed has ended: raise its error, or forget a consumer that is gone."""
         end = self._feed_end
         if end is None or not end.done():
             return
@@ -171,22 +149,22 @@ class MemberConsumer:
         await self._lose_consumer("its pulls ended")
 
     async def approach(self, wanted: ConsumerConfig | None) -> float | None:
-        """Go towards this consumer (None: none); returns when to try again, if that is soon."""
+        """Change the consumer towards the wanted one (None: no consumer); return when to try again, if that is soon."""
         self._wanted = wanted
         try:
-            dry = await self._look_below()
-            if dry is not None:
-                return await self._dried_up(dry)
+            ended = await self._check_source()
+            if ended is not None:
+                return await self._end_without_source(ended)
             if wanted is None:
-                return await self._go_on(Want(NONE))
-            return await self._go_on(Want(partitions_in(wanted.filter_subjects), exact=self._fits(wanted)))
+                return await self._go_on(handoff.Want(NONE))
+            return await self._go_on(handoff.Want(partitions_in(wanted.filter_subjects), exact=self._fits(wanted)))
         except ApiError as error:
             return await self._after_refusal(error)
         except BaseException:
-            self._tell(HandoffEvent.FAILED)
+            self._report(HandoffEvent.FAILED)
             raise
         finally:
-            self._tell_partitions()
+            self._report_partitions()
 
     async def is_gone(self) -> bool:
         """Whether the consumer was deleted, with all that was not acked."""
@@ -206,7 +184,7 @@ class MemberConsumer:
         try:
             if self._acked:
                 action = self._step(HandoffEvent.LEAVE)
-                while action is not None and not isinstance(action, Wait):
+                while action is not None and not isinstance(action, handoff.Wait):
                     event = await self._perform(action)
                     assert not isinstance(event, float)
                     action = self._step(event)
@@ -222,11 +200,11 @@ class MemberConsumer:
         while True:
             action = self._step(event)
             if self._state.reading:
-                self._tell_partitions()
-            if isinstance(event, Opened):
-                await self._see_others()
+                self._report_partitions()
+            if isinstance(event, handoff.Opened):
+                await self._check_other_instances()
             self._wait_for(self._reason_to_wait(action))
-            if action is None or isinstance(action, Wait):
+            if action is None or isinstance(action, handoff.Wait):
                 return self._delay_of(action)
             answer = await self._perform(action)
             if isinstance(answer, float):
@@ -234,103 +212,105 @@ class MemberConsumer:
             event = answer
 
     def _step(self, event: AnyEvent) -> Action | None:
-        self._heed_doubt()
+        self._check_doubt()
         self._state, action = handoff.step(self._state, event)
         return action
 
-    def _tell(self, event: AnyEvent) -> None:
-        """Something happened while an action may be under way."""
+    def _report(self, event: AnyEvent) -> None:
+        """Apply an event that may come while an action is under way."""
         self._state = handoff.changed(self._state, event)
 
-    def _heed_doubt(self) -> None:
+    def _check_doubt(self) -> None:
         """After a standstill it is not known at once whether this instance is still the active one."""
         in_doubt = self._feed is not None and not self._feed.may_hand_out()
-        if in_doubt and self._state.role is Role.ACTIVE:
-            self._tell(HandoffEvent.DOUBTED)
-        elif not in_doubt and self._state.role is Role.DOUBTFUL:
-            self._tell(HandoffEvent.CONFIRMED if self.is_active else HandoffEvent.UNPINNED)
+        if in_doubt and self._state.role is handoff.Role.ACTIVE:
+            self._report(HandoffEvent.DOUBTED)
+        elif not in_doubt and self._state.role is handoff.Role.DOUBTFUL:
+            self._report(HandoffEvent.CONFIRMED if self.is_active else HandoffEvent.UNPINNED)
 
     async def _after_refusal(self, error: ApiError) -> float:
-        """What an error of the server means for the consumer; raises those that mean nothing for it."""
+        """Apply what an API error says about the consumer; raise it if it says nothing."""
         if error.err_code in _CONSUMER_MISSING:
             await self._lose_consumer(str(error))
             return 0.0
         if has_lost_its_files(error) and self._state.reading:
             _log.warning("%s cannot be changed any more (%s); making it again", self._remote, error)
-            self._tell(HandoffEvent.UNUSABLE)
+            self._report(HandoffEvent.UNUSABLE)
             return 0.0
-        self._tell(HandoffEvent.FAILED)
+        self._report(HandoffEvent.FAILED)
         if error.err_code == _STREAM_MISSING:
-            return await self._dried_up(self._remote.is_gone)
+            return await self._end_without_source(self._remote.is_gone)
         raise error
 
-    def _delay_of(self, wait: Wait | None) -> float | None:
-        if wait is Wait.TAKEN:
+    def _delay_of(self, wait: handoff.Wait | None) -> float | None:
+        if wait is handoff.Wait.TAKEN:
             delay_s, self._taken_s = self._taken_s, min(2 * self._taken_s, _LONGEST_TAKEN_S)
             return delay_s
         self._taken_s = _TAKEN_S
-        if wait is Wait.STANDBY:
+        if wait is handoff.Wait.STANDBY:
             return random.uniform(*_STANDBY_S)  # noqa: S311 - spreads instances, no secret
-        return _IN_DOUBT_S if wait is Wait.IN_DOUBT else None
+        return _IN_DOUBT_S if wait is handoff.Wait.IN_DOUBT else None
 
     def _reason_to_wait(self, action: Action | None) -> str | None:
         match action:
-            case Wait.IN_DOUBT:
+            case handoff.Wait.IN_DOUBT:
                 return "the server to say who is active: this process stood still"
-            case Wait.TAKEN:
+            case handoff.Wait.TAKEN:
                 others = self._state.wanted - self._state.covers
                 return f"another member to let go of partitions {ranges(sorted(others))}"
-            case Drain(partitions):
+            case handoff.Drain(partitions):
                 return f"handlers at work on partitions {ranges(sorted(partitions))}, which go to another member"
-            case Finish():
+            case handoff.Finish():
                 return "handlers at work, before its partitions change"
-        return f"the stream to come back: {self._seen_dry}" if self._seen_dry is not None else None
+        return f"the stream to come back: {self._no_source_because}" if self._no_source_because is not None else None
 
     # ---- actions --------------------------------------------------------------------------------------
 
     async def _perform(self, action: Action) -> AnyEvent | float:  # noqa: PLR0911 - one case for each action
         match action:
-            case Create() | Probe() | Narrow() | Widen() | Rename():
+            case handoff.Create() | handoff.Probe() | handoff.Narrow() | handoff.Widen() | handoff.Rename():
                 return await self._change(action)
-            case Delete(surely):
+            case handoff.Delete(surely):
                 return await self._delete(surely=surely)
-            case Close():
+            case handoff.Close():
                 await self._drop_feed()
                 return HandoffEvent.CLOSED
         feed = self._feed
         assert feed is not None
         match action:
-            case Look():
+            case handoff.Look():
                 return self._seen(await self._remote.info(), feed)
-            case Drain(partitions):
+            case handoff.Drain(partitions):
                 await self._drain(partitions, feed)
                 return HandoffEvent.DRAINED
-            case Finish():
+            case handoff.Finish():
                 await self._finish(feed)
                 return HandoffEvent.FINISHED
-            case Reset():
+            case handoff.Reset():
                 await feed.reset()
                 return HandoffEvent.RESET
-            case Rewind():
+            case handoff.Rewind():
                 await feed.reset(1)
                 return HandoffEvent.REWOUND
-            case GiveBack():
+            case handoff.GiveBack():
                 await self._give_back(feed)
                 return HandoffEvent.CLOSED
         raise AssertionError(action)
 
-    async def _change(self, action: Create | Probe | Narrow | Widen | Rename) -> AnyEvent | float:
+    async def _change(
+        self, action: handoff.Create | handoff.Probe | handoff.Narrow | handoff.Widen | handoff.Rename
+    ) -> AnyEvent | float:
         """Ask the server for other filters. It refuses those that another member's consumer still has."""
         wanted = self._wanted
         assert wanted is not None
-        partitions = self._state.wanted if isinstance(action, Rename) else action.partitions
+        partitions = self._state.wanted if isinstance(action, handoff.Rename) else action.partitions
         filters = tuple(one for one in wanted.filter_subjects or () if partition_in(one) in partitions)
         config = replace(wanted, filter_subjects=filters)
         try:
             match action:
-                case Create():
+                case handoff.Create():
                     return await self._enter(config)
-                case Probe():
+                case handoff.Probe():
                     return HandoffEvent.FREE if await self._remote.is_free(filters) else HandoffEvent.TAKEN
             await self._remote.update(config)
         except ApiError as error:
@@ -339,16 +319,16 @@ class MemberConsumer:
             return HandoffEvent.TAKEN
         self._filters = filters
         match action:
-            case Narrow():
+            case handoff.Narrow():
                 return HandoffEvent.NARROWED
-            case Widen():
+            case handoff.Widen():
                 return HandoffEvent.WIDENED
         return HandoffEvent.RENAMED
 
-    def _seen(self, info: ConsumerInfo, feed: Feed) -> Looked:
-        """A standby only watches, unless nobody is active. Who was active may have lost its pin and not know it yet."""
+    def _seen(self, info: ConsumerInfo, feed: Feed) -> handoff.Looked:
+        """The consumer as the server has it. It is ours to change if no other instance is pinned."""
         self._filters = info.config.filter_subjects or ()
-        return Looked(
+        return handoff.Looked(
             partitions_in(self._filters),
             ours=pinned(info) in (None, feed.pin_id),
             exact=self._wanted is None or self._fits(self._wanted),
@@ -363,25 +343,25 @@ class MemberConsumer:
         def is_lost(message: GroupMessage) -> bool:
             return message.partition in partitions
 
-        await self._handling.let_go(is_lost)
-        await self._handling.acks_sent(is_lost)
+        await self._processor.let_go(is_lost)
+        await self._processor.acks_sent(is_lost)
         await feed.settle()
 
     async def _finish(self, feed: Feed) -> None:
         """Start nothing more, finish what is at work, and wait until the server has all acks."""
         if self._durable:
-            self._left += await self._handling.finish_without_gaps()
+            self._left += await self._processor.finish_without_gaps()
         else:
-            self._left += await self._handling.let_go()
+            self._left += await self._processor.let_go()
         if not self.is_active or not self._connection.is_connected:
             return
-        await self._handling.acks_sent()
+        await self._processor.acks_sent()
         await feed.settle()
         if self._facts is not None and self._facts.replicated and not self._durable:
             # Replicas drop a message a while after its ack was confirmed, and not at all if the consumer is deleted
             # before. Whoever reads the queue next would get it again.
-            done, highest = self._handling.is_done, self._handling.highest_done
-            await self._remote.see_messages_go(self.partitions, done, highest)
+            done, highest = self._processor.is_done, self._processor.highest_done
+            await self._remote.wait_until_removed(self.partitions, done, highest)
 
     async def _delete(self, *, surely: bool) -> AnyEvent:
         gone = surely
@@ -397,7 +377,7 @@ class MemberConsumer:
         return HandoffEvent.DELETED
 
     async def _give_back(self, feed: Feed) -> None:
-        """Make what was delivered and not handled deliverable at once, to whoever is pinned next."""
+        """Release what was delivered and not handled, so that the next pinned instance gets it at once."""
         was_active = self.is_active and self._connection.is_connected
         await feed.drain(0)
         if was_active:
@@ -416,12 +396,12 @@ class MemberConsumer:
                 message.nak()
 
     async def _finish_without_acks(self, feed: Feed) -> None:
-        """What was delivered never comes again: all of it is handled before the end."""
+        """Handle all that was delivered, because without acks it is never delivered again."""
         pin_id = feed.pin_id if self.is_active else None
         await feed.drain()
         if self._feed_end is not None:
             await asyncio.wait({self._feed_end})
-        await self._handling.finish()
+        await self._processor.finish()
         info = await self._remote.info()
         if pin_id is not None and pinned(info) == pin_id:
             await self._remote.unpin(info)
@@ -429,44 +409,44 @@ class MemberConsumer:
     # ---- what may have happened below -----------------------------------------------------------------
 
     async def _lose_consumer(self, why: str) -> None:
-        """Normal is: the group changed or was deleted, or a standby sees the active instance move to a new consumer."""
-        has_lost_something = self._durable or self._told_active
+        """Forget a consumer that is gone. It is a warning unless the group changed, or another instance replaced it."""
+        has_lost_something = self._durable or self._reported_active
         await self._drop_feed(consumer_is_gone=True)
-        self._tell(HandoffEvent.GONE)
+        self._report(HandoffEvent.GONE)
         is_normal = not has_lost_something or not await self._hooks.is_current()
         _log.log(logging.INFO if is_normal else logging.WARNING, "%s is gone (%s); making it again", self._remote, why)
 
-    async def _dried_up(self, reason: str) -> float:
-        """Nothing will come any more. If the group's record changed too, it says more: it is read again first."""
+    async def _end_without_source(self, reason: str) -> float:
+        """Raise `GroupEnded`, because no message can come any more; unless the group's record has changed."""
         if await self._hooks.is_current():
             raise GroupEnded(reason)
         return 0.0
 
-    async def _look_below(self) -> str | None:
-        """Now and then: why nothing will come any more. Nobody tells a member that waits.
+    async def _check_source(self) -> str | None:
+        """Check from time to time whether messages can still come; return why not if two checks in a row say so.
 
-        It must be so at two looks: a stream may be deleted and made again in between.
+        Nothing notifies a waiting member of it. One check is not enough: a stream may be deleted and created again.
         """
         now = asyncio.get_running_loop().time()
         if now < self._look_due:
             return None
         self._look_due = now + _LOOK_BELOW_S
-        before, self._seen_dry = self._seen_dry, await self._remote.why_dry()
-        if self._seen_dry is None and self._feed is not None and not self.is_active:
-            await self._see_others()
-        return self._seen_dry if self._seen_dry == before else None
+        before, self._no_source_because = self._no_source_because, await self._remote.why_no_source()
+        if self._no_source_because is None and self._feed is not None and not self.is_active:
+            await self._check_other_instances()
+        return self._no_source_because if self._no_source_because == before else None
 
     # ---- the feed -------------------------------------------------------------------------------------
 
-    async def _enter(self, wanted: ConsumerConfig) -> Opened | float:
-        """Make the consumer or join the one that is there, and start pulling; or when to try again."""
+    async def _enter(self, wanted: ConsumerConfig) -> handoff.Opened | float:
+        """Create or join the consumer and start to pull; or return when to try again."""
         self._durable = wanted.durable_name is not None
         entered = await self._entry.enter(wanted)
         if isinstance(entered, Later):
             self._wait_for(entered.waiting_for)
             return entered.delay_s
         if entered.stream_is_new:
-            await self._handling.start_anew()
+            await self._processor.start_anew()
         self._facts = entered.stream
         self._pin_id = ""
         self._left = []
@@ -485,9 +465,9 @@ class MemberConsumer:
         self._feed_end = asyncio.create_task(self._watch(self._feed))
         self._feed_end.add_done_callback(self._while_reading(self._feed_ended))
         # Nothing is awaited from here until the event is taken: the first message must find it done.
-        return Opened(
+        return handoff.Opened(
             partitions_in(self._filters),
-            Style.IN_PLACE if in_place else Style.RECREATE,
+            handoff.Style.IN_PLACE if in_place else handoff.Style.RECREATE,
             durable=self._durable,
             joined=entered.joined,
         )
@@ -509,11 +489,11 @@ class MemberConsumer:
                 on_unpinned=self._while_reading(self._deactivated),
             ),
             on_messages=self._while_reading(self._take) if self._acked else None,
-            around_reset=self._handling.around_reset if self._acked else None,
+            around_reset=self._processor.around_reset if self._acked else None,
         )
 
     def _while_reading(self, do: Callable[[T], None]) -> Callable[[T], None]:
-        """Heard from this feed only: one that was let go of may still learn of its pin, or hand out what it held."""
+        """A callback that ignores calls of an earlier feed, which may still hear of its pin or deliver what it held."""
         reading = self._reading
 
         def hear(told: T) -> None:
@@ -527,11 +507,11 @@ class MemberConsumer:
         if not self._acked:
             async for batch in feed.batches(self._max_held):
                 self._take(batch)
-                await self._handling.room(self._max_held)
+                await self._processor.room(self._max_held)
         await feed.wait()
 
-    async def _see_others(self) -> None:
-        """Look who else is on the consumer, and whether a message can come at all, while none has."""
+    async def _check_other_instances(self) -> None:
+        """Check who else reads the consumer and, as long as no message has come, whether one can come."""
         info = await self._remote.info()
         is_other_active = pinned(info) not in (None, self._feed.pin_id if self._feed is not None else None)
         because = None
@@ -548,17 +528,17 @@ class MemberConsumer:
         if end is not None and not end.cancel() and not end.cancelled():
             end.exception()  # seen: it is being let go of
         self.is_other_active, self.no_message_because = False, None
-        self._handling.forget()
-        self._handling.forget_acks()
+        self._processor.forget()
+        self._processor.forget_acks()
         try:
             if feed is not None:
                 # Without a consumer there is no pin to hand over, and a cluster may leave questions unanswered.
                 await (feed.drain(0) if consumer_is_gone else feed.close())
         except BaseException:
-            self._tell(HandoffEvent.CLOSED)
+            self._report(HandoffEvent.CLOSED)
             raise
         finally:
-            self._tell_deactivated()
+            self._report_deactivated()
 
     # ---- what arrives ---------------------------------------------------------------------------------
 
@@ -569,20 +549,20 @@ class MemberConsumer:
         messages = [GroupMessage(one, place(one.raw_subject), origin) for one in batch]
         admitted = self._state.admitted
         if not {one.place.partition for one in messages} <= admitted:
-            messages = self._turn_away(messages, admitted)
-        self._handling.offer(messages)
+            messages = self._hold_back(messages, admitted)
+        self._processor.offer(messages)
 
-    def _turn_away(self, messages: list[GroupMessage], admitted: Partitions) -> list[GroupMessage]:
-        """The messages that may start. The others come again: here after a rewinding, or to another member."""
+    def _hold_back(self, messages: list[GroupMessage], admitted: Partitions) -> list[GroupMessage]:
+        """The messages that may start. The others are delivered again: here after a rewind, or to another member."""
         if self._state.closing and not self._remote.can_reset:
             self._left += messages
         others = [one for one in messages if one.partition not in admitted]
-        self._handling.pass_over(others)
+        self._processor.pass_over(others)
         unexpected = self._state.unexpected({one.partition for one in others})
         if unexpected:
             _log.debug("%s delivers partitions %s, which it was not known to cover", self._remote, sorted(unexpected))
-            self._tell(Surprised(unexpected))
-            self._hooks.stirred()
+            self._report(handoff.Surprised(unexpected))
+            self._hooks.wake()
         return [one for one in messages if one.partition in admitted]
 
     def _drop_unasked(self, batch: list[Message], is_asked_for: Callable[[bytes], bool]) -> list[Message]:
@@ -591,33 +571,33 @@ class MemberConsumer:
         for one in batch:
             if is_asked_for(one.raw_subject):
                 asked.append(one)
-            elif self._acked and (not self._acks_all or not (asked or self._handling.has_messages)):
+            elif self._acked and (not self._acks_all or not (asked or self._processor.has_messages)):
                 # Where an ack counts for all before it, it must not overtake a message that is still to be handled:
                 # then this one comes again.
                 one.ack()
         return asked
 
     def _activated(self, pin_id: str) -> None:
-        self._tell(PinReceived(anew=pin_id != self._pin_id))
+        self._report(handoff.PinReceived(anew=pin_id != self._pin_id))
         self._pin_id = self._origin.pin_id = pin_id
         self.is_other_active, self.no_message_because = False, None
-        if not self._told_active:
-            self._told_active = True
+        if not self._reported_active:
+            self._reported_active = True
             self._hooks.activated()
-        self._hooks.stirred()
+        self._hooks.wake()
 
     def _feed_ended(self, _end: asyncio.Task[None]) -> None:
-        """Its consumer is gone, or the connection is: what has not started here may start elsewhere."""
-        self._tell(HandoffEvent.UNPINNED)
-        self._handling.forget()
-        self._hooks.stirred()
+        """The consumer or the connection is gone: what has not started here may start elsewhere."""
+        self._report(HandoffEvent.UNPINNED)
+        self._processor.forget()
+        self._hooks.wake()
 
     def _deactivated(self, _pin_id: str) -> None:
-        self._tell(HandoffEvent.UNPINNED)
+        self._report(HandoffEvent.UNPINNED)
         self.is_other_active = True  # most likely; the next look tells
-        self._handling.forget()
-        self._handling.revoke()
-        self._tell_deactivated()
+        self._processor.forget()
+        self._processor.revoke()
+        self._report_deactivated()
 
     # ---- small things ---------------------------------------------------------------------------------
 
@@ -627,16 +607,16 @@ class MemberConsumer:
             self._hooks.wait_changed()
 
     def _may_start(self) -> bool:
-        """False while it is not known whether this instance is still the pinned one, after it stood still."""
+        """False if this process stood still and does not know yet whether it is still pinned."""
         return self._feed is None or self._feed.may_hand_out()
 
-    def _tell_deactivated(self) -> None:
+    def _report_deactivated(self) -> None:
         self._origin.pin_id = None
-        if self._told_active:
-            self._told_active = False
+        if self._reported_active:
+            self._reported_active = False
             self._hooks.deactivated()
 
-    def _tell_partitions(self) -> None:
-        before, self._told_partitions = self._told_partitions, self.partitions
-        if before != self._told_partitions:
-            self._hooks.rebalanced(before, self._told_partitions)
+    def _report_partitions(self) -> None:
+        before, self._reported_partitions = self._reported_partitions, self.partitions
+        if before != self._reported_partitions:
+            self._hooks.rebalanced(before, self._reported_partitions)

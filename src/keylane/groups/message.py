@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from enum import Enum, auto
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, cast
 
+from keylane.core.partitions import Partitioning, strip_partition
+from keylane.core.subjects import matches
 from keylane.errors import InvalidInput
 from keylane.groups.instance import Origin
-from keylane.jetstream.message import Message
+from keylane.jetstream import Message
 
 if TYPE_CHECKING:
-    from keylane.jetstream.client import Client
+    from keylane.jetstream import Client
 
 
 class Place(NamedTuple):
@@ -31,7 +34,7 @@ class Place(NamedTuple):
 
 
 class Outcome(Enum):
-    """What a handler said about a message."""
+    """How a handler settled a message."""
 
     DONE = auto()
     TERMINATED = auto()
@@ -130,7 +133,7 @@ class GroupMessage:
 
 
 class OriginFacts(NamedTuple):
-    """What another process knows of a message's origin."""
+    """The part of a message's origin that another process gets."""
 
     stream: str
     group: str
@@ -164,3 +167,28 @@ class MessageCopy(GroupMessage):
 
 
 Placing = Callable[[bytes], Place]
+
+
+_REMEMBERED = 65_536
+
+KeyOf = Callable[[str], str]
+"""The key of a subject, in the words of whoever knows better."""
+
+
+def placing_by(partitioning: Sequence[Partitioning], *, whole_subject: bool, key_of: KeyOf | None = None) -> Placing:
+    """A function that gives the partition, subject and key of a stored subject. It caches its answers.
+
+    Where the key is not known (no partitioning given, and subjects are not hashed whole), the partition is the key.
+    """
+
+    @lru_cache(maxsize=_REMEMBERED)
+    def place(raw_subject: bytes) -> Place:
+        partition, subject = strip_partition(raw_subject.decode("utf-8", "surrogateescape"))
+        if key_of is not None:
+            return Place.of(partition, subject, key_of(subject))
+        for one in partitioning:
+            if matches(one.filter, subject):
+                return Place.of(partition, subject, one.key(subject))
+        return Place.of(partition, subject, subject if whole_subject else str(partition))
+
+    return place

@@ -1,23 +1,87 @@
-"""What becomes of a member's messages when their handlers end: acked, tried again, given up, left to others.
+"""Settles a member's messages when their handlers end: ack, retry, dead letter, or nothing if others have them.
 
-The policy of a member's dispatcher. Runs no handler and waits for nothing but the storing of a dead letter, which
-happens in a task of its own.
+The policy of a member's dispatcher. Runs no handler. Waits only for the storing of a dead letter, in a separate task.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from keylane.core.lanes import Entry, Lanes
-from keylane.dispatch import Dispatcher, Settling, error_line
-from keylane.dispatch.dead_letters import put_away
+from keylane.dispatch import Dispatcher, Settling, error_line, store_dead_letter
 from keylane.errors import Fenced, LedgerMismatch
-from keylane.groups.acks import Acks
 from keylane.groups.handler_options import HandlerOptions
 from keylane.groups.message import GroupMessage, Outcome
-from keylane.retries import backoff_s
+from keylane.retrying import backoff_s
+
+
+class Acks:
+    """The acks of one member, which count although its consumer is reset while messages are at work.
+
+    A reset voids all deliveries before it: an ack of one of them that the server reads after the reset does nothing,
+    and the message is delivered again. So an ack that would fall into a reset, or belongs to a delivery from before it,
+    is owed until the message comes again, and goes with that delivery. Whoever gives a partition away first waits until
+    nothing of it is owed. Nothing to do with it unless `in_doubt`.
+    """
+
+    __slots__ = ("_owed", "_resetting", "_void", "in_doubt")
+
+    def __init__(self) -> None:
+        self._resetting = False
+        self._void: set[int] = set()
+        self._owed: dict[int, GroupMessage] = {}
+        self.in_doubt = False
+        """Some acks would not count: report every message that arrives or is done."""
+
+    @contextmanager
+    def around_reset(self, here: Callable[[], Collection[int]]) -> Iterator[None]:
+        """While the consumer is reset. `here`: the sequences whose deliveries the reset makes void."""
+        self._resetting = self.in_doubt = True
+        before = set(self._owed)
+        try:
+            yield
+        except BaseException:
+            # It may have happened or not: if so, these come again and are acked again.
+            for sequence in self._owed.keys() - before:
+                delivery = self._owed.pop(sequence).delivery
+                if not delivery.settled:
+                    delivery.ack()
+            raise
+        else:
+            self._void = set(here())
+        finally:
+            self._resetting = False
+            self._look()
+
+    def arrived(self, messages: list[GroupMessage]) -> None:
+        """Take new deliveries: their acks count."""
+        for message in messages:
+            self._void.discard(message.sequence)
+            self._owed.pop(message.sequence, None)
+        self._look()
+
+    def done(self, message: GroupMessage) -> None:
+        """Ack the message, now or with its next delivery."""
+        if self._resetting or message.sequence in self._void:
+            self._owed[message.sequence] = message
+        elif not message.delivery.settled:
+            message.delivery.ack()
+
+    def owes(self, which: Callable[[GroupMessage], bool] | None = None) -> bool:
+        return any(which is None or which(message) for message in self._owed.values())
+
+    def forget(self) -> None:
+        """Forget all: another instance has the messages, or the consumer is gone."""
+        self._void.clear()
+        self._owed.clear()
+        self._look()
+
+    def _look(self) -> None:
+        self.in_doubt = self._resetting or bool(self._void or self._owed)
+
 
 _log = logging.getLogger("keylane.groups")
 
@@ -29,24 +93,24 @@ _SETTLED = (Outcome.DONE, Outcome.TERMINATED)
 class Settlement:
     """Settles the messages of one member."""
 
-    def __init__(self, terms: HandlerOptions, acks: Acks, may_go_on: Callable[[], bool]) -> None:
-        self._terms = terms
+    def __init__(self, options: HandlerOptions, acks: Acks, may_go_on: Callable[[], bool]) -> None:
+        self._options = options
         self._acks = acks
         self._may_go_on = may_go_on
-        self._plain = terms.acks and not terms.manual_ack and terms.journal is None
+        self._plain = options.acks and not options.manual_ack and options.journal is None
         self.dispatcher: Dispatcher[GroupMessage]
         """Set once it is made."""
         self.revoked: dict[Entry[GroupMessage], GroupMessage] = {}
-        """What was at work when another instance took over."""
+        """What ran here when another instance took over."""
         self.fenced: set[int] = set()
-        """The partitions of which it was told that the ledger refuses them."""
+        """The partitions whose refusal by the ledger was logged."""
 
     @property
     def _lanes(self) -> Lanes[GroupMessage]:
         return self.dispatcher.lanes
 
     def is_lost(self, entry: Entry[GroupMessage]) -> bool:
-        """Revoked, and not delivered here again since."""
+        """Whether another instance took the message, and it was not delivered here again since."""
         return self.revoked.get(entry) is entry.item
 
     # ---- the dispatcher asks ------------------------------------------------------------------------
@@ -62,7 +126,7 @@ class Settlement:
                 delivery.ack()
             self.dispatcher.lanes.finished(entry)
             return _DONE
-        if not self._terms.manual_ack or given.outcome in _SETTLED:
+        if not self._options.manual_ack or given.outcome in _SETTLED:
             return self._done(entry, given)
         self._again(entry, 0.0 if given.outcome is Outcome.AGAIN else None)
         return "returned"
@@ -76,7 +140,7 @@ class Settlement:
             self._lanes.release(entry)
             return _CANCELLED
         if isinstance(error, Fenced):
-            self._tell_fenced(given, error)
+            self._log_fenced(given, error)
             self.dispatcher.retry_at(self._lanes.postponed(entry, self.dispatcher.now(), backoff_s(1)))
             return "failed"
         return self._try_again(entry, given, error)
@@ -88,7 +152,7 @@ class Settlement:
         return _CANCELLED
 
     def crashed(self, entry: Entry[GroupMessage], given: GroupMessage, error: BaseException) -> None:
-        self._tell_failure(given, error, entry.tries + 1)
+        self._call_on_failure(given, error, entry.tries + 1)
 
     # ---- outcomes -----------------------------------------------------------------------------------
 
@@ -97,23 +161,23 @@ class Settlement:
         delivery = entry.item.delivery
         if self._acks.in_doubt:
             self._acks.done(entry.item)
-        elif self._terms.acks and not delivery.settled:
+        elif self._options.acks and not delivery.settled:
             delivery.ack()
         self._lanes.finished(entry)
         return _DONE if given.outcome is not Outcome.TERMINATED else "terminated"
 
     def _again(self, entry: Entry[GroupMessage], delay_s: float | None) -> None:
-        """The server is to deliver it again, after this delay or (None) when its ack wait is over; its lane goes on."""
+        """Let the server deliver it again, after this delay or (None) after its ack wait. Its lane continues."""
         if delay_s is not None and not entry.item.delivery.settled:
             entry.item.delivery.nak(delay_s)
         self._lanes.release(entry)
 
     def _try_again(self, entry: Entry[GroupMessage], given: GroupMessage, error: BaseException) -> str | Settling:
-        """Later, here or by the server; unless it had all its tries."""
-        if given.outcome is Outcome.AGAIN or self._terms.server_retries:
+        """Retry later, here or by the server; give it up after its last try."""
+        if given.outcome is Outcome.AGAIN or self._options.server_retries:
             tries = given.delivered_count
             self._report(given, error, tries)
-            if self._terms.max_tries is not None and tries >= self._terms.max_tries:
+            if self._options.max_tries is not None and tries >= self._options.max_tries:
                 return partial(self._give_up, entry, error, tries)
             self._again(entry, backoff_s(tries))
             return "failed"
@@ -125,9 +189,9 @@ class Settlement:
         return "failed"
 
     async def _give_up(self, entry: Entry[GroupMessage], error: BaseException, tries: int) -> str:
-        """It had all its tries. Its lane goes on once the message is safe elsewhere."""
-        if self._terms.give_up is not None:
-            await put_away(self._terms.give_up, lambda: entry.item, error, tries, log=_log)
+        """Store the message as a dead letter after its last try; then its lane continues."""
+        if self._options.give_up is not None:
+            await store_dead_letter(self._options.give_up, lambda: entry.item, error, tries, log=_log)
         if not entry.item.delivery.settled:
             entry.item.delivery.term(f"given up after {tries} tries")
         self._lanes.finished(entry)
@@ -135,8 +199,8 @@ class Settlement:
 
     # ---- telling ------------------------------------------------------------------------------------
 
-    def _tell_fenced(self, given: GroupMessage, error: Fenced) -> None:
-        """Once for each partition while it is had: every message of it is refused alike, and tried again."""
+    def _log_fenced(self, given: GroupMessage, error: Fenced) -> None:
+        """Log it once for each partition: all its messages are refused for the same reason, and retried."""
         is_news = given.partition not in self.fenced and not isinstance(error, LedgerMismatch)  # shown by the member
         self.fenced.add(given.partition)
         _log.log(logging.WARNING if is_news else logging.DEBUG, "%r: %s", given, error)
@@ -144,7 +208,7 @@ class Settlement:
     def _report(self, message: GroupMessage, error: BaseException, tries: int) -> None:
         origin = message.origin
         _log.log(
-            logging.WARNING if self._terms.on_failure is None else logging.DEBUG,
+            logging.WARNING if self._options.on_failure is None else logging.DEBUG,
             "handler failed: stream %s, group %s, member %s, key %r, sequence %d (try %d): %s",
             origin.stream,
             origin.group,
@@ -155,12 +219,12 @@ class Settlement:
             error_line(error),
             exc_info=error,
         )
-        self._tell_failure(message, error, tries)
+        self._call_on_failure(message, error, tries)
 
-    def _tell_failure(self, message: GroupMessage, error: BaseException, tries: int) -> None:
-        if self._terms.on_failure is None:
+    def _call_on_failure(self, message: GroupMessage, error: BaseException, tries: int) -> None:
+        if self._options.on_failure is None:
             return
         try:
-            self._terms.on_failure(message, error, tries)
+            self._options.on_failure(message, error, tries)
         except Exception:  # noqa: BLE001 - a hook may raise anything, and the message must not wait for it
             _log.exception("the hook on_failure failed; the message is tried again all the same")

@@ -1,4 +1,4 @@
-"""What a group can get of a stream: the subjects that it stores, and whether they fit the group's filters.
+"""Which subjects a stream stores, and whether a group's filters match them.
 
 A subject transform, and those of sources, change what is published before it is stored; groups see what is stored. The
 configuration of the stream answers first, and its messages where that says nothing. Changes nothing.
@@ -16,7 +16,7 @@ from nats.js.api import StreamConfig, StreamInfo, StreamSource, SubjectTransform
 from keylane.core.subjects import is_subset, overlaps
 from keylane.errors import InvalidInput, KeylaneError, NotFound
 from keylane.groups.config import ElasticConfig, StaticConfig
-from keylane.jetstream.connection import Connection
+from keylane.jetstream import Connection, streams
 
 _log = logging.getLogger("keylane.groups")
 
@@ -86,7 +86,7 @@ def inserts_numbers(config: StreamConfig) -> bool:
 
 
 def _copied(source: StreamSource) -> list[str] | None:
-    """What comes of another stream; None: its own configuration would have to be asked."""
+    """What is copied from another stream; None if only that stream's configuration can tell."""
     if source.subject_transforms:
         return [_pattern(one.dest or one.src or ">") for one in source.subject_transforms]
     return [source.filter_subject] if source.filter_subject else None
@@ -99,10 +99,10 @@ def _pattern(destination: str) -> str:
 # ---- as a new group sees it -----------------------------------------------------------------------------
 
 
-async def look_for_numbers(connection: Connection, group: str, config: StaticConfig, source: StreamInfo) -> None:
-    """A static group gets only subjects that begin with a partition number: see whether there can be any.
+async def check_partition_numbers(connection: Connection, group: str, config: StaticConfig, source: StreamInfo) -> None:
+    """Check that a stream can have subjects that begin with a partition number, which a static group needs.
 
-    Raises `InvalidInput` if there can be none; logs what may surprise.
+    Raises `InvalidInput` if it cannot; logs a warning if it has none yet.
     """
     stored, stream = stored_subjects(source.config), source.config.name
     if not inserts_numbers(source.config) and not await _has_numbers(connection, source, config.max_members):
@@ -132,7 +132,7 @@ async def look_for_numbers(connection: Connection, group: str, config: StaticCon
             )
 
 
-async def look_for_matches(connection: Connection, group: str, config: ElasticConfig, source: StreamInfo) -> None:
+async def check_filters_match(connection: Connection, group: str, config: ElasticConfig, source: StreamInfo) -> None:
     """Log which filters of an elastic group match nothing."""
     stored, stream = stored_subjects(source.config), source.config.name
     if stored is None and not source.state.messages:
@@ -161,7 +161,7 @@ async def _has_message(connection: Connection, source: StreamInfo, subject_filte
     if not source.state.messages:
         return False
     try:
-        await connection.api.request(f"STREAM.MSG.GET.{source.config.name}", {"last_by_subj": subject_filter})
+        await streams.get_message(connection, source.config.name or "", last_by_subject=subject_filter)
     except NotFound:
         return False
     except KeylaneError as error:  # this is for a warning only

@@ -1,4 +1,4 @@
-"""The journal: what the members of a group did with every message, in a stream of its own."""
+"""The journal: what the members of a group did with every message, in a separate stream."""
 
 from keylane.core.journal_record import (
     OUTCOMES,
@@ -6,13 +6,15 @@ from keylane.core.journal_record import (
     JournalBatch,
     JournalRecord,
     Outcome,
-    Tenure,
+    PinTenure,
     in_sample,
     open_batch,
 )
 from keylane.journal.reader import open_stored, read_batches, read_journal
 from keylane.journal.stream import DEFAULT_MAX_AGE_S, journal_stream, journal_subject
 from keylane.journal.writer import Journal
+
+Tenure = PinTenure
 
 __all__ = [
     "DEFAULT_MAX_AGE_S",
@@ -22,6 +24,7 @@ __all__ = [
     "JournalBatch",
     "JournalRecord",
     "Outcome",
+    "PinTenure",
     "Tenure",
     "in_sample",
     "journal_stream",

@@ -1,6 +1,6 @@
-"""A journal batch as an Arrow record batch, for Spark and its like. Needs pyarrow (`keylane[spark]`).
+"""A journal batch as an Arrow record batch, for Spark and similar tools. Needs pyarrow (`keylane[spark]`).
 
-Numbers are taken over as they lie in the batch, without a copy.
+Numbers are used in place, without a copy.
 """
 
 from __future__ import annotations
@@ -63,5 +63,5 @@ def _numbers(batch: JournalBatch, name: str, kind: pa.DataType) -> pa.Array:
 
 
 def _keys(batch: JournalBatch) -> pa.Array:
-    """The distinct keys. Bytes that are not UTF-8, which Arrow's text cannot hold, are written as `\\xNN`."""
+    """The distinct keys. Bytes that are not UTF-8, which Arrow's strings cannot hold, become `\\xNN`."""
     return pa.array([value.decode("utf-8", "backslashreplace") for value in batch.key_values()], pa.string())

@@ -1,7 +1,7 @@
-"""From what a member noted to the columns of batches.
+"""Turns the notes of a member into the columns of batches.
 
-Owns what is read from a delivery, and when: `Journal.note` keeps references only, and everything that takes time is
-done here, a batch at a time. No payload is kept alive.
+Owns what is read from a delivery, and when: `Journal.note` keeps references only, and this module does everything that
+takes time, a batch at a time. It keeps no payload alive.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from keylane.core.journal_record import Columns
-from keylane.jetstream.message import Message
+from keylane.jetstream import Message
 from keylane.journal.stream import journal_subject
 
 _PIN = re.compile(rb"\r\nNats-Pin-Id: ?([^\r]*)\r\n")
@@ -34,7 +34,7 @@ class RecordOrigin(Protocol):
 
 
 class RecordPlace(Protocol):
-    """Where a message belongs."""
+    """The partition and key of a message."""
 
     @property
     def partition(self) -> int: ...
@@ -43,7 +43,7 @@ class RecordPlace(Protocol):
 
 
 class Handled(Protocol):
-    """A group's message, as far as the journal looks at it."""
+    """A group's message, as far as the journal reads it."""
 
     @property
     def delivery(self) -> Message: ...
@@ -56,14 +56,14 @@ class Handled(Protocol):
 Note = tuple[RecordOrigin, int, RecordPlace, int, bytes, bytes, int, int, int]
 """One try at one message, not read yet: origin, revision, place, sequence, ack subject, headers, outcome, start, end.
 
-The revision stands beside its origin because the origin's changes while the instance lives. A plain tuple, as making a
-named one would take longer than the rest of `Journal.note`.
+The revision is stored beside its origin because the origin's revision changes while the instance lives. A plain tuple,
+because creating a named one would take longer than the rest of `Journal.note`.
 """
 
 
 @dataclass(slots=True, eq=False)
 class Line:
-    """The batches of one instance, which count from 1."""
+    """The batches of one instance, numbered from 1."""
 
     subject: str
     group: str
@@ -71,17 +71,17 @@ class Line:
     instance: str
     batches: int = 0
     dropped: int = 0
-    """Records lost since the last batch that was numbered."""
+    """Records lost since the last numbered batch."""
 
 
 class Lines:
-    """All instances that a journal writes for: nearly always one."""
+    """All instances that a journal writes for: almost always one."""
 
     def __init__(self, stream: str) -> None:
         self._stream = stream
         self._lines: dict[tuple[str, str, str], Line] = {}
-        # "<stream> <sequence> …": written by the server when it copies a message into a group's queue. The name is
-        # looked at too: a stream that is itself a copy carries its own source's.
+        # "<stream> <sequence> …": the server writes this when it copies a message into a group's queue. Compare the
+        # name too: messages of a stream that is itself a copy carry the name of its own source.
         self._source = re.compile(rb"\r\nNats-Stream-Source: ?%b (\d+)" % re.escape(stream.encode()))
 
     def sort(self, notes: list[Note]) -> list[tuple[Line, list[Note]]]:
@@ -94,11 +94,11 @@ class Lines:
         return [(line, [note for note in notes if lines[id(note[0])] is line]) for line in distinct]
 
     def with_dropped(self) -> list[Line]:
-        """The lines whose next batch has something to tell."""
+        """The lines whose next batch must report dropped records."""
         return [line for line in self._lines.values() if line.dropped]
 
     def columns(self, notes: list[Note]) -> Columns:
-        """Everything that a batch says about these notes."""
+        """The columns of a batch with these notes."""
         _, revisions, places, sequences, replies, headers, outcomes, started, ended = zip(*notes, strict=True)
         return Columns(
             sequences=sequences,
@@ -130,7 +130,7 @@ class Lines:
 def _delivered(replies: Iterable[bytes]) -> list[int]:
     """How often each was delivered: `$JS.ACK.<stream>.<consumer>.<delivered>.…`, with a domain two tokens further.
 
-    Nearly all begin with the same tokens: those are compared, not read.
+    Almost all begin with the same tokens, so comparing those is enough.
     """
     counts = []
     count, start = 0, b""
@@ -145,7 +145,7 @@ def _delivered(replies: Iterable[bytes]) -> list[int]:
 
 
 def _pins(headers: Iterable[bytes]) -> list[str]:
-    """The pin of each delivery. The server writes it last, and it seldom changes: comparing ends is enough mostly."""
+    """The pin of each delivery. The server writes it last, and it rarely changes, so comparing the ends is enough."""
     pins = []
     pin, tail = "", b""
     for block in headers:

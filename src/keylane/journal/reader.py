@@ -1,6 +1,6 @@
 """Reading a journal: batches as they are stored, or records one by one.
 
-Reads what was there when the reading began, all of it or an error. It never passes over what it cannot read in silence.
+Reads everything that was stored when the reading began, or raises an error. Never silently skips what it cannot read.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING
 
 from keylane.core.journal_record import JournalBatch, JournalRecord, open_batch
 from keylane.errors import BrokenJournal, InvalidInput, JournalError, NotFound, ReadIncomplete
-from keylane.jetstream.direct import StoredMessage, read_batch
-from keylane.jetstream.settings import check_seconds
+from keylane.jetstream import StoredMessage, check_seconds, read_batch, streams
 from keylane.journal.stream import journal_stream, journal_subject
 
 if TYPE_CHECKING:
-    from keylane.jetstream.connection import Connection
+    from keylane.jetstream import Connection
 
 _MESSAGES_A_REQUEST = 64
-"""Each holds up to a thousand records and more: this bounds the memory of a reader to a few megabytes."""
+"""Each holds a thousand records or more: this bounds the memory of a reader to a few megabytes."""
 _LOOK_AGAIN_S = 0.05
 
 OnBroken = Callable[[int, JournalError], None]
@@ -35,10 +34,10 @@ async def read_journal(
     on_broken: OnBroken | None = None,
     timeout_s: float = 10.0,
 ) -> AsyncIterator[JournalRecord]:
-    """Every record that the journal of a stream holds now.
+    """Yield every record that the journal of a stream holds now.
 
-    The records of one instance come in the order in which it noted them, as far as the journal's stream has it: sort
-    by `batch` and `row` where that matters. The rest is as in `read_batches`.
+    The records of one instance come in the order in which it wrote them, unless the journal's stream has them in
+    another order: sort by `batch` and `row` if that matters. The rest is as in `read_batches`.
 
         async for record in read_journal(connection, "ORDERS", group="billing"):
             print(record.key, record.sequence, record.outcome)
@@ -67,14 +66,14 @@ async def read_batches(
     on_broken: OnBroken | None = None,
     timeout_s: float = 10.0,
 ) -> AsyncIterator[tuple[int, JournalBatch]]:
-    """Every batch that the journal holds now, with its sequence in the journal's stream.
+    """Yield every batch that the journal holds now, with its sequence in the journal's stream.
 
-    A batch that was stored twice, as happens when the server was away for minutes, comes once. A message that cannot be
-    read raises `BrokenJournal` or `JournalTooNew`; with `on_broken` it is told instead, and the reading goes on.
-    `ReadIncomplete`: not all of it could be read; `NotFound`: there is no journal of this stream.
+    A batch that was stored twice, which can happen after the server was away for minutes, comes once. A message that
+    cannot be read raises `BrokenJournal` or `JournalTooNew`; `on_broken` gets it instead, and reading continues.
+    Raises `ReadIncomplete` if not everything could be read, and `NotFound` if the stream has no journal.
     """
     if member is not None and group is None:
-        raise InvalidInput(f"member is {member!r} without a group: members have their names within a group")
+        raise InvalidInput(f"member is {member!r} without a group: name the group that the member is in")
     check_seconds(timeout_s, "timeout_s")
     seen = _Seen()
     async for stored in _stored(
@@ -101,13 +100,13 @@ def open_stored(sequence: int, subject: str, data: bytes) -> JournalBatch:
     if subject != f"keylane.journal.{head.stream}.{head.group}.{head.member}":
         raise BrokenJournal(
             f"sequence {sequence} on {subject!r} holds a batch of group {head.group!r}, member "
-            f"{head.member!r} of stream {head.stream!r}: it was published by something else than a journal"
+            f"{head.member!r} of stream {head.stream!r}: it was not published by a journal"
         )
     return batch
 
 
 class _Seen:
-    """Which batches of each writer were read, as ranges of numbers: nearly always one."""
+    """Which batches of each writer were read, as ranges of numbers: almost always one."""
 
     def __init__(self) -> None:
         self._lines: dict[tuple[str, ...], list[range]] = {}
@@ -127,7 +126,7 @@ class _Seen:
 async def _stored(
     connection: Connection, name: str, subject: str, sequence: int, timeout_s: float
 ) -> AsyncIterator[StoredMessage]:
-    """All messages up to the one that is the leader's last now: a replica that lags is asked again."""
+    """Yield all messages up to the leader's current last one; ask again if a replica lags."""
     last = await _last(connection, name, subject)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
@@ -151,8 +150,8 @@ async def _stored(
             return
         elif loop.time() >= deadline:
             raise ReadIncomplete(
-                f"the journal in {name!r} reaches to sequence {last}, and nothing from {sequence} on could be read "
-                f"within {timeout_s:g} s: a replica lags; read again"
+                f"gave up after {timeout_s:g} s reading the journal in {name!r} from sequence {sequence} on: it has "
+                f"messages up to {last}, so a replica lags; read again"
             )
         else:
             await asyncio.sleep(_LOOK_AGAIN_S)
@@ -161,17 +160,17 @@ async def _stored(
 async def _last(connection: Connection, name: str, subject: str) -> int:
     """The sequence of the last message on these subjects; 0 if there is none."""
     try:
-        answer = await connection.api.request(f"STREAM.MSG.GET.{name}", {"last_by_subj": subject})
+        found = await streams.get_message(connection, name, last_by_subject=subject)
     except NotFound as error:
         if error.err_code != 10037:  # no message found
             raise
         return 0
-    return int(answer["message"]["seq"])
+    return int(found["seq"])
 
 
 async def _is_there(connection: Connection, name: str, sequence: int) -> bool:
     try:
-        await connection.api.request(f"STREAM.MSG.GET.{name}", {"seq": sequence})
+        await streams.get_message(connection, name, sequence=sequence)
     except NotFound:
         return False
     return True

@@ -1,6 +1,6 @@
-"""The stream that a journal is kept in: its name, its subjects, its settings.
+"""The stream of a journal: its name, its subjects, its settings.
 
-Its name ends in `+journal`. A group's name holds no `+`, so no group's queue (`<stream>-<group>`) can have such a name.
+Its name ends in `+journal`. No group's queue (`<stream>-<group>`) can have such a name: a group's name contains no `+`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StoreCompre
 from keylane.core.names import check_group_name, check_member_name, check_stream_name
 from keylane.core.subjects import is_subset
 from keylane.errors import ApiError, InvalidInput, JournalConflict, NotFound
-from keylane.jetstream import streams
-from keylane.jetstream.settings import check_seconds
+from keylane.jetstream import check_seconds, streams
 
 if TYPE_CHECKING:
-    from keylane.jetstream.connection import Connection
+    from keylane.jetstream import Connection
 
 DEFAULT_MAX_AGE_S = 7 * 24 * 3600.0
 DUPLICATE_WINDOW_S = 120.0
@@ -35,7 +34,7 @@ def journal_stream(stream: str) -> str:
 
 
 def journal_subject(stream: str, group: str | None = None, member: str | None = None) -> str:
-    """Where a member's batches are published; without names, a filter.
+    """The subject of a member's batches; without names, a filter.
 
     >>> journal_subject("ORDERS", "billing")
     'keylane.journal.ORDERS.billing.*'
@@ -49,9 +48,9 @@ def journal_subject(stream: str, group: str | None = None, member: str | None = 
 async def prepare(
     connection: Connection, stream: str, *, max_age_s: float | None = None, max_bytes: int | None = None
 ) -> None:
-    """Make the journal's stream, or see that the one that is there will do.
+    """Create the journal's stream, or check the existing one.
 
-    Limits that are given must be those of the stream; limits that are not given are left as they are.
+    Given limits must be those of the stream; omitted limits stay as they are.
     """
     if max_age_s is not None:
         check_seconds(max_age_s, "max_age_s")
@@ -88,17 +87,17 @@ async def _create(connection: Connection, stream: str, max_age_s: float | None, 
     except ApiError as error:
         if error.err_code == _SUBJECTS_OVERLAP:
             raise JournalConflict(
-                f"another stream has subjects below keylane.journal.{stream}: the journal cannot be kept in "
-                f"{name!r} beside it; take these subjects out of the other stream ({error})"
+                f"another stream has subjects below keylane.journal.{stream}, so the journal cannot use {name!r}: "
+                f"remove these subjects from the other stream ({error})"
             ) from error
         if error.err_code != _EXISTS_DIFFERENTLY:
             raise
-    # Another member made it at the same moment, with other limits.
+    # Another member created it at the same time, with other limits.
     return (await streams.info(connection, name)).config
 
 
 def _problem(config: StreamConfig, stream: str) -> str:
-    """Why a stream would lose or change what is published to it; empty if it would not."""
+    """Why a stream would lose or change published messages; empty if it would not."""
     needed = f"keylane.journal.{stream}.>"
     if not any(is_subset(needed, subject) for subject in config.subjects or ()):
         return f"its subjects are {config.subjects}, without {needed}; add it, or rename that stream"
@@ -112,7 +111,7 @@ def _problem(config: StreamConfig, stream: str) -> str:
         f"max_msgs_per_subject is {config.max_msgs_per_subject}": (config.max_msgs_per_subject or 0) > 0,
     }
     found = [text for text, is_so in wrong.items() if is_so]
-    return f"{', '.join(found)}; change it, or delete the stream to have it made anew" if found else ""
+    return f"{', '.join(found)}; change it, or delete the stream, and keylane creates it again" if found else ""
 
 
 def _other_limits(config: StreamConfig, max_age_s: float | None, max_bytes: int | None) -> str:

@@ -1,11 +1,13 @@
-"""The journal's writer: what members did, batched to a stream, without ever making a handler wait.
+"""The journal's writer: sends records of what members did to a stream in batches, and never makes a handler wait.
 
-Owns the way of a note: pending → sealed (a list that is full or old enough) → waiting (packed) → in flight → stored.
-At most `max_waiting` records are on this way, besides those pending. Beyond that the oldest are dropped, and the next
-batch says how many. If none follows, a batch without records says it: a journal that lacks records never looks whole.
+Owns the states of a note: pending → sealed (a list that is full or old enough) → waiting (packed) → in flight → stored.
+At most `max_waiting` records are in these states, besides the pending ones. Beyond that the oldest are dropped, and the
+next batch carries their number. If no batch follows, one without records carries it, so that an incomplete journal
+never looks complete.
 
-A batch gets its number and its final bytes when it is sent first, and keeps both: the server knows a repeated batch by
-its id and stores it once. A batch that may be stored already is repeated until the server answers, and not dropped.
+A batch gets its number and its final bytes when it is first sent, and keeps both: the server recognises a repeated
+batch by its id and stores it once. A batch that may already be stored is never dropped, but repeated until the server
+answers.
 """
 
 from __future__ import annotations
@@ -24,14 +26,12 @@ from zlib import crc32
 
 from keylane.core.journal_record import OUTCOME_NUMBERS, BatchHead, Columns, Packed, pack, sample_limit, seal
 from keylane.errors import InvalidInput, NotStored, OutcomeUnknown, PublishDenied
-from keylane.jetstream.hooks import Hooks
-from keylane.jetstream.publish import PublishAck, Publisher, open_publisher
-from keylane.jetstream.settings import check_seconds
+from keylane.jetstream import Hooks, PublishAck, Publisher, check_seconds, open_publisher
 from keylane.journal.columns import Handled, Line, Lines, Note, RecordOrigin
 from keylane.journal.stream import journal_stream, prepare
 
 if TYPE_CHECKING:
-    from keylane.jetstream.connection import Connection
+    from keylane.jetstream import Connection
 
 _log = logging.getLogger("keylane.journal")
 
@@ -62,7 +62,7 @@ class _Batch:
 
 
 class Journal:
-    """Writes down what became of every message.
+    """Records the outcome of every message.
 
         async with Journal(connection, stream="ORDERS") as journal:
             async with groups.join(connection, "ORDERS", "billing", "alice", handler, journal=journal) as member:
@@ -90,7 +90,7 @@ class Journal:
         if not 1 <= batch_records <= MAX_BATCH_RECORDS:
             raise InvalidInput(f"batch_records is {batch_records}: a batch has 1 to {MAX_BATCH_RECORDS} records")
         if isinstance(max_waiting, bool) or not isinstance(max_waiting, int) or max_waiting < batch_records:
-            raise InvalidInput(f"max_waiting is {max_waiting!r}: one batch ({batch_records} records) must fit at least")
+            raise InvalidInput(f"max_waiting is {max_waiting!r}: give at least one batch, {batch_records} records")
         self.sample = sample
         self._limit = sample_limit(sample)
         self._sampled = self._limit < _EVERY_KEY
@@ -101,7 +101,7 @@ class Journal:
         self._connection = connection
         self._loop = asyncio.get_running_loop()
         self._writer = secrets.token_hex(8)
-        # Taken once: a clock that is set meanwhile must not make a handler's time wrong.
+        # Read once: setting the system clock must not distort a handler's duration.
         self._epoch_ns = time.time_ns() - time.monotonic_ns()
         self._lines = Lines(stream)
         self._last_origin: RecordOrigin | None = None
@@ -124,16 +124,16 @@ class Journal:
         self.stored = 0
         """Records that the server has confirmed."""
         self.dropped = 0
-        """Records that were lost because the server did not keep up, or because the journal was closed."""
+        """Records that were lost because the server was too slow or away, or because the journal was closed."""
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"
         return f"<Journal {self.journal_stream} {state} held={self._held + len(self._pending)} dropped={self.dropped}>"
 
-    # ---- life ---------------------------------------------------------------------------------------
+    # ---- start and end ------------------------------------------------------------------------------
 
     async def start(self) -> Self:
-        """Make the journal's stream if it is missing, and begin. Raises `JournalConflict` if it cannot be used."""
+        """Create the journal's stream if it is missing, and begin. Raises `JournalConflict` if it cannot be used."""
         assert self._task is None, "a journal is started once"
         await prepare(self._connection, self.stream, max_age_s=self._limits[0], max_bytes=self._limits[1])
         self._task = asyncio.create_task(self._run(), name=f"journal {self.stream}")
@@ -148,7 +148,7 @@ class Journal:
         await self.close()
 
     async def flush(self, timeout_s: float = 5.0) -> bool:
-        """Store what was noted so far; False if `timeout_s` was too short for it, or some was dropped meanwhile."""
+        """Store all records so far; False if `timeout_s` was too short, or some were dropped meanwhile."""
         check_seconds(timeout_s, "timeout_s")
         dropped_before = self.dropped
         self._seal()
@@ -158,9 +158,9 @@ class Journal:
         return self._empty.is_set() and self.dropped == dropped_before
 
     async def close(self, timeout_s: float = 5.0) -> None:
-        """Store what was noted, and end. What is not sent within `timeout_s` is lost, which is logged.
+        """Store all records, and end. Records that are not sent within `timeout_s` are lost, which is logged.
 
-        Answers to what was sent by then are waited for, two seconds more at most.
+        Waits at most two more seconds for the answers to sent batches.
         """
         check_seconds(timeout_s, "timeout_s")
         if self._task is None:
@@ -179,11 +179,11 @@ class Journal:
     # ---- noting -------------------------------------------------------------------------------------
 
     def now_ns(self) -> int:
-        """Nanoseconds since the epoch, by a clock that never jumps: what `note` wants for start and end."""
+        """Nanoseconds since the epoch, by a clock that never jumps: use it for the start and end of `note`."""
         return self._epoch_ns + time.monotonic_ns()
 
     def note(self, message: Handled, outcome: str, started_ns: int, ended_ns: int) -> None:
-        """Take down one try at a message. Returns at once; call it in the event loop only."""
+        """Record one try at a message. Returns at once; call it on the event loop only."""
         place = message.place
         if self._sampled and crc32(place.key.encode("utf-8", "surrogateescape")) >= self._limit:
             return
@@ -193,7 +193,7 @@ class Journal:
         origin, delivery, pending = message.origin, message.delivery, self._pending
         if origin is not self._last_origin:
             self._meet(origin)
-        # References only, and nothing that is decoded on first use: that would cost several microseconds here.
+        # References only, and nothing that is decoded on first use, which would cost several microseconds here.
         pending.append(
             (
                 origin,
@@ -228,7 +228,7 @@ class Journal:
             self._timer = self._loop.call_later(self._flush_s, self._seal)
 
     def _seal(self) -> None:
-        """What is pending becomes a batch."""
+        """Turn the pending notes into a batch."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -240,7 +240,7 @@ class Journal:
         self._empty.clear()
         if self._closed:
             self._drop_notes(self._sealed.pop())
-            self._tell_drops("it is closed; what is noted now is lost")
+            self._tell_drops("it is closed; further records are lost")
         while self._held > self._max_waiting and self._drop_oldest():
             pass
         self._stirred.set()
@@ -257,8 +257,8 @@ class Journal:
         else:
             return False
         self._tell_drops(
-            f"the server does not keep up or is away, and {self._max_waiting} records wait already: the oldest are "
-            "dropped from now on. The next batch says how many"
+            f"the server is away or too slow, and {self._max_waiting} records are waiting: the oldest are dropped from "
+            "now on. The next batch carries their number"
         )
         return True
 
@@ -285,7 +285,7 @@ class Journal:
         if self._held or self._waiting or self._in_flight or self._failed:
             return
         if not self._closed:
-            for line in self._lines.with_dropped():  # no batch follows that could tell it
+            for line in self._lines.with_dropped():  # no other batch follows that could carry the number
                 self._add(line, _NO_RECORDS)
         if not self._waiting:
             self._empty.set()
@@ -302,7 +302,7 @@ class Journal:
                     await self._stirred.wait()
                     self._stirred.clear()
                     await self._send_some(publisher)
-                    for _ in range(len(self._sealed)):  # not those that come meanwhile: others want their turn
+                    for _ in range(len(self._sealed)):  # not those added meanwhile: let other tasks run
                         self._pack_oldest()
                         await self._send_some(publisher)
                     if self._sealed:
@@ -344,7 +344,7 @@ class Journal:
             try:
                 answer = await publisher.send(batch.line.subject, batch.data, {"Nats-Msg-Id": batch.message_id})
             except NotStored:
-                self._waiting.appendleft(batch)  # the link is down; its return stirs us
+                self._waiting.appendleft(batch)  # the link is down; its return wakes this task
                 return
             except PublishDenied as error:
                 self._not_stored(batch, error)
@@ -397,7 +397,7 @@ class Journal:
             self._try_again()
 
     def _try_again(self) -> None:
-        """Send what failed once more, after a pause and in the old order."""
+        """Send the failed batches again, after a pause and in their original order."""
         self._failed.sort(key=lambda batch: batch.turn)
         self._waiting.extendleft(reversed(self._failed))
         self._failed.clear()
@@ -407,7 +407,7 @@ class Journal:
 
     def _tell_trouble(self, error: BaseException) -> None:
         level = logging.DEBUG if self._told_trouble or isinstance(error, OutcomeUnknown) else logging.WARNING
-        _log.log(level, "journal %s: a batch was not stored and is tried again: %s", self.journal_stream, error)
+        _log.log(level, "journal %s: a batch was not stored and is retried: %s", self.journal_stream, error)
         self._told_trouble |= level == logging.WARNING
 
     def _all_well(self) -> None:
@@ -432,9 +432,9 @@ class Journal:
                 "journal %s is closed: its last %d records were not stored%s",
                 self.journal_stream,
                 lost,
-                f", of which {unknown} may be stored all the same" if unknown else "",
+                f", of which {unknown} may be stored after all" if unknown else "",
             )
         if untold := sum(line.dropped for line in self._lines.with_dropped()) - lost:
             _log.error(
-                "journal %s is closed: no batch tells that %d records were dropped before", self.journal_stream, untold
+                "journal %s is closed: no batch carries the number of %d dropped records", self.journal_stream, untold
             )

@@ -22,15 +22,7 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = [
-    "KafkaAddress",
-    "KafkaLink",
-    "KafkaLog",
-    "KafkaSource",
-    "open_kafka",
-    "open_kafka_log",
-    "open_kafka_source",
-]
+__all__ = ["KafkaAddress", "KafkaLink", "KafkaLog", "KafkaSource", "open_kafka", "open_kafka_log", "open_kafka_source"]
 
 if not TYPE_CHECKING:  # a type checker that saw this would take every misspelt name for good
     _load = loader(__name__, _HOME_OF)

@@ -22,12 +22,12 @@ from keylane.core.claim_records import Message, encode
 from keylane.errors import BrokerUnavailable, InvalidInput, LogReplaced, NoSuchTopic, ReadIncomplete, UnsafeLog
 from keylane.kafka.client import KafkaLink
 from keylane.kafka.partition_fetcher import FetchedPartition, PartitionFetcher, open_fetcher
-from keylane.kafka.partition_offsets import PartitionOffsets
 from keylane.kafka.producer import RecordProducer, open_producer
 from keylane.kafka.topic import (
     DEFAULT_TOPIC,
     LEAST_INTERVALS,
     LogTopic,
+    PartitionOffsets,
     TopicWatch,
     check_topic_name,
     provide,

@@ -15,19 +15,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Literal, TypeAlias, cast, get_args
 
-from confluent_kafka import (
-    IsolationLevel,
-    KafkaError,
-    Message,
-    TopicPartition,
-)
+from confluent_kafka import IsolationLevel, KafkaError, Message, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # it is documented there
 
 from keylane.errors import BrokerUnavailable, InvalidInput, KafkaRefused, NoSuchTopic, ReadIncomplete, TopicReplaced
 from keylane.kafka.client import KafkaLink, translate
 from keylane.kafka.offset_commits import CommittedOffsets
 from keylane.kafka.partition_fetcher import FetchedPartition, PartitionFetcher, open_fetcher
-from keylane.kafka.partition_offsets import checked_offset
+from keylane.kafka.topic import checked_offset
 from keylane.marshal import Extent, Reader, SourceRecord
 
 _log = logging.getLogger("keylane.kafka")
@@ -37,10 +32,7 @@ Isolation: TypeAlias = Literal["read_committed", "read_uncommitted"]
 _ASK_AGAIN_S = 0.1
 _MOST_MESSAGES = 2000
 _MOST_BYTES = 4 << 20
-_LEVELS = {
-    "read_committed": IsolationLevel.READ_COMMITTED,
-    "read_uncommitted": IsolationLevel.READ_UNCOMMITTED,
-}
+_LEVELS = {"read_committed": IsolationLevel.READ_COMMITTED, "read_uncommitted": IsolationLevel.READ_UNCOMMITTED}
 _EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _IN_USE = (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.NON_EMPTY_GROUP, KafkaError.ILLEGAL_GENERATION)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         Tenure,
         Verdict,
     )
-    from keylane.core.claims import World, replay
+    from keylane.core.world import World, replay
     from keylane.marshal.admin import Admin, Load, PartitionLoad
     from keylane.marshal.consumer import Consumer
     from keylane.marshal.jetstream_log import JetStreamLog, open_jetstream_log
@@ -50,7 +50,7 @@ _HOMES = {
         "Tenure",
         "Verdict",
     ),
-    "keylane.core.claims": ("World", "replay"),
+    "keylane.core.world": ("World", "replay"),
     "keylane.core.claim_choice": ("Appetite", "TopicPartition"),
     "keylane.marshal.admin": ("Admin", "Load", "PartitionLoad"),
     "keylane.marshal.consumer": ("Consumer",),

@@ -10,17 +10,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 
 from keylane.core.claim_choice import TopicPartition
 from keylane.core.claim_facts import Claim, Freshness, Owner
 from keylane.core.claim_records import Placing, check_id
-from keylane.core.claims import World
-from keylane.errors import InvalidInput, KeylaneError, TwoHashes
+from keylane.core.world import World
+from keylane.errors import InvalidInput, TwoHashes
 from keylane.marshal.log import CoordinationLog, catch_up
 from keylane.marshal.log_view import ClientIdentity, new_instance
 from keylane.marshal.options import interval_of
-from keylane.marshal.retry import Backoff
 from keylane.marshal.source import Source
+from keylane.retrying import Backoff
 
 _log = logging.getLogger("keylane.marshal")
 
@@ -155,13 +156,10 @@ class Admin:
         if group not in world.groups():
             _log.warning("the coordination log has no record of a group %r; it has of %s", group, world.groups())
         for number in range(self._log.partitions):
-            backoff = Backoff("the coordination log", _LONGEST_RETRY_S)
-            while True:
-                try:
-                    await self._log.append(identity.release_group(expiry_s), number)
-                    break
-                except KeylaneError as error:
-                    await backoff.after(error)  # writing the same record twice changes nothing
+            # Writing the same record twice changes nothing.
+            await Backoff("the coordination log", _LONGEST_RETRY_S, log=_log).call(
+                partial(self._log.append, identity.release_group(expiry_s), number)
+            )
 
     def _new_world(self, keep_history: bool = False) -> World:
         return World(

@@ -12,14 +12,13 @@ from keylane.core.claim_choice import TopicPartition
 from keylane.core.claim_facts import Claim
 from keylane.core.partition_offsets import resume
 from keylane.errors import KeylaneError, RevisionConflict
-from keylane.marshal.at_least_once import AtLeastOnce
-from keylane.marshal.at_most_once import AtMostOnce, BatchAllowance
+from keylane.marshal.delivery_modes import AtLeastOnce, AtMostOnce, BatchAllowance
 from keylane.marshal.log_view import LogView
 from keylane.marshal.options import Mode
 from keylane.marshal.owned_partition import DeliveryMode
 from keylane.marshal.partition_claim import PartitionClaim
-from keylane.marshal.retry import Backoff
 from keylane.marshal.source import Source
+from keylane.retrying import Backoff
 
 _log = logging.getLogger("keylane.marshal")
 
@@ -115,15 +114,8 @@ class Claimer:
     async def _start_offset(self, claim: Claim) -> int:
         """The offset at which a new owner begins to read."""
         where = (claim.key.topic, claim.key.partition)
-        while True:
-            try:
-                extent = await self._source.extent(*where)
-                committed = await self._source.committed(self._identity.group, *where)
-            except KeylaneError as error:
-                await self._backoff.after(error)
-            else:
-                self._backoff.succeeded()
-                break
+        extent = await self._backoff.call(lambda: self._source.extent(*where))
+        committed = await self._backoff.call(lambda: self._source.committed(self._identity.group, *where))
         at = claim.offset
         if self._mode == "at_most_once":
             at = claim.resume_at_most_once
@@ -144,8 +136,5 @@ class Claimer:
 
     async def _may_have_forgotten(self, log_partition: int) -> bool:
         """Whether records of the log have expired."""
-        while True:
-            try:
-                return (await self._view.log.bounds(log_partition)).first > self._view.log.first_offset
-            except KeylaneError as error:
-                await self._write_backoff.after(error)
+        log = self._view.log
+        return (await self._view.new_backoff().call(lambda: log.bounds(log_partition))).first > log.first_offset

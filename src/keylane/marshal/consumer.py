@@ -13,10 +13,11 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Self
 
-from keylane.core.balance import is_spoken_for, to_ask_for, to_give_up
+from keylane.core.claim_balance import is_spoken_for, to_ask_for, to_give_up
 from keylane.core.claim_choice import Appetite, PickOrder, Standing, TopicPartition, give_up, pick
 from keylane.core.claim_facts import Claim, Key, Owner, Verdict
 from keylane.core.claim_records import Placing, check_id
@@ -24,14 +25,14 @@ from keylane.dispatch import Executor
 from keylane.errors import InvalidInput, KeylaneError, RequestTimeout
 from keylane.marshal.claim_attempts import Claimer
 from keylane.marshal.log import CoordinationLog
-from keylane.marshal.log_view import ClientIdentity, LogView, new_instance, own_clock
+from keylane.marshal.log_view import ClientIdentity, LogView, first_error, new_instance, own_clock
 from keylane.marshal.message import GiveUp, Handler
 from keylane.marshal.message_dispatcher import MessageDispatcher
 from keylane.marshal.options import ConsumerHooks, ConsumerOptions, Mode, Order, interval_of
 from keylane.marshal.owned_partition import DeliveryMode, OwnedPartition
 from keylane.marshal.partition_claim import PartitionClaim
-from keylane.marshal.retry import Backoff, first_error
 from keylane.marshal.source import Source
+from keylane.retrying import Backoff
 
 _log = logging.getLogger("keylane.marshal")
 
@@ -361,13 +362,7 @@ class Consumer:
     async def _count_topics(self) -> None:
         backoff = self._backoff("the source")
         for topic in self._topics:
-            while True:
-                try:
-                    count = await self._source.partitions(topic)
-                except KeylaneError as error:
-                    await backoff.after(error)
-                else:
-                    break
+            count = await backoff.call(partial(self._source.partitions, topic))
             if count < self._counts.get(topic, 0):
                 raise InvalidInput(
                     f"topic {topic!r} had {self._counts[topic]} partitions and has {count} now: it was recreated; "
@@ -407,7 +402,7 @@ class Consumer:
                 self._hooks.on_let_go(owned.where, why)
 
     def _backoff(self, what: str) -> Backoff:
-        return Backoff(what, self._options.patience_s, self._hooks.on_trouble)
+        return Backoff(what, self._options.patience_s, self._hooks.on_trouble, log=_log)
 
 
 def _where(key: Key) -> TopicPartition:

@@ -33,14 +33,11 @@ from keylane.errors import (
     RevisionConflict,
     UnsafeLog,
 )
-from keylane.jetstream import streams
-from keylane.jetstream.direct import read_batch
-from keylane.jetstream.publish import Publisher, open_publisher
-from keylane.jetstream.settings import check_seconds
+from keylane.jetstream import Publisher, check_seconds, open_publisher, read_batch, streams
 from keylane.marshal.log import DEFAULT_INTERVAL_S, Bounds, Newest, Position
 
 if TYPE_CHECKING:
-    from keylane.jetstream.connection import Connection
+    from keylane.jetstream import Connection
 
 DEFAULT_NAME = "marshal"
 DEFAULT_MAX_AGE_S = 7 * 24 * 3600.0
@@ -127,11 +124,7 @@ class JetStreamLog:
         deadline = loop.time() + self._timeout_s
         while offset < end:
             messages, _ = await read_batch(
-                self._connection,
-                self.name,
-                sequence=offset,
-                batch=min(_BATCH, end - offset),
-                timeout_s=self._timeout_s,
+                self._connection, self.name, sequence=offset, batch=min(_BATCH, end - offset), timeout_s=self._timeout_s
             )
             if messages:
                 deadline = loop.time() + self._timeout_s

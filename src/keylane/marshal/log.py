@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from keylane.core.claim_facts import Key, LogRecord
 from keylane.core.claim_records import CLAIMING_PARTITION, Message, ReleaseGroup, encode, subject_for
-from keylane.core.claims import World
+from keylane.core.world import World
 from keylane.errors import InvalidInput, LogReplaced, ReadIncomplete, RevisionConflict
 
 DEFAULT_INTERVAL_S = 10.0

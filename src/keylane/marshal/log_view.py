@@ -11,10 +11,11 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from keylane.core.balance import GroupView
+from keylane.core.claim_balance import GroupView
 from keylane.core.claim_choice import TopicPartition
 from keylane.core.claim_facts import Key, Misplaced, Owner, Verdict
 from keylane.core.claim_records import (
@@ -27,10 +28,10 @@ from keylane.core.claim_records import (
     ReleasingPartition,
     check_id,
 )
-from keylane.core.claims import World
+from keylane.core.world import World
 from keylane.errors import KeylaneError, NotFound, ReadIncomplete, TwoHashes
 from keylane.marshal.log import CoordinationLog, Newest, Position, catch_up
-from keylane.marshal.retry import Backoff, first_error
+from keylane.retrying import Backoff
 
 _log = logging.getLogger("keylane.marshal")
 
@@ -223,3 +224,15 @@ class LogView:
         number = self.world.where(key.topic, key.partition)
         expect = Newest(self.world.newest_of(*key), self.world.next_offset(number)) if self.log.compares else None
         return await self.log.append(message, number, expect=expect)
+
+
+@contextmanager
+def first_error() -> Iterator[None]:
+    """Around a task group: raises its first error instead of a group, so that callers can catch it by its class."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        first: BaseException = group
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from first.__cause__ or group

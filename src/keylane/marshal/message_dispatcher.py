@@ -15,14 +15,13 @@ from itertools import count
 
 from keylane.core.claim_choice import TopicPartition
 from keylane.core.lanes import Entry, Lanes
-from keylane.dispatch import Dispatcher, Executor, HandlerCall, Settling, error_line
-from keylane.dispatch.dead_letters import put_away
+from keylane.dispatch import Dispatcher, Executor, HandlerCall, Settling, error_line, store_dead_letter
 from keylane.errors import HandlerCrashed
 from keylane.marshal.message import Failure, GiveUp, Handler, MarshalMessage
 from keylane.marshal.options import Order
 from keylane.marshal.owned_partition import OwnedPartition
 from keylane.marshal.source import SourceRecord
-from keylane.retries import backoff_s
+from keylane.retrying import backoff_s
 
 _log = logging.getLogger("keylane.marshal")
 
@@ -161,7 +160,7 @@ class MessageDispatcher:
         retry_at = self._lanes.failed(entry, self._dispatcher.now())
         self._report(given, error, entry.tries)
         if retry_at is None:
-            return partial(self._put_away, entry, error)
+            return partial(self._store_dead_letter, entry, error)
         self._dispatcher.retry_at(retry_at)
         return "failed"
 
@@ -172,12 +171,12 @@ class MessageDispatcher:
     def crashed(self, entry: Entry[ClaimedMessage], given: ClaimedMessage, error: BaseException) -> None:
         self._call_hook(given, error, entry.tries + 1)
 
-    async def _put_away(self, entry: Entry[ClaimedMessage], error: BaseException) -> str:
+    async def _store_dead_letter(self, entry: Entry[ClaimedMessage], error: BaseException) -> str:
         """It had all its tries: its lane goes on once the message is stored elsewhere, or the partition is over."""
         message = entry.item
         if self._give_up is None:
             _log.error("%r is given up after %d tries: %s", message, entry.tries, error_line(error))
-        elif not await put_away(
+        elif not await store_dead_letter(
             self._give_up, lambda: message, error, entry.tries, log=_log, until=lambda: message.owned.is_over
         ):
             return self.cancelled(entry, message)

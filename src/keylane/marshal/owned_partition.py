@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from keylane.core.heartbeat_pace import Pace, heartbeat_delay_s
 from keylane.errors import KeylaneError
-from keylane.marshal.at_least_once import AtLeastOnce
-from keylane.marshal.at_most_once import AtMostOnce
+from keylane.marshal.delivery_modes import AtLeastOnce, AtMostOnce
 from keylane.marshal.log_view import own_clock
 from keylane.marshal.partition_claim import PartitionClaim
-from keylane.marshal.retry import Backoff, is_transient
+from keylane.retrying import Backoff
 
 if TYPE_CHECKING:
     from keylane.marshal.message_dispatcher import MessageDispatcher
@@ -240,7 +239,7 @@ class OwnedPartition:
         except TimeoutError:
             _log.warning("%s/%d: the source was too slow to commit an offset or count its backlog", *self.where)
         except KeylaneError as error:
-            if not is_transient(error):
+            if not error.is_transient:
                 raise
             _log.warning("%s/%d: no offset was committed: %s", *self.where, error)
 

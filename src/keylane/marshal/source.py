@@ -48,9 +48,9 @@ class Reader(Protocol):
     async def next(self, most: int, wait_s: float) -> list[SourceRecord]:
         """Up to `most` messages, in order, without gaps. Waits up to `wait_s` for the first one; empty if none came.
 
-        Transient failures (a lost connection, a new leader) are retried within the call, or raised as an error that
-        `marshal.retry.is_transient` accepts; the next call continues after the last one that returned. Messages that
-        expired before they were read are skipped.
+        Transient failures (a lost connection, a new leader) are retried within the call, or raised as an error whose
+        `is_transient` is true; the next call continues after the last one that returned. Messages that expired before
+        they were read are skipped.
         """
         ...
 

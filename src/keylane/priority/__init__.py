@@ -1,11 +1,11 @@
 """Pull consumer priority groups (ADR-42): overflow, pinned client and prioritized.
 
-`rules` has what is checked before a call, `consumers` creates and inspects, `reading` reads, `advisories` listens.
+`rules` has the checks before a call, `consumers` creates and inspects, `readers` reads, `advisories` listens.
 """
 
 from __future__ import annotations
 
-from keylane.jetstream.consumers import ConsumerConfig, PriorityGroupState
+from keylane.jetstream import ConsumerConfig, PriorityGroupState
 from keylane.priority.advisories import Pinned, Unpinned, advisories
 from keylane.priority.consumers import create, group_state, unpin, update
 from keylane.priority.readers import consume, fetch, open_fetcher

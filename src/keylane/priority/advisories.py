@@ -1,4 +1,4 @@
-"""What the server announces about pins, typed."""
+"""The server's advisories about pins, typed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from nats.aio.subscription import Subscription
 
 from keylane.core.names import check_consumer_name, check_stream_name
 from keylane.errors import Disconnected, PermissionDenied
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.consumers import parse_time
+from keylane.jetstream import Connection, parse_time
 
 _log = logging.getLogger("keylane.priority")
 
@@ -50,7 +49,7 @@ class Unpinned:
 async def advisories(
     connection: Connection, stream: str | None = None, consumer: str | None = None
 ) -> AsyncIterator[AsyncIterator[Pinned | Unpinned]]:
-    """Pin changes of one consumer, of one stream's, or of all, from now on.
+    """Pin changes of one consumer, of one stream's consumers, or of all, from now on.
 
     >>> async with advisories(connection, "JOBS") as events:
     ...     async for event in events:
@@ -118,7 +117,7 @@ async def _subscribe(connection: Connection, where: str, take: Callable[[Msg], A
 
 
 def parse_advisory(data: bytes) -> Pinned | Unpinned | None:
-    """None for what is no advisory about a pin: whoever may publish there can send anything."""
+    """Parse an advisory about a pin; None for anything else: everybody who may publish there can send anything."""
     try:
         wire = json.loads(data)
         where = (str(wire["stream"]), str(wire["consumer"]), str(wire["group"]))

@@ -1,11 +1,9 @@
-"""Consumers with a priority group: create, update, look at who is pinned, unpin."""
+"""Consumers with a priority group: create, update, get the pin's state, unpin."""
 
 from __future__ import annotations
 
 from keylane.errors import InvalidInput
-from keylane.jetstream import consumers
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.consumers import ConsumerConfig, ConsumerInfo, PriorityGroupState
+from keylane.jetstream import Connection, ConsumerConfig, ConsumerInfo, PriorityGroupState, consumers
 from keylane.priority.rules import check_config, check_update
 
 
@@ -38,7 +36,7 @@ async def group_state(connection: Connection, stream: str, consumer: str) -> Pri
 
 
 async def unpin(connection: Connection, stream: str, consumer: str) -> None:
-    """Clear the pin: with the next message the server pins whichever client waits longest, maybe the same one."""
+    """Clear the pin: with the next message the server pins the client that has waited longest, maybe the same one."""
     info = await consumers.info(connection, stream, consumer)
     group = only_group(info)
     if info.config.priority_policy != "pinned_client":
@@ -53,6 +51,6 @@ def only_group(info: ConsumerInfo) -> str:
     if not groups:
         raise InvalidInput(
             f"consumer {info.name!r} of stream {info.stream!r} has no priority group: create it with one, "
-            "or read it with keylane.jetstream.feed"
+            "or read it with keylane.jetstream.open_feed"
         )
     return groups[0]

@@ -7,12 +7,17 @@ from typing import Any
 
 from keylane.awaitable_context import awaitable_context
 from keylane.errors import InvalidInput
-from keylane.jetstream import consumers
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.consumers import ConsumerInfo
-from keylane.jetstream.feed import Feed, FeedOptions, Notice, open_feed
-from keylane.jetstream.message import Message
-from keylane.jetstream.pin_performer import PinOptions
+from keylane.jetstream import (
+    Connection,
+    ConsumerInfo,
+    Feed,
+    FeedOptions,
+    Message,
+    Notice,
+    PinOptions,
+    consumers,
+    open_feed,
+)
 from keylane.priority.consumers import only_group
 from keylane.priority.rules import SERVER_PIN_TIMEOUT_S, check_expiry, check_group, check_terms
 
@@ -44,7 +49,7 @@ async def consume(
 
     - overflow: served only while `min_pending` or `min_ack_pending` is reached (one is enough); with neither, always.
     - prioritized: `priority` 0 is served before 9.
-    - pinned_client: one reader is served, the others wait. `reset_on_takeover` (on where the server can, 2.14)
+    - pinned_client: one reader is served, the others wait. `reset_on_takeover` (on if the server supports it, 2.14)
       makes a new pinned reader start with the oldest unacknowledged message. `close` hands the pin over at once.
 
     >>> async with consume(connection, "JOBS", "workers", min_pending=1000) as feed:
@@ -96,10 +101,10 @@ async def consume(
 
 @awaitable_context
 async def open_fetcher(connection: Connection, stream: str, consumer: str, **terms: Any) -> Feed:
-    """A reader that asks only when its `fetch(batch, timeout_s)` is called. Terms as for `consume`.
+    """A reader that pulls only when its `fetch(batch, timeout_s)` is called. Terms as for `consume`.
 
-    With pinned_client the pin is taken by the first fetch that is served and kept while the fetcher is open, also
-    between fetches, as long as this process runs: a fetcher left open and idle keeps every other reader waiting.
+    With pinned_client the first fetch that is served takes the pin, and the fetcher keeps it while it is open, also
+    between fetches, as long as this process runs: an open, idle fetcher keeps every other reader waiting.
 
     >>> async with open_fetcher(connection, "JOBS", "workers") as fetcher:
     ...     for message in await fetcher.fetch(100, timeout_s=2):
@@ -111,7 +116,7 @@ async def open_fetcher(connection: Connection, stream: str, consumer: str, **ter
 async def fetch(
     connection: Connection, stream: str, consumer: str, batch: int, *, timeout_s: float, **terms: Any
 ) -> list[Message]:
-    """One batch, without keeping anything. Not for pinned_client, whose pin must outlive the batch."""
+    """Fetch one batch, without keeping state. Not for pinned_client, whose pin must outlive the batch."""
     info: ConsumerInfo = await consumers.info(connection, stream, consumer)
     if info.config.priority_policy == "pinned_client":
         raise InvalidInput(

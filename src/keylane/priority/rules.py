@@ -1,6 +1,6 @@
-"""The rules of priority groups that the client must keep, checked before anything is sent.
+"""The rules of priority groups that the client checks before it sends anything.
 
-The server leaves some of them to us: it takes any ack policy and ignores what it does not know.
+The server leaves some of them to the client: it accepts any ack policy and ignores what it does not know.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import re
 
 from keylane.errors import InvalidInput
-from keylane.jetstream.consumers import ConsumerConfig, PriorityPolicy
+from keylane.jetstream import ConsumerConfig, PriorityPolicy
 
 POLICIES: tuple[PriorityPolicy, ...] = ("overflow", "pinned_client", "prioritized")
 MAX_PRIORITY = 9
 SERVER_PIN_TIMEOUT_S = 120.0
-"""What the server takes for a pinned_client consumer without priority_timeout."""
+"""The server's default for a pinned_client consumer without priority_timeout."""
 _GROUP = re.compile(r"[A-Za-z0-9\-_/=]{1,16}")
 
 
@@ -24,7 +24,7 @@ def check_group(group: str) -> str:
 
 
 def check_config(config: ConsumerConfig) -> ConsumerConfig:
-    """The configuration of a consumer with a priority group, or an error for the first rule that it breaks."""
+    """Return the configuration of a consumer with a priority group, or raise for the first rule that it breaks."""
     groups = config.priority_groups or ()
     policy = config.priority_policy
     if policy not in POLICIES:
@@ -47,7 +47,7 @@ def check_config(config: ConsumerConfig) -> ConsumerConfig:
 
 
 def check_update(now: ConsumerConfig, wanted: ConsumerConfig) -> None:
-    """What of a priority group can never change."""
+    """Raise if an update changes the group or the policy, which can never change."""
     if now.priority_groups != wanted.priority_groups:
         raise InvalidInput(
             f"the priority group is {list(now.priority_groups or ())} and cannot become "
@@ -61,12 +61,12 @@ def check_update(now: ConsumerConfig, wanted: ConsumerConfig) -> None:
 
 
 def check_expiry(expires_s: float, timeout_s: float) -> None:
-    """A pin outlives only pulls that come often enough: a lost or late one must leave time for the next."""
+    """Raise if pulls are too rare to keep the pin: a lost or late one must leave time for the next."""
     if expires_s > timeout_s / 2:
         raise InvalidInput(
-            f"pulls that live {expires_s:g} s with a priority_timeout of {timeout_s:g} s: the pin would move to and "
-            f"fro. "
-            f"Set expires_s to {timeout_s / 2:g} or less, or raise priority_timeout to {2 * expires_s:g} s or more"
+            f"pulls that live {expires_s:g} s with a priority_timeout of {timeout_s:g} s: the pin would move "
+            f"back and forth. Set expires_s to {timeout_s / 2:g} or less, or raise priority_timeout to "
+            f"{2 * expires_s:g} s or more"
         )
 
 
@@ -78,7 +78,7 @@ def check_terms(
     priority: int | None,
     pin_options: list[str],
 ) -> None:
-    """The options of a reader must fit its consumer's policy."""
+    """Raise if the options of a reader do not fit its consumer's policy."""
     for name, count in (("min_pending", min_pending), ("min_ack_pending", min_ack_pending)):
         if count is None:
             continue

@@ -5,7 +5,7 @@ A test or a trial needs two lines:
     with NatsServer.start() as server:
         connection = await keylane.connect(server.url)
 
-`node` tells the life of one server, `cluster` of several; `guard` says why none of them is ever left behind.
+`node` manages one server, `cluster` several; `watchdog` explains why no server is ever left behind.
 """
 
 from __future__ import annotations

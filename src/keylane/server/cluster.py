@@ -1,6 +1,6 @@
 """Several embedded servers joined into one JetStream cluster on loopback, for tests and trials.
 
-Owns the routes between the nodes and the wait for a leader. A node's own life is in `node`.
+Owns the routes between the nodes and the wait for a leader. `node` manages a single node.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LOOK_EVERY_S = 0.02
 
 
 class NatsCluster:
-    """A cluster of real nats-servers. Make one with `NatsCluster.start()`."""
+    """A cluster of real nats-servers. Create one with `NatsCluster.start()`."""
 
     def __init__(self, nodes: list[NatsServer], route_ports: list[ReservedPort]) -> None:
         self.nodes = nodes
@@ -41,8 +41,8 @@ class NatsCluster:
     ) -> Self:
         """Start `size` nodes and return when they have a leader and each is up to date with it.
 
-        `port` is that of the first node, the others take the next ones; None takes free ones. Each node has
-        a directory of its own under `store_dir`; None stores in temporary directories.
+        `port` is that of the first node, the others take the next ones; None takes free ones. Each node has its own
+        directory under `store_dir`; None stores in temporary directories.
         """
         _check(size, port, store_dir)
         checked_sync(sync)
@@ -79,7 +79,7 @@ class NatsCluster:
         return [node.url for node in self.nodes]
 
     def node(self, name: str) -> NatsServer:
-        """The node with this server name, as the server gives it for a leader or a replica."""
+        """The node with this server name, as the server reports it for a leader or a replica."""
         for node in self.nodes:
             if node.name == name:
                 return node

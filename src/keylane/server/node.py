@@ -1,7 +1,7 @@
 """One embedded nats-server: start, health, stop, kill, restart.
 
-Owns the life of one server and the directory it stores in. Everything else is in its own file: the program
-(`binary`), the ports (`ports`), the configuration text (`settings`), the process (`process`).
+Owns one server and its store directory. Other modules own the program (`binary`), the ports (`ports`), the
+configuration text (`settings`) and the process (`process`).
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _LOG_PREFIX = re.compile(r"^\[\d+\] \S+ \S+ ")
 
 
 class NatsServer:
-    """A real nats-server on loopback with JetStream on.
+    """A real nats-server on loopback with JetStream enabled.
 
-    Make one with `NatsServer.start()`. It ends with this process, however this process ends.
+    Create one with `NatsServer.start()`. It ends with this process, however this process ends.
     """
 
     def __init__(
@@ -136,8 +136,8 @@ class NatsServer:
             os.close(lock_fd)
 
     def wait_up(self, timeout_s: float = START_DEADLINE_S) -> None:
-        """Return when the server takes clients and JetStream is on; raise `ServerStartFailed` otherwise."""
-        # A node of a cluster is only fully healthy once there is a leader, which is the cluster's business.
+        """Return when the server accepts clients and JetStream is enabled; raise `ServerStartFailed` otherwise."""
+        # A node of a cluster is only fully healthy once there is a leader, which `cluster` waits for.
         health = "healthz" if self._settings.routes is None else "healthz?js-enabled-only=true"
         deadline = time.monotonic() + timeout_s
         process = self._process
@@ -167,7 +167,7 @@ class NatsServer:
 
     @property
     def monitor_url(self) -> str:
-        """Where the server's own monitoring pages are (`/varz`, `/jsz`, `/healthz`)."""
+        """The address of the server's monitoring pages (`/varz`, `/jsz`, `/healthz`)."""
         return f"http://{LOOPBACK}:{self._settings.monitor_port}"
 
     @property
@@ -180,7 +180,7 @@ class NatsServer:
 
     @property
     def pid(self) -> int:
-        """The process id of nats-server itself (of the last one, if it does not run now)."""
+        """The process id of nats-server itself (of the last one, if none runs now)."""
         assert self._process is not None
         return self._process.pid
 
@@ -223,7 +223,7 @@ class NatsServer:
     # ---- end --------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """End the server cleanly and give back its ports; a temporary store is removed. Safe to repeat."""
+        """End the server cleanly, release its ports and remove a temporary store. Safe to repeat."""
         if self._stopped:
             return
         self._stopped = True
@@ -280,7 +280,7 @@ class NatsServer:
 
 
 def usable_directory(store_dir: Path | None) -> Path:
-    """Make the directory if it is not there, for this user alone; None makes a temporary one."""
+    """Create the directory if it does not exist, for this user only; None creates a temporary one."""
     if store_dir is None:
         return Path(tempfile.mkdtemp(prefix="keylane-server-"))
     directory = Path(store_dir).absolute()

@@ -1,9 +1,9 @@
 """Holds loopback ports so that nobody else gets them.
 
-A reservation is a socket that is bound with SO_REUSEADDR and never listens. Linux lets the nats-server listen
-on the same port beside it (the Go runtime sets SO_REUSEADDR too), and gives the port to no other program: not
-as a free port, and not as the near end of an outgoing connection. So the port is known before the server
-starts, without a race, and it stays ours between a kill and a restart.
+A reservation is a socket that is bound with SO_REUSEADDR and never listens. Linux lets the nats-server listen on the
+same port beside it (the Go runtime sets SO_REUSEADDR too), and gives the port to no other program: neither as a free
+port nor as the local end of an outgoing connection. So the port is known before the server starts, without a race, and
+stays reserved between a kill and a restart.
 """
 
 from __future__ import annotations

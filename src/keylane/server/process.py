@@ -1,6 +1,6 @@
 """One running nats-server process: the lock on its store, its start under guard, its end.
 
-Owns the lock file, the pipe to the watcher (see `guard`) and the signals. Knows nothing of ports, health or
+Owns the lock file, the pipe to the watcher (see `watchdog`) and the signals. Knows nothing about ports, health or
 configuration.
 """
 
@@ -75,20 +75,20 @@ class GuardedProcess:
             try:
                 os.write(self._pipe_fd, watchdog.DISMISSED)
             except BrokenPipeError:
-                pass  # the watcher is already gone, which is all we want
+                pass  # the watcher is already gone
             finally:
                 os.close(self._pipe_fd)
 
 
 def open_private(path: str, flags: int) -> int:
-    """An `opener` for files that only their user may read: passwords may stand in them."""
+    """An `opener` for files that only their user may read: they may contain passwords."""
     fd = os.open(path, flags, PRIVATE_FILE)
-    os.fchmod(fd, PRIVATE_FILE)  # it may be there from before
+    os.fchmod(fd, PRIVATE_FILE)  # the file may exist already
     return fd
 
 
 def lock_store(store_dir: Path) -> int:
-    """Take the lock on a store and return its open file, or say which process has it.
+    """Take the lock on a store and return its open file, or raise `StoreInUse` with the process that has it.
 
     The kernel drops the lock when the last process that has the file open ends, so it is never stale.
     """

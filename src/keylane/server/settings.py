@@ -1,4 +1,4 @@
-"""What an embedded server may be told, checked, and the configuration file made from it.
+"""The options of an embedded server, checked, and its configuration file.
 
 Owns the rules for option values and the text of the file. Never touches the disk or a process.
 """
@@ -80,7 +80,7 @@ def checked_sync(sync: str) -> str:
 
 
 def durability(sync: str) -> str:
-    """Say in plain words what a server with this `sync` can lose."""
+    """A description of what a server with this `sync` can lose."""
     if sync == SYNC_ALWAYS:
         return "synced to disk before each acknowledgement: no acknowledged message is lost, not by a power cut"
     return (

@@ -1,7 +1,7 @@
-"""Becomes the nats-server, and leaves a small watcher behind that ends it when its owner is gone.
+"""Becomes the nats-server, and leaves a small watcher behind that ends the server when its owner is gone.
 
-Run as a script by `keylane.server.process`, with a bare Python (no site, nothing of keylane imported), so
-that it costs some ten milliseconds. It forks once, then execs nats-server in its own place:
+`keylane.server.process` runs this file as a script with a bare Python (no site, no import of keylane), so that it costs
+some ten milliseconds. It forks once, then execs nats-server in its place:
 
     owner ── nats-server (the owner's own child: its pid, signals and exit status are the real ones)
                └─ watcher (waits at the read end of a pipe whose write end only the owner holds)
@@ -13,11 +13,11 @@ The server cannot outlive its watcher either: it holds the read end of a second 
 holds, and on Linux it has asked the kernel for SIGKILL when that end is closed (F_SETSIG). So whatever is killed first,
 no server is left behind.
 
-Why not PR_SET_PDEATHSIG: it fires when the *thread* that started the child ends, so a server started from a
-worker thread would die under its user. Why not the pipe alone: a child that the owner forked without exec
-(multiprocessing) holds a copy of the write end and keeps the pipe open. So once a second the watcher also
-looks whether the server still belongs to the owner. Before it signals, the watcher checks that the server is
-still its own parent, so that it does not hit another process that got the server's old pid.
+PR_SET_PDEATHSIG does not work: it fires when the *thread* that started the child ends, so a server started from a
+worker thread would die while it is in use. The pipe alone does not work either: a child that the owner forked without
+exec (multiprocessing) holds a copy of the write end and keeps the pipe open. So once a second the watcher also checks
+whether the server still belongs to the owner. Before it signals, the watcher checks that the server is still its own
+parent, so that it does not hit another process that got the server's old pid.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import sys
 import time
 
 DISMISSED = b"."
-_PRIVATE = 0o077  # what the server stores is for its user alone
+_PRIVATE = 0o077  # only the server's user may read what it stores
 _LOOK_EVERY_S = 1.0
 _TERM_GRACE_S = 3.0
 _KILL_GRACE_S = 5.0
@@ -60,7 +60,7 @@ def become_server(pipe_fd: int, lock_fd: int, owner_pid: int, doomed_dir: str, c
 
 
 def end_with_watcher(watcher_ended_fd: int, server_pid: int) -> None:
-    """Let the kernel kill this process, also after exec, when the write end of the pipe is closed."""
+    """Let the kernel kill this process, even after exec, when the write end of the pipe is closed."""
     if not hasattr(fcntl, "F_SETSIG"):  # Linux has it, other systems do not
         return
     os.set_inheritable(watcher_ended_fd, True)
@@ -89,7 +89,7 @@ def watch(pipe_fd: int, server_pid: int, owner_pid: int, doomed_dir: str) -> Non
 
 
 def parent_of(pid: int) -> int | None:
-    """Return the parent of `pid`, or None where the system does not tell."""
+    """Return the parent of `pid`, or None if the system does not report it."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             return int(stat.read().rpartition(b")")[2].split()[1])

@@ -1,4 +1,4 @@
-"""Requests to the server from Spark's driver or an executor, retried while the error is one that passes.
+"""Requests to the server from Spark's driver or an executor, retried while the error is transient.
 
 An exception in the driver's part of a source ends the query, so a restart of the server must not become one. Every
 retry has a deadline; then the last error is raised as one error.
@@ -11,17 +11,9 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from keylane.errors import (
-    ApiError,
-    ApiUnavailable,
-    Disconnected,
-    KeylaneError,
-    NotFound,
-    ReadIncomplete,
-    RequestTimeout,
-    ServerUnreachable,
-)
-from keylane.jetstream.connection import Connection
+from keylane.errors import ApiError, JetStreamDisabled, KeylaneError, NotFound, PublishFailed
+from keylane.jetstream import Connection
+from keylane.retrying import Backoff
 from keylane.spark.address import Address
 from keylane.spark.sync_connection import shared_connection
 
@@ -35,42 +27,37 @@ DEADLINE_S = 60.0
 GONE_AFTER_S = 2.0
 """A server that has just started may not know its streams yet: for this long 'not found' is retried."""
 
-_FIRST_PAUSE_S = 0.05
-_LONGEST_PAUSE_S = 1.0
-_PASSING = (ServerUnreachable, RequestTimeout, Disconnected, ApiUnavailable, ReadIncomplete)
-
 _reached: set[Address] = set()
 
 
 def ask(address: Address, work: Callable[[Connection], Coroutine[Any, Any, T]], doing: str) -> T:
-    """Run `work` on this process's connection and return its result; retry while the error is one that passes.
+    """Run `work` on this process's connection and return its result; retry while the error is transient.
 
     `doing` completes the sentence "trying to …": "look at stream 'ORDERS'".
     """
-    begun = time.monotonic()
-    pause_s = _FIRST_PAUSE_S
+    backoff = Backoff(f"trying to {doing}", log=_log, longest_pause_s=1.0, since=time.monotonic())
     while True:
         try:
             link = shared_connection(address)
             answer = link.call(work(link.connection))
         except KeylaneError as error:
-            waited_s = time.monotonic() - begun
-            if waited_s + pause_s > _deadline_s(address, error):
+            pause_s = backoff.pause_s(error, _deadline_s(address, error))
+            if pause_s is None:
                 if not may_pass(error):
                     raise
-                raise _kind(error)(f"gave up after {waited_s:.0f} s trying to {doing}: {error}") from error
-            if waited_s > 1 and pause_s < _LONGEST_PAUSE_S:
-                _log.warning("retrying to %s after an error: %s", doing, error)
+                raise _kind(error)(f"gave up after {backoff.waited_s:.0f} s trying to {doing}: {error}") from error
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         else:
+            backoff.succeeded()
             _reached.add(address)
             return answer
 
 
 def may_pass(error: KeylaneError) -> bool:
-    """Whether a later try may succeed."""
-    return isinstance(error, _PASSING) or (isinstance(error, ApiError) and error.code >= 500)
+    """Whether a request is made again: not a publish, and not at a server without JetStream. A 500 may be a restart."""
+    if isinstance(error, ApiError):
+        return error.code >= 500
+    return error.is_transient and not isinstance(error, PublishFailed | JetStreamDisabled)
 
 
 def _deadline_s(address: Address, error: KeylaneError) -> float:

@@ -1,7 +1,9 @@
-"""What users need to test their handlers: an independent judge of what handlers really did."""
+"""Tools for testing handlers: an independent judge of what handlers really did."""
 
 from __future__ import annotations
 
-from keylane.testing.verdict import Effect, Verdict, judge
+from keylane.testing.verdict import DeliveryVerdict, Effect, judge
 
-__all__ = ["Effect", "Verdict", "judge"]
+Verdict = DeliveryVerdict
+
+__all__ = ["DeliveryVerdict", "Effect", "Verdict", "judge"]

@@ -1,6 +1,6 @@
-"""Judges evidence: what was sent against what handlers did, in the order in which they did it.
+"""Judges evidence: compares the messages sent with what handlers did, in the order in which they did it.
 
-Knows nothing of readers, pins or lanes. Evidence comes from the handlers themselves (a file, a table, a pipe).
+Knows nothing about readers, pins or lanes. Evidence comes from the handlers themselves (a file, a table, a pipe).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Effect(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class DeliveryVerdict:
     """What the evidence shows. Sequences are listed, so that each finding can be looked at."""
 
     sent: int
@@ -32,7 +32,7 @@ class Verdict:
 
     @property
     def clean(self) -> bool:
-        """Nothing lost, nothing out of order, nothing from nowhere. Repeats may be allowed: look at them."""
+        """Nothing is lost, out of order or unknown. Repeats may be allowed: check `duplicated`."""
         return not (self.lost or self.out_of_order or self.unknown)
 
     def __str__(self) -> str:
@@ -42,10 +42,10 @@ class Verdict:
         )
 
 
-def judge(sent: Iterable[int], effects: Iterable[Effect]) -> Verdict:
+def judge(sent: Iterable[int], effects: Iterable[Effect]) -> DeliveryVerdict:
     """Compare the sequences sent with the effects, oldest effect first.
 
-    Order counts first effects: one is out of order if a later message of its key had its first effect before it.
+    A message is out of order if a later message of its key had its first effect before it.
 
     >>> str(judge([1, 2, 3], [Effect("a", 1), Effect("a", 3), Effect("a", 2), Effect("a", 3)]))
     'sent 3, lost 0, duplicated 1, out of order 1'
@@ -61,7 +61,7 @@ def judge(sent: Iterable[int], effects: Iterable[Effect]) -> Verdict:
         if sequence < newest.get(key, 0):
             out_of_order.append(sequence)
         newest[key] = max(sequence, newest.get(key, 0))
-    return Verdict(
+    return DeliveryVerdict(
         sent=len(expected),
         handled=len(times),
         lost=tuple(sorted(expected - times.keys())),

@@ -39,7 +39,7 @@ class Sent:
 
 def judged(handled: list[Handled], sent: int, changes: list[Change]) -> Outcome:
     source = cast("Load", Sent(dict.fromkeys(range(1, sent + 1), "k1")))
-    return rebalance._judged(SETTINGS, source, handled, changes, (9.0, 20.0, 0.0))
+    return rebalance.judged(SETTINGS, source, handled, changes, (9.0, 20.0, 0.0))
 
 
 def walk(seed: int, steps: int) -> list[tuple[str, str]]:

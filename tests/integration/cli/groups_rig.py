@@ -21,8 +21,8 @@ from unittest.mock import patch
 
 from keylane import Connection, groups
 from keylane.cli.main import main
-from keylane.jetstream import streams
-from keylane.jetstream.streams import StreamConfig
+from keylane.jetstream import StreamConfig, streams
+from tests.waiter import until
 
 DEADLINE_S = 60.0
 KEYLANE = [sys.executable, "-c", "from keylane.cli.main import main; main()"]
@@ -202,7 +202,6 @@ class Terminal:
         self._raw = b""
         self._ended = False
         self._seen = 0
-        self._news = asyncio.Event()
         asyncio.get_running_loop().add_reader(side, self._read)
 
     def _read(self) -> None:
@@ -214,22 +213,14 @@ class Terminal:
             self._ended = True
             asyncio.get_running_loop().remove_reader(self._side)
         self._raw += got
-        self._news.set()
 
     def text(self, start: int = 0) -> str:
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\x07", "", self._raw[start:].decode(errors="replace"))
 
     async def until(self, pattern: str) -> str:
         """What was written since the last call, once the pattern is in it."""
-        try:
-            async with asyncio.timeout(DEADLINE_S):
-                while not re.search(pattern, self.text(self._seen)) and not self._ended:
-                    self._news.clear()
-                    await self._news.wait()
-        except TimeoutError:
-            self._ended = True
-        if not re.search(pattern, self.text(self._seen)):
-            raise AssertionError(f"{pattern!r} never came, only:\n{self.text(self._seen)}")
+        await until(lambda: self.text(self._seen), lambda text: re.search(pattern, text) or self._ended, DEADLINE_S)
+        assert re.search(pattern, self.text(self._seen)), "it ended"
         shown, self._seen = self.text(self._seen), len(self._raw)
         return shown
 

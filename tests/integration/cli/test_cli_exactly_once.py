@@ -56,7 +56,7 @@ async def test_a_group_is_forgotten(ledger: Database, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("accept", "ORDERS", "nosuch"), "the database knows nothing of group 'nosuch' of stream 'ORDERS'"),
+        (("accept", "ORDERS", "nosuch"), "the database has no record of group 'nosuch' of stream 'ORDERS'"),
         (("accept", "OR DERS", "g"), "stream name 'OR DERS'"),
     ],
 )

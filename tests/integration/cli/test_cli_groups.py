@@ -13,15 +13,14 @@ import pytest
 from rich.console import Console
 
 from keylane import Connection, groups, priority
-from keylane.cli.groups.json import group_object
 from keylane.cli.groups.render import render_group
-from keylane.cli.groups.snapshot import read_snapshot
+from keylane.cli.groups.snapshot import group_object, read_snapshot
 from keylane.groups import consumer_spec
-from keylane.groups.store import elastic_bucket
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.consumers import ConsumerConfig
+from keylane.groups.store import bucket_of
+from keylane.jetstream import ConsumerConfig, consumers, streams
 from keylane.server import NatsServer
 from tests.integration.cli.groups_rig import DEADLINE_S, Done, here, parted_stream, plain_stream, publish, run
+from tests.waiter import until
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -51,9 +50,9 @@ async def names(connection: Connection, stream: str) -> list[str]:
 
 async def held(connection: Connection, stream: str, messages: int) -> None:
     """Wait until a stream holds this many messages. The server tells nobody when it has copied one."""
-    async with asyncio.timeout(DEADLINE_S):
-        while (await streams.info(connection, stream)).state.messages < messages:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    await until(
+        lambda: streams.info(connection, stream), lambda seen: seen.state.messages >= messages, deadline_s=DEADLINE_S
+    )
 
 
 async def nothing(_: groups.GroupMessage) -> None:
@@ -184,8 +183,8 @@ async def test_two_kinds_of_one_name_are_told_apart(connection: Connection, part
     """The Go tool lets both be made."""
     await groups.create_static(connection, parted, "twin", max_members=10, members=["a"])
     record = groups.ElasticConfig(max_members=4, members=("b",)).to_json()
-    await elastic_bucket(connection).ensure(replicas=1)
-    await elastic_bucket(connection).put(f"{parted}.twin", record, revision=0)
+    await bucket_of(connection, "elastic").ensure(replicas=1)
+    await bucket_of(connection, "elastic").put(f"{parted}.twin", record, revision=0)
     assert (await here("static", "info", parted, "twin", "--json", *at)).json["max_members"] == 10
     assert (await here("elastic", "info", parted, "twin", "--json", *at)).json["max_members"] == 4
     assert (await here("static", "delete", parted, "twin", "--force", *at)).returncode == 0
@@ -249,8 +248,7 @@ async def test_info_draws_who_owns_what(connection: Connection, orders: str, at:
     await held(connection, f"{orders}-billing", 50)
     async with asyncio.timeout(DEADLINE_S):
         await started.wait()
-        while (await consumers.info(connection, f"{orders}-billing", "a")).num_ack_pending < 3:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    await until(lambda: consumers.info(connection, f"{orders}-billing", "a"), lambda info: info.num_ack_pending >= 3)
     shown = await run("elastic", "info", *where, *at)
     as_json = await here("elastic", "info", *where, "--json", *at)
     one = await run("elastic", "member-info", *where, "a", *at)
@@ -420,7 +418,7 @@ async def test_step_down_says_who_was_pinned_and_who_is(
     async with priority.advisories(connection, f"{orders}-billing", "a") as events:
         publishing = asyncio.create_task(publish_once_unpinned(events))
         with monkeypatch.context() as patient:  # this machine may take longer than a second
-            patient.setattr("keylane.cli.pins.NEXT_PIN_S", DEADLINE_S)
+            patient.setattr("keylane.cli.command.NEXT_PIN_S", DEADLINE_S)
             done = await here("elastic", "step-down", *where, "a", *at)
         async with asyncio.timeout(DEADLINE_S):
             await publishing

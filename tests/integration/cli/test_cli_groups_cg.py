@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from keylane import Connection, groups
-from keylane.groups import limits
-from keylane.groups.store import elastic_bucket, static_bucket
+from keylane.groups.config import Kind
+from keylane.groups.store import bucket_of
 from keylane.jetstream import consumers, streams
 from keylane.server import NatsServer
 from tests.integration.cli.groups_rig import DEADLINE_S, here, parted_stream, plain_stream, running
@@ -40,8 +40,8 @@ def at(nats_server: NatsServer) -> At:
     return ("-s", nats_server.url)
 
 
-async def record_of(connection: Connection, kind: str, stream: str, group: str = "g") -> object:
-    entry = await (static_bucket if kind == "static" else elastic_bucket)(connection).get(f"{stream}.{group}")
+async def record_of(connection: Connection, kind: Kind, stream: str, group: str = "g") -> object:
+    entry = await bucket_of(connection, kind).get(f"{stream}.{group}")
     return None if entry is None or entry.value is None else json.loads(entry.value)
 
 
@@ -133,7 +133,7 @@ async def test_a_filter_whose_wildcards_nobody_names_is_refused(connection: Conn
 
 @pytest.mark.parametrize("kind", ["static", "elastic"])
 async def test_ack_wait_and_max_ack_pending_are_those_of_the_consumer(
-    connection: Connection, parted: str, at: At, kind: str
+    connection: Connection, parted: str, at: At, kind: Kind
 ) -> None:
     if kind == "static":
         await groups.create_static(connection, parted, "g", max_members=10, members=["a"])
@@ -219,7 +219,7 @@ async def test_a_static_mapping_that_stops_go_members_is_asked_for(connection: C
 @pytest.mark.parametrize("kind", ["static", "elastic"])
 @pytest.mark.parametrize("record", [b"{nonsense", b'{"max_members": 1000000, "members": ["a"]}'])
 async def test_a_broken_record_goes_with_force(
-    connection: Connection, parted: str, at: At, kind: str, record: bytes
+    connection: Connection, parted: str, at: At, kind: Kind, record: bytes
 ) -> None:
     if kind == "elastic":
         await groups.create_elastic(connection, parted, "g", max_members=2)
@@ -249,7 +249,7 @@ async def test_consumers_that_a_broken_static_record_leaves_are_named(
 async def test_a_record_with_a_million_partitions_is_one_line_at_once(
     connection: Connection, orders: str, at: At, words: str
 ) -> None:
-    await elastic_bucket(connection).ensure(replicas=1)
+    await bucket_of(connection, "elastic").ensure(replicas=1)
     record = b'{"max_members": 1000000, "members": ["a"]}'
     await connection.jetstream.publish(f"$KV.elastic-consumer-groups.{orders}.g", record)
     member = [] if words in ("info", "plan") else ["a"]
@@ -262,7 +262,7 @@ async def test_a_record_with_a_million_partitions_is_one_line_at_once(
 async def test_more_partitions_than_16384_need_an_option(
     connection: Connection, orders: str, at: At, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "_chosen", None)
+    monkeypatch.setattr("keylane.groups.config._chosen", None)
     done = await here("elastic", "create", orders, "g", "2147483647", *at)
     assert "2,147,483,647 partitions are more than the 16,384" in done.refusal
     assert await record_of(connection, "elastic", orders) is None
@@ -270,14 +270,14 @@ async def test_more_partitions_than_16384_need_an_option(
     done = await here("elastic", "--max-partitions", "16385", "create", orders, "g", "16385", *at)
     assert done.returncode == 0
     assert "its 16,385 partitions need at least 9 members" in done.stderr
-    monkeypatch.setattr(limits, "_chosen", None)
+    monkeypatch.setattr("keylane.groups.config._chosen", None)
     assert "16,385 partitions are more than" in (await here("elastic", "info", orders, "g", *at)).refusal
     monkeypatch.setenv("KEYLANE_MAX_PARTITIONS", "16385")
     assert (await here("elastic", "info", orders, "g", "--json", *at)).json["max_members"] == 16385
 
 
 async def test_info_says_which_group_is_too_large_for_its_members(connection: Connection, orders: str, at: At) -> None:
-    await elastic_bucket(connection).ensure(replicas=1)
+    await bucket_of(connection, "elastic").ensure(replicas=1)
     record = b'{"max_members": 5000, "partitioning_filters": null, "members": ["a", "b"]}'
     await connection.jetstream.publish(f"$KV.elastic-consumer-groups.{orders}.g", record)
     shown = (await here("elastic", "info", orders, "g", *at)).stdout

@@ -22,6 +22,7 @@ from tests.integration.cli.groups_rig import (
     publish,
     running,
 )
+from tests.waiter import until
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -117,11 +118,11 @@ async def test_ctrl_c_finishes_what_is_at_work_and_hands_over(connection: Connec
 
 async def _is_at_work(connection: Connection, stream: str, sequence: int) -> None:
     """The message before is acked, and this one is with the active instance."""
-    async with asyncio.timeout(DEADLINE_S):
-        while (info := await groups.member_info(connection, stream, "billing", "a")) is None or (  # noqa: ASYNC110
-            info.delivered_sequence < sequence or info.ack_floor < sequence - 1
-        ):
-            await asyncio.sleep(0.02)
+    await until(
+        lambda: groups.member_info(connection, stream, "billing", "a"),
+        lambda info: info is not None and info.delivered_sequence >= sequence and info.ack_floor >= sequence - 1,
+        deadline_s=DEADLINE_S,
+    )
 
 
 async def _has_joined(connection: Connection, stream: str) -> None:

@@ -18,7 +18,7 @@ from keylane.cli.groups.arguments import (
 )
 from keylane.core.plans import Plan, balanced, ranges, sticky
 from keylane.errors import InvalidInput
-from keylane.groups.plan_file import read_plan_file
+from keylane.groups.admin import read_plan_file
 from keylane.server import NatsServer
 from tests.integration.cli.groups_rig import here, plain_stream, run, running
 

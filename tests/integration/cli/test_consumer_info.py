@@ -15,6 +15,7 @@ from keylane.cli.formatting import as_utc
 from keylane.jetstream import consumers
 from keylane.priority import ConsumerConfig
 from keylane.server import NatsServer
+from tests.waiter import until
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -51,9 +52,12 @@ async def test_info_of_a_pinned_consumer(
         assert first is not None
         assert second is not None
         await first.ack_confirmed()
-        async with asyncio.timeout(NEXT_S):  # until the server has filled the place that the ack made
-            while (await consumers.info(connection, stream, "workers")).delivered_sequence < 8:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+        # until the server has filled the place that the ack made
+        await until(
+            lambda: consumers.info(connection, stream, "workers"),
+            lambda seen: seen.delivered_sequence >= 8,
+            deadline_s=NEXT_S,
+        )
         words = ("consumer", "info", stream, "workers", "-s", nats_server.url)
         shown, as_json = await asyncio.gather(keylane_run(*words), asyncio.to_thread(keylane_here, *words, "--json"))
         state = await priority.group_state(connection, stream, "workers")
@@ -134,7 +138,7 @@ async def test_info_without_a_pin(
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command waits for a new pin longer than a second, which this machine may take."""
-    monkeypatch.setattr("keylane.cli.pins.NEXT_PIN_S", NEXT_S)
+    monkeypatch.setattr("keylane.cli.command.NEXT_PIN_S", NEXT_S)
 
 
 @pytest.mark.usefixtures("patient")
@@ -174,9 +178,8 @@ async def test_unpin_says_who_was_pinned_and_who_is(
         assert (done.returncode, done.stderr) == (0, "")
         state = await priority.group_state(connection, stream, "workers")
         assert state.pinned_client_id not in (None, was.pinned_client_id)
-        async with asyncio.timeout(NEXT_S):  # whose pull was the first to come after the unpin
-            while state.pinned_client_id not in (first.pin_id, second.pin_id):  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+        # whose pull was the first to come after the unpin
+        await until(lambda: (first.pin_id, second.pin_id), lambda ids: state.pinned_client_id in ids, deadline_s=NEXT_S)
         if as_json:
             assert json.loads(done.stdout) == {
                 "stream": stream,

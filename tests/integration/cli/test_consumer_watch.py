@@ -24,6 +24,7 @@ from keylane import Connection, priority
 from keylane.jetstream import consumers, streams
 from keylane.priority import ConsumerConfig
 from keylane.server import NatsServer
+from tests.waiter import until
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -129,7 +130,6 @@ class Terminal:
         self._side = side
         self.raw = b""
         self._seen = 0
-        self._news = asyncio.Event()
         self._over = asyncio.Event()
         asyncio.get_running_loop().add_reader(side, self._read)
 
@@ -142,7 +142,6 @@ class Terminal:
             asyncio.get_running_loop().remove_reader(self._side)
             self._over.set()
         self.raw += got
-        self._news.set()
 
     def text(self, start: int = 0) -> str:
         """What was written since `start`, without escape sequences."""
@@ -150,10 +149,7 @@ class Terminal:
 
     async def until(self, pattern: str) -> str:
         """What was written since the last call, once the pattern is in it."""
-        async with asyncio.timeout(DEADLINE_S):
-            while not re.search(pattern, self.text(self._seen)):
-                self._news.clear()
-                await self._news.wait()
+        await until(lambda: self.text(self._seen), lambda text: re.search(pattern, text), DEADLINE_S)
         shown, self._seen = self.text(self._seen), len(self.raw)
         return shown
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from keylane import Connection
-from keylane.cli.connection_options import ConnectionOptions
+from keylane.cli.command import ConnectionOptions
 from keylane.cli.pipeline.options import OPTIONS, RUNNING, gather
 from keylane.errors import InvalidInput
 from keylane.server import NatsServer

@@ -14,6 +14,7 @@ from typing import Any
 
 from tests.integration.exactly_once.rig import Database
 from tests.integration.groups.rig import Ground
+from tests.waiter import until
 
 ROOT = Path(__file__).parents[3]
 
@@ -24,19 +25,15 @@ class Worker:
 
     process: asyncio.subprocess.Process
     said: list[str] = field(default_factory=list)
-    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def read(self) -> None:
         assert self.process.stdout is not None
         async for line in self.process.stdout:
             self.said.append(line.decode().strip())
-            async with self._changed:
-                self._changed.notify_all()
 
     async def says(self, *beginnings: str, deadline_s: float = 30.0) -> None:
         """Wait for a line that begins with one of these."""
-        async with asyncio.timeout(deadline_s), self._changed:
-            await self._changed.wait_for(lambda: any(line.startswith(beginnings) for line in self.said))
+        await until(lambda: self.said, lambda said: any(line.startswith(beginnings) for line in said), deadline_s)
 
     def wake(self) -> None:
         self.process.send_signal(signal.SIGCONT)

@@ -27,12 +27,10 @@ from keylane.errors import Fenced
 from keylane.groups import GroupMessage, GroupSource
 from keylane.groups.instance import Origin
 from keylane.groups.message import Place
-from keylane.jetstream import streams
-from keylane.jetstream.client import Client
-from keylane.jetstream.consumers import ConsumerConfig
-from keylane.jetstream.message import Message
+from keylane.jetstream import Client, ConsumerConfig, Message, streams
 from keylane.testing import Effect, Verdict, judge
-from tests.integration.groups.rig import Ground, eventually, until
+from tests.integration.groups.rig import Ground
+from tests.waiter import until
 
 CALM = ConsumerConfig(ack_wait_s=20.0)
 """Long timers, for tests that count calls: what stands still for a moment is not delivered again."""
@@ -93,7 +91,7 @@ class Database:
 
     async def wait_for(self, count: int, deadline_s: float = 45.0) -> None:
         """Until this many effects are committed."""
-        await until(lambda: len(self.rows()) >= count, deadline_s)
+        await until(lambda: len(self.rows()) >= count, deadline_s=deadline_s)
 
     def ask(self, statement: str) -> list[tuple[object, ...]]:
         with self._looking().connect() as connection:
@@ -115,7 +113,7 @@ class Database:
 
 async def drained(ground: Ground, count: int, deadline_s: float = 45.0) -> None:
     """Wait until the group's queue has had this many messages and all of them were acked."""
-    await eventually(
+    await until(
         lambda: streams.state(ground.connection, f"{ground.stream}-g"),
         lambda state: state.last_sequence >= count and state.messages == 0,
         deadline_s,

@@ -10,10 +10,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from keylane.exactly_once import ack_then_commit
 from keylane.groups import GroupMessage, MemberHooks
-from keylane.jetstream import consumers
-from keylane.jetstream.message import Message
+from keylane.jetstream import Message, consumers
 from tests.integration.exactly_once.rig import CALM, Database, drained, effects, write, write_plainly
-from tests.integration.groups.rig import Ground, flawless, until
+from tests.integration.groups.rig import Ground, flawless
+from tests.waiter import until
 
 
 async def test_it_acks_and_commits(ground: Ground, database: Database) -> None:
@@ -107,7 +107,7 @@ async def test_a_commit_that_fails_after_the_ack_has_lost_the_effect_and_is_repo
     hooks = MemberHooks(on_failure=lambda _message, error, _tries: failures.append(type(error).__name__))
     await ground.join("m1", ack_then_commit(engine, write_plainly), hooks=hooks, settings=CALM)
     await ground.publish(["a"])
-    await until(lambda: failures, 30)
+    await until(lambda: failures, deadline_s=30)
     await drained(ground, 1)
     assert failures == ["RuntimeError"]
     assert on_sqlite.rows() == []

@@ -15,11 +15,12 @@ import keylane
 from keylane import groups
 from keylane.exactly_once import ExactlyOnce
 from keylane.groups import Member
-from keylane.groups.store import elastic_bucket
+from keylane.groups.store import bucket_of
 from keylane.jetstream import streams
 from keylane.server import NatsServer
 from tests.integration.exactly_once.rig import CALM, Database, drained, write
-from tests.integration.groups.rig import Ground, active, flawless, make_ground, until
+from tests.integration.groups.rig import Ground, active, flawless, make_ground
+from tests.waiter import until
 
 BUCKET = "elastic-consumer-groups"
 
@@ -42,7 +43,7 @@ async def write_record_often(ground: Ground, times: int = 4) -> None:
 
 
 async def revision(ground: Ground) -> int:
-    entry = await elastic_bucket(ground.connection).get(f"{ground.stream}.g")
+    entry = await bucket_of(ground.connection, "elastic").get(f"{ground.stream}.g")
     assert entry is not None
     return entry.revision
 
@@ -72,7 +73,7 @@ async def make_bucket_anew(ground: Ground) -> None:
     """Between two looks of the members: they never see that it was gone."""
     config = await groups.get_config(ground.connection, ground.stream, "g")
     await streams.delete(ground.connection, f"KV_{BUCKET}")
-    bucket = elastic_bucket(ground.connection)
+    bucket = bucket_of(ground.connection, "elastic")
     await bucket.ensure(replicas=1)
     await bucket.put(f"{ground.stream}.g", config.to_json(), revision=0)
 

@@ -157,7 +157,7 @@ async def test_a_copied_stream_is_accepted(database: Database) -> None:
 
 
 async def test_nothing_to_accept(database: Database) -> None:
-    with pytest.raises(InvalidInput, match="knows nothing of group 'nosuch'"):
+    with pytest.raises(InvalidInput, match="has no record of group 'nosuch'"):
         await ExactlyOnce(database.engine()).accept("ORDERS", "nosuch")
 
 

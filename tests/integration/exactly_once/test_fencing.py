@@ -12,7 +12,7 @@ from keylane.errors import Fenced
 from keylane.exactly_once import ExactlyOnce
 from keylane.groups import GroupMessage
 from tests.integration.exactly_once.rig import Database, Instance, set_to_begin_by_itself, write, write_plainly
-from tests.integration.groups.rig import until
+from tests.waiter import until
 
 
 class Held:
@@ -262,4 +262,4 @@ async def test_an_engine_whose_transactions_begin_by_themselves(on_sqlite: Datab
 
 
 async def until_waiting_for_a_lock(database: Database) -> None:
-    await until(lambda: database.ask("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"), 30)
+    await until(lambda: database.ask("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"), deadline_s=30)

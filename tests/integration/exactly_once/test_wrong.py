@@ -33,19 +33,19 @@ def test_no_engine(engine: object) -> None:
 def test_another_database() -> None:
     registry.impls["exotic"] = lambda: Exotic
     engine = create_engine("exotic://")
-    with pytest.raises(InvalidInput, match="'exotic': exactly once knows postgresql and sqlite"):
+    with pytest.raises(InvalidInput, match="'exotic': exactly once supports postgresql and sqlite"):
         ExactlyOnce(engine)
     engine.dispose()
 
 
 async def test_effects_of_the_wrong_kind(on_sqlite: Database) -> None:
-    with pytest.raises(InvalidInput, match="no coroutine function, and the engine is asynchronous"):
+    with pytest.raises(InvalidInput, match="not a coroutine function, but the engine is asynchronous"):
         ExactlyOnce(on_sqlite.engine()).handler(write_plainly)
-    with pytest.raises(InvalidInput, match="a coroutine function, and the engine is a plain one"):
+    with pytest.raises(InvalidInput, match="a coroutine function, but the engine is synchronous"):
         ExactlyOnce(on_sqlite.plain_engine()).session_handler(cast("Any", write))
     with pytest.raises(InvalidInput, match="effect is 'write': give a function"):
         ExactlyOnce(on_sqlite.engine()).handler(cast("Any", "write"))
-    with pytest.raises(InvalidInput, match="a coroutine function, and the engine is a plain one"):
+    with pytest.raises(InvalidInput, match="a coroutine function, but the engine is synchronous"):
         ack_then_commit(cast("Any", on_sqlite.plain_engine()), write)
 
 

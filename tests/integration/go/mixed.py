@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,10 +13,10 @@ from nats.js.api import SubjectTransform
 from chaos.evidence import Handled, merged, read, verdict
 from chaos.members import Group, Members, members
 from keylane import Connection, groups
-from keylane.jetstream import streams
-from keylane.jetstream.publish import Outgoing, PublishAck, publish_many
+from keylane.jetstream import Outgoing, PublishAck, publish_many, streams
 from keylane.testing import Verdict
 from tests.peers.pcgroups import PcgroupsPeer
+from tests.waiter import until
 
 KEYS = 24
 PARTITIONS = 6
@@ -72,28 +71,21 @@ class Mixed:
     async def handled_all(self, sequences: Iterable[int], timeout_s: float) -> list[Handled]:
         """Wait until each of these was handled by somebody; returns the evidence so far."""
         wanted = set(sequences)
-        deadline_s = time.monotonic() + timeout_s
-        while True:
-            self.members.check()
-            found = self.handled()
-            missing = wanted - {one.sequence for one in found}
-            if not missing:
-                return found
-            if time.monotonic() > deadline_s:
-                where = sorted({one.partition for one in found if one.sequence in wanted})
-                raise AssertionError(
-                    f"{len(missing)} of {len(wanted)} not handled in {timeout_s} s; partitions that were: {where}"
-                )
-            await asyncio.sleep(LOOK_EVERY_S)
 
-    async def until(self, what: str, holds: Callable[[list[Handled]], bool], timeout_s: float) -> None:
+        def missing() -> set[int]:
+            self.members.check()
+            return wanted - {one.sequence for one in self.handled()}
+
+        await until(missing, lambda left: not left, timeout_s)
+        return self.handled()
+
+    async def until(self, holds: Callable[[list[Handled]], bool], timeout_s: float) -> None:
         """Publish and look until it holds: ownership shows only in messages."""
-        deadline_s = time.monotonic() + timeout_s
-        while True:
-            found = await self.handled_all(await self.publish(KEYS), timeout_s)
-            if holds(found[-KEYS:]):
-                return
-            assert time.monotonic() < deadline_s, f"{what} did not come true in {timeout_s} s: {found[-KEYS:]}"
+
+        async def newest() -> list[Handled]:
+            return (await self.handled_all(await self.publish(KEYS), timeout_s))[-KEYS:]
+
+        await until(newest, holds, timeout_s)
 
     def verdict(self) -> Verdict:
         return verdict(self.sent, self.handled())

@@ -140,7 +140,7 @@ async def test_membership_changed_by_either_is_followed_by_both(elastic_group: M
 
     async def followed(plan: Plan) -> None:
         await elastic_group.publish(KEYS * 5)
-        await elastic_group.until(f"{plan}", lambda last: follows(last, plan), FOLLOWED_S)
+        await elastic_group.until(lambda last: follows(last, plan), FOLLOWED_S)
 
     await followed(Plan({"gopher": [0, 1, 2], "snake": [3, 4, 5]}))
     await elastic_group.ask_go("add-members", members="viper")

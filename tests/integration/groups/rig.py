@@ -15,10 +15,9 @@ import keylane
 from keylane import Connection, groups
 from keylane.errors import KeylaneError, RequestTimeout
 from keylane.groups import GroupMessage, Member
-from keylane.jetstream import streams
-from keylane.jetstream.consumers import ConsumerConfig
-from keylane.jetstream.publish import Outgoing, PublishAck, publish_many
+from keylane.jetstream import ConsumerConfig, Outgoing, PublishAck, publish_many, streams
 from keylane.testing import Effect, Verdict, judge
+from tests.waiter import until
 
 T = TypeVar("T")
 
@@ -26,7 +25,6 @@ QUICK = ConsumerConfig(ack_wait_s=1.0)
 """Short timers: the pin moves after 1 s, a member looks around every 1.5 s."""
 LONG_S = 30.0
 """For what takes a moment, on a machine that is busy with other things."""
-_LOOK_EVERY_S = 0.02
 
 
 class Line(NamedTuple):
@@ -63,8 +61,6 @@ class Evidence:
 
     async def note(self, by: str, message: GroupMessage) -> None:
         self.add(by, message)
-        async with self._changed:
-            self._changed.notify_all()
 
     def handler(self, by: str) -> Callable[[GroupMessage], Awaitable[None]]:
         async def handle(message: GroupMessage) -> None:
@@ -76,17 +72,14 @@ class Evidence:
         return [line for line in self.lines if line.by == member]
 
     async def until(self, good: Callable[[list[Line]], bool], deadline_s: float = LONG_S) -> None:
-        async with asyncio.timeout(deadline_s), self._changed:
-            await self._changed.wait_for(lambda: good(self.lines))
+        await until(lambda: self.lines, good, deadline_s=deadline_s)
 
     async def all_of(self, sequences: Iterable[int], deadline_s: float = LONG_S) -> None:
         """Wait until each of these was handled at least once; says which are missing."""
         wanted = set(sequences)
-        try:
-            await self.until(lambda lines: wanted <= {line.sequence for line in lines}, deadline_s)
-        except TimeoutError:
-            missing = sorted(wanted - {line.sequence for line in self.lines})
-            raise AssertionError(f"{len(missing)} of {len(wanted)} were not handled: {missing[:10]}") from None
+        await until(
+            lambda: sorted(wanted - {line.sequence for line in self.lines}), lambda missing: not missing, deadline_s
+        )
 
     def verdict(self, sequences: Iterable[int]) -> Verdict:
         return judge(sequences, [Effect(line.key, line.sequence, line.by) for line in self.lines])
@@ -163,14 +156,14 @@ class Ground:
 
     async def asked(self, member: str, group: str = "g") -> None:
         """Wait until the server has a pull of this member's instance: one that joins later is served after it."""
-        await eventually(
+        await until(
             lambda: groups.member_info(self.connection, self.stream, group, member),
             lambda info: info is not None and info.num_waiting > 0,
         )
 
     async def drained(self, count: int, group: str = "g") -> None:
         """Wait until the group's queue has had this many messages and is empty: everything was acked."""
-        await eventually(
+        await until(
             lambda: streams.state(self.connection, f"{self.stream}-{group}"),
             lambda state: state.last_sequence >= count and state.messages == 0,
         )
@@ -210,23 +203,3 @@ def active(member: Member) -> bool:
 
 def owned(member: Member) -> tuple[int, ...]:
     return member.partitions
-
-
-async def eventually(look: Callable[[], Awaitable[T]], good: Callable[[T], bool], deadline_s: float = LONG_S) -> T:
-    """Ask until the answer is good: for what nobody sends an event."""
-    end = time.monotonic() + deadline_s
-    while True:
-        seen = await look()
-        if good(seen):
-            return seen
-        assert time.monotonic() < end, f"still not as expected: {seen}"
-        await asyncio.sleep(_LOOK_EVERY_S)
-
-
-async def until(good: Callable[[], object], deadline_s: float = LONG_S) -> None:
-    """Wait until something in this process has become true."""
-
-    async def look() -> object:
-        return good()
-
-    await eventually(look, bool, deadline_s)

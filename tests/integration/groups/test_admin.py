@@ -11,7 +11,8 @@ from keylane import groups
 from keylane.core.plans import Plan, balanced, sticky
 from keylane.errors import GroupError, InvalidInput, NoSuchGroup, NotAMember
 from keylane.jetstream import streams
-from tests.integration.groups.rig import Ground, eventually, until
+from tests.integration.groups.rig import Ground
+from tests.waiter import until
 
 
 async def plan(ground: Ground) -> Plan:
@@ -159,9 +160,9 @@ async def test_active_members_are_those_with_an_instance(ground: Ground) -> None
     async def active() -> list[str]:
         return await groups.active_members(ground.connection, ground.stream, "g")
 
-    await eventually(active, lambda found: found == ["a", "c"])
+    await until(active, lambda found: found == ["a", "c"])
     await second.stop()
-    await eventually(active, lambda found: found == ["a"])
+    await until(active, lambda found: found == ["a"])
 
 
 @pytest.mark.parametrize("kind", ["static", "elastic"])

@@ -15,9 +15,9 @@ import pytest
 
 from keylane import Connection
 from keylane.groups import GroupMessage
-from keylane.jetstream import streams
-from keylane.jetstream.streams import StreamState
-from tests.integration.groups.rig import Ground, eventually, flawless
+from keylane.jetstream import StreamState, streams
+from tests.integration.groups.rig import Ground, flawless
+from tests.waiter import until
 
 LIMIT = 40
 SENT = 90
@@ -70,8 +70,8 @@ async def full(ground: Ground) -> StreamState:
         await asyncio.sleep(1.2)
         return before, await look()
 
-    await eventually(look, lambda state: state.messages > 0)
-    before, _ = await eventually(twice, lambda pair: pair[0].messages == pair[1].messages)
+    await until(look, lambda state: state.messages > 0)
+    before, _ = await until(twice, lambda pair: pair[0].messages == pair[1].messages)
     return before
 
 
@@ -116,7 +116,7 @@ async def test_a_full_queue_holds_up_only_its_own_group(ground: Ground) -> None:
     async with asyncio.timeout(_GOES_ON_S):
         await all_there.wait()
     assert sorted(others) == sent
-    small = await eventually(
+    small = await until(
         lambda: streams.state(ground.connection, f"{ground.stream}-small"), lambda state: state.last_sequence > 0
     )
     assert (small.messages, small.last_sequence) == (1, 1)

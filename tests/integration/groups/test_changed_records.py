@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from keylane.groups import Member
-from keylane.groups.store import elastic_bucket, static_bucket
-from keylane.jetstream import streams
-from keylane.jetstream.consumers import ConsumerConfig
+from keylane.groups.config import Kind
+from keylane.groups.store import bucket_of
+from keylane.jetstream import ConsumerConfig, streams
 from keylane.server import NatsServer
-from tests.integration.groups.rig import Ground, flawless, until
+from tests.integration.groups.rig import Ground, flawless
 from tests.integration.groups.test_healing import keys, reason_of
+from tests.waiter import until
 
 PATIENT = ConsumerConfig(ack_wait_s=20.0)
 """So long that nobody looks while there is no bucket: it would be the end of the group."""
@@ -22,10 +23,10 @@ PATIENT = ConsumerConfig(ack_wait_s=20.0)
 class Rewritten:
     """A group on a server of its own, whose bucket is made anew with another record."""
 
-    def __init__(self, ground: Ground, kind: str) -> None:
+    def __init__(self, ground: Ground, kind: Kind) -> None:
         self.ground = ground
         self.kind = kind
-        self._bucket = (static_bucket if kind == "static" else elastic_bucket)(ground.connection)
+        self._bucket = bucket_of(ground.connection, kind)
         self._key = f"{ground.stream}.g"
 
     async def create(self, **options: Any) -> None:

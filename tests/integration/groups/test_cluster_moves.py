@@ -12,11 +12,10 @@ from typing import Literal, TypeVar
 from keylane import groups
 from keylane.errors import KeylaneError
 from keylane.groups import GroupMessage
-from keylane.jetstream import streams
-from keylane.jetstream.consumers import ConsumerConfig
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import ConsumerConfig, Outgoing, publish_many, streams
 from keylane.testing import Verdict
-from tests.integration.groups.rig import Ground, active, eventually, flawless, owned, until
+from tests.integration.groups.rig import Ground, active, flawless, owned
+from tests.waiter import until
 
 T = TypeVar("T")
 
@@ -92,14 +91,14 @@ async def quiet(question: Awaitable[T]) -> T | None:
 
 async def judged(ground: Ground) -> Verdict:
     """After the load: all that the stream has was handled, nothing is left in the queue."""
-    state = await eventually(
+    state = await until(
         lambda: quiet(streams.state(ground.connection, ground.stream)), lambda state: state is not None, deadline_s=30
     )
     assert state is not None
     sent = range(1, state.last_sequence + 1)
     assert len(sent) > RATE
     await ground.evidence.all_of(sent, deadline_s=30)
-    await eventually(
+    await until(
         lambda: quiet(streams.state(ground.connection, f"{ground.stream}-g")),
         lambda state: state is not None and state.last_sequence >= len(sent) and state.messages == 0,
         deadline_s=30,
@@ -158,8 +157,8 @@ async def leader_moves(ground: Ground, kind: Literal["STREAM", "CONSUMER"], name
             await quiet(ground.connection.api.request(f"{kind}.LEADER.STEPDOWN.{name}", timeout_s=1.0))
         return now
 
-    before = await eventually(leader, bool, deadline_s=20)
-    await eventually(leader_after_it_was_asked, lambda now: now not in ("", before), deadline_s=20)
+    before = await until(leader, bool, deadline_s=20)
+    await until(leader_after_it_was_asked, lambda now: now not in ("", before), deadline_s=20)
 
 
 async def go_on(ground: Ground, *names: str) -> None:

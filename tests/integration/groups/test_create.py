@@ -19,16 +19,16 @@ from keylane.errors import (
     NoSuchGroup,
     NotFound,
 )
-from keylane.groups.store import elastic_bucket, static_bucket
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.consumers import ConsumerConfig
+from keylane.groups.store import bucket_of
+from keylane.jetstream import ConsumerConfig, consumers, streams
 from tests.integration.groups.conftest import MakeGround
-from tests.integration.groups.rig import Ground, eventually
+from tests.integration.groups.rig import Ground
+from tests.waiter import until
 
 
 async def test_an_elastic_group_is_a_record_and_a_queue(ground: Ground) -> None:
     config = await ground.elastic(members=["a", "b"], max_buffered_messages=500, max_buffered_bytes=10_000)
-    entry = await elastic_bucket(ground.connection).get(f"{ground.stream}.g")
+    entry = await bucket_of(ground.connection, "elastic").get(f"{ground.stream}.g")
     assert entry is not None
     assert entry.value is not None
     assert json.loads(entry.value) == {
@@ -103,6 +103,9 @@ async def test_the_identical_static_group_is_fine_and_another_one_is_refused(par
 async def test_twenty_at_once_make_one_group(ground: Ground) -> None:
     made = await asyncio.gather(*[ground.elastic(members=["a"]) for _ in range(20)])
     assert all(one == made[0] for one in made)
+    assert len(await groups.list_groups(ground.connection, ground.stream)) == 1
+    queues = [one for one in await streams.names(ground.connection) if one.startswith(f"{ground.stream}-")]
+    assert queues == [f"{ground.stream}-g"]
 
 
 async def test_of_two_different_groups_at_once_one_is_made(ground: Ground) -> None:
@@ -139,9 +142,7 @@ async def test_a_stream_that_is_no_queue_is_not_taken(make: MakeGround, ground: 
 
 async def test_a_queue_of_the_same_stream_with_other_settings_is_not_taken(ground: Ground) -> None:
     await ground.elastic(max_members=3)
-    await elastic_bucket(ground.connection).delete(
-        f"{ground.stream}.g", revision=await revision(ground, elastic_bucket)
-    )
+    await bucket_of(ground.connection, "elastic").delete(f"{ground.stream}.g", revision=await revision(ground))
     with pytest.raises(GroupConflict, match="which is there with other settings: delete that stream first"):
         await ground.elastic(max_members=4)
     with pytest.raises(NoSuchGroup):
@@ -175,8 +176,8 @@ async def test_a_name_that_another_library_gave_twice(partitioned: Ground) -> No
     """Then `kind` says which one is meant."""
     static = await partitioned.static(members=["a"])
     record = groups.ElasticConfig(max_members=2, members=("x",)).to_json()
-    await elastic_bucket(partitioned.connection).ensure(replicas=1)
-    await elastic_bucket(partitioned.connection).put(f"{partitioned.stream}.g", record, revision=0)
+    await bucket_of(partitioned.connection, "elastic").ensure(replicas=1)
+    await bucket_of(partitioned.connection, "elastic").put(f"{partitioned.stream}.g", record, revision=0)
     with pytest.raises(GroupError, match="a static and an elastic group named 'g': say which with kind="):
         await groups.get_config(partitioned.connection, partitioned.stream, "g")
     for kind, config in (("static", static), ("elastic", groups.ElasticConfig(max_members=2, members=("x",)))):
@@ -242,7 +243,7 @@ async def test_a_copy_of_numbered_streams_is_taken_at_its_word(
     await copy.static(members=["a"])
     assert len(warnings(caplog)) == 1
     await partitioned.publish([f"k{number}" for number in range(20)])
-    await eventually(lambda: streams.state(copy.connection, copy.stream), lambda state: state.messages == 20)
+    await until(lambda: streams.state(copy.connection, copy.stream), lambda state: state.messages == 20)
     await copy.static("late", members=["a"])
     assert len(warnings(caplog)) == 1
 
@@ -368,8 +369,8 @@ async def test_a_member_name_of_the_old_dialect_must_fit_a_priority_group(ground
 # ---- list and delete ---------------------------------------------------------------------------------------
 
 
-async def revision(ground: Ground, bucket: Any, group: str = "g") -> int:
-    entry = await bucket(ground.connection).get(f"{ground.stream}.{group}")
+async def revision(ground: Ground) -> int:
+    entry = await bucket_of(ground.connection, "elastic").get(f"{ground.stream}.g")
     assert entry is not None
     return int(entry.revision)
 
@@ -412,7 +413,7 @@ async def test_deleting_leaves_a_stream_that_is_not_the_queue(make: MakeGround, 
     other = await make(stream=f"{ground.stream}-b")
     await ground.elastic("b-c", members=["m"])
     record = groups.ElasticConfig(max_members=2, members=("x",)).to_json()
-    await elastic_bucket(ground.connection).put(f"{other.stream}.c", record, revision=0)
+    await bucket_of(ground.connection, "elastic").put(f"{other.stream}.c", record, revision=0)
     await groups.delete(other.connection, other.stream, "c")
     assert f"{ground.stream}-b-c" in await streams.names(ground.connection)
 
@@ -435,8 +436,8 @@ async def test_deleting_while_somebody_changes_the_group(ground: Ground) -> None
 
 async def test_a_broken_record_is_named_and_stays(ground: Ground) -> None:
     await ground.elastic()
-    bucket = elastic_bucket(ground.connection)
-    await bucket.put(f"{ground.stream}.g", b'{"max_members": "four"}', revision=await revision(ground, elastic_bucket))
+    bucket = bucket_of(ground.connection, "elastic")
+    await bucket.put(f"{ground.stream}.g", b'{"max_members": "four"}', revision=await revision(ground))
     name = f"record '{ground.stream}.g' in bucket 'elastic-consumer-groups'"
     calls = (
         lambda: groups.get_config(ground.connection, ground.stream, "g"),
@@ -462,5 +463,5 @@ async def test_nothing_but_groups_is_in_the_buckets(ground: Ground) -> None:
     await groups.drop_members(ground.connection, ground.stream, "g", ["b"])
     sequences = await ground.publish(f"k{number}" for number in range(20))
     await ground.evidence.all_of(sequences)
-    assert await elastic_bucket(ground.connection).keys(ground.stream) == [f"{ground.stream}.g"]
-    assert await static_bucket(ground.connection).keys(ground.stream) == []
+    assert await bucket_of(ground.connection, "elastic").keys(ground.stream) == [f"{ground.stream}.g"]
+    assert await bucket_of(ground.connection, "static").keys(ground.stream) == []

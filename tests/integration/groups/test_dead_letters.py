@@ -22,22 +22,21 @@ from keylane.errors import (
     PublishRejected,
 )
 from keylane.groups import GroupMessage
-from keylane.groups.dead_letter_headers import header_lines
 from keylane.groups.dead_letters import (
     DeadLetter,
     DeadLetters,
     dead_letter_stream,
     drop,
+    header_lines,
     list_dead_letters,
     read_dead_letter,
     replay,
 )
-from keylane.jetstream import streams
-from keylane.jetstream.publish import Outgoing, PublishAck, publish_many
-from keylane.jetstream.raw_publish import publish_raw
+from keylane.jetstream import Outgoing, PublishAck, publish_many, publish_raw, streams
 from keylane.server import NatsServer
 from tests.integration.groups.conftest import MakeGround
-from tests.integration.groups.rig import Ground, delete_quietly, eventually, until
+from tests.integration.groups.rig import Ground, delete_quietly
+from tests.waiter import until
 
 BAD = ValueError("no such customer")
 
@@ -149,7 +148,7 @@ async def test_several_members_put_at_once_and_make_the_stream_once(cluster_grou
     puts = [letters_of(cluster_ground, await cluster_ground.client()) for _ in messages]
     await asyncio.gather(*(put(letters, message) for letters, message in zip(puts, messages, strict=True)))
     # A replica that lags behind may answer first.
-    found = await eventually(lambda: listed(cluster_ground), lambda found: len(found) >= 4)
+    found = await until(lambda: listed(cluster_ground), lambda found: len(found) >= 4)
     assert sorted(one.source_sequence for one in found) == [1, 2, 3, 4]
     config = (await streams.info(cluster_ground.connection, dead_letter_stream(cluster_ground.stream))).config
     assert (config.storage, config.num_replicas) == ("file", 3)

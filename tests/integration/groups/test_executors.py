@@ -19,11 +19,11 @@ import pytest
 from keylane.errors import HandlerCrashed, HandlerProcessDied, InvalidInput, RemoteError
 from keylane.groups import GroupMessage, Member, MemberHooks
 from keylane.groups.dead_letters import list_dead_letters
-from keylane.jetstream.consumers import ConsumerConfig
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import ConsumerConfig, Outgoing, publish_many
 from tests.integration.groups import process_handlers
-from tests.integration.groups.rig import Ground, until
+from tests.integration.groups.rig import Ground
 from tests.integration.odd_handlers import Odd
+from tests.waiter import until
 
 CALM = ConsumerConfig(ack_wait_s=20.0)
 
@@ -62,7 +62,9 @@ async def test_no_more_threads_than_concurrency_and_none_are_left(ground: Ground
     await ground.drained(20)
     assert most == [3]
     await one.stop()
-    await until(lambda: not [one for one in threading.enumerate() if one.name.startswith("keylane-handler")], 5)
+    await until(
+        lambda: not [one for one in threading.enumerate() if one.name.startswith("keylane-handler")], deadline_s=5
+    )
 
 
 # ---- processes ------------------------------------------------------------------------------------------
@@ -198,14 +200,14 @@ async def test_a_time_limit_ends_the_process(jobs: Work) -> None:
     assert (sequence, type(error)) == (sent[0], TimeoutError)
     assert jobs.sequences("k") == [sent[0], sent[0], sent[1]]
     hung = jobs.lines[0][0]
-    await until(lambda: not is_running(hung), 5)
+    await until(lambda: not is_running(hung), deadline_s=5)
 
 
 async def test_a_member_that_stops_leaves_no_process(jobs: Work) -> None:
     """Also if one hangs."""
     await jobs.send(("k", "hang"))
     one = await jobs.join()
-    await until(lambda: jobs.lines, 10)
+    await until(lambda: jobs.lines, deadline_s=10)
     async with asyncio.timeout(10):
         await one.stop(timeout_s=0.1)
     [hung] = jobs.processes
@@ -272,11 +274,11 @@ async def start(jobs: Work, file: Path, handler: str, guard: str = GUARD) -> asy
 async def test_a_program_that_is_killed_leaves_no_process(jobs: Work, tmp_path: Path) -> None:
     process = await start(jobs, tmp_path / "program.py", "work")
     await jobs.send(("k", "hang"))
-    await until(lambda: jobs.lines, 20)
+    await until(lambda: jobs.lines, deadline_s=20)
     [hung] = jobs.processes
     process.send_signal(signal.SIGKILL)
     await process.wait()
-    await until(lambda: not is_running(hung), 5)
+    await until(lambda: not is_running(hung), deadline_s=5)
 
 
 async def test_a_handler_there_can_end_the_program(jobs: Work, tmp_path: Path) -> None:

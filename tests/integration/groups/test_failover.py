@@ -18,11 +18,11 @@ from nats.js.api import SubjectTransform
 from chaos.evidence import Handled, merged, read, verdict
 from chaos.members import Group, MemberProcess, Members, members
 from keylane import Connection, groups
-from keylane.jetstream import streams
-from keylane.jetstream.publish import PublishAck, open_publisher
+from keylane.jetstream import PublishAck, open_publisher, streams
 from keylane.server import NatsServer
 from keylane.testing import Verdict
-from tests.integration.groups.rig import delete_quietly, eventually
+from tests.integration.groups.rig import delete_quietly
+from tests.waiter import until
 
 Kind = Literal["static", "elastic"]
 
@@ -87,7 +87,7 @@ class Pair:
             self._processes.check()
             return len(wanted - {one.sequence for one in self.handled()})
 
-        await eventually(missing, lambda count: count == 0, _LONGEST_S)
+        await until(missing, lambda count: count == 0, _LONGEST_S)
 
 
 @asynccontextmanager
@@ -151,7 +151,7 @@ async def waits_and_works(two: Pair, group: Group, connection: Connection) -> No
         info = await groups.member_info(connection, group.stream, group.group, "a")
         return info.num_waiting if info is not None else 0
 
-    await eventually(pulls, lambda count: count >= 2)
+    await until(pulls, lambda count: count >= 2)
 
 
 @pytest.mark.parametrize("kind", ["static", "elastic"])

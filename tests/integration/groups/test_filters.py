@@ -10,7 +10,8 @@ from keylane import groups
 from keylane.core.partitions import partition_of
 from keylane.jetstream import consumers, streams
 from tests.integration.groups.conftest import MakeGround
-from tests.integration.groups.rig import Ground, flawless, until
+from tests.integration.groups.rig import Ground, flawless
+from tests.waiter import until
 
 
 async def filters(ground: Ground, member: str, group: str = "g") -> tuple[str, ...]:

@@ -12,22 +12,23 @@ from nats.js.api import SubjectTransform
 from keylane import groups
 from keylane.core.partitions import partition_of
 from keylane.errors import BrokenGroupRecord, GroupError, InvalidInput, NoSuchGroup
-from keylane.groups.store import elastic_bucket, static_bucket
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.consumers import ConsumerConfig, ConsumerInfo
+from keylane.groups.config import Kind
+from keylane.groups.store import bucket_of
+from keylane.jetstream import ConsumerConfig, ConsumerInfo, consumers, streams
 from tests.integration.groups.conftest import MakeGround
-from tests.integration.groups.rig import Ground, active, eventually, flawless, until
+from tests.integration.groups.rig import Ground, active, flawless
+from tests.waiter import until
 
 
-async def store(ground: Ground, record: bytes, kind: str = "elastic", group: str = "g") -> None:
-    bucket = (elastic_bucket if kind == "elastic" else static_bucket)(ground.connection)
+async def store(ground: Ground, record: bytes, kind: Kind = "elastic", group: str = "g") -> None:
+    bucket = bucket_of(ground.connection, kind)
     await bucket.ensure(replicas=1)
     entry = await bucket.get(f"{ground.stream}.{group}")
     await bucket.put(f"{ground.stream}.{group}", record, revision=entry.revision if entry is not None else 0)
 
 
 async def stored(ground: Ground, group: str = "g") -> bytes:
-    entry = await elastic_bucket(ground.connection).get(f"{ground.stream}.{group}")
+    entry = await bucket_of(ground.connection, "elastic").get(f"{ground.stream}.{group}")
     assert entry is not None
     assert entry.value is not None
     return entry.value
@@ -122,7 +123,7 @@ async def test_a_durable_that_go_made_is_adopted_as_it_is(mapped: Ground) -> Non
     ]
     assert asked
     await mapped.evidence.all_of(asked)
-    info = await eventually(
+    info = await until(
         lambda: consumers.info(mapped.connection, mapped.stream, "g-a"),
         lambda info: not info.num_pending and not info.num_ack_pending,
     )
@@ -164,7 +165,7 @@ async def test_what_was_not_asked_for_is_not_acked_before_what_was(mapped: Groun
     async def look() -> ConsumerInfo:
         return await consumers.info(client, mapped.stream, "g-a")
 
-    await eventually(look, lambda info: not info.num_pending)
+    await until(look, lambda info: not info.num_pending)
     held = [(await look()).num_ack_pending for _ in range(20)]
     assert min(held) > len(asked) - 1, "nothing is acked while the first message is at work"
     go_on.set()
@@ -180,7 +181,7 @@ async def test_a_durable_that_lacks_a_filter_of_the_group_gets_it(mapped: Ground
     await consumers.create(mapped.connection, mapped.stream, ConsumerConfig.from_wire(older), action="create")
     await mapped.join("a")
     wanted = tuple(f"{one}.{mapped.stream}.orders.*" for one in (0, 1, 3))
-    await eventually(
+    await until(
         lambda: consumers.info(mapped.connection, mapped.stream, "g-a"),
         lambda info: info.config.filter_subjects == wanted,
     )

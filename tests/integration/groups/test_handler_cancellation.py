@@ -9,9 +9,10 @@ import pytest
 
 from keylane.groups import GroupMessage, MemberHooks
 from keylane.groups.dead_letters import list_dead_letters
-from keylane.jetstream.consumers import ConsumerConfig
-from tests.integration.groups.rig import Ground, active, flawless, until
+from keylane.jetstream import ConsumerConfig
+from tests.integration.groups.rig import Ground, active, flawless
 from tests.integration.odd_handlers import FAILING, RETURNING, caught_a_task_group
+from tests.waiter import until
 
 CALM = ConsumerConfig(ack_wait_s=20.0)
 """Nothing is delivered again during a test, so every second effect is a fault."""

@@ -17,11 +17,10 @@ from nats.js.api import SubjectTransform
 from keylane import groups
 from keylane.errors import InvalidInput
 from keylane.groups import GroupMessage, MemberHooks
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.consumers import ConsumerConfig
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import ConsumerConfig, Outgoing, consumers, publish_many, streams
 from tests.integration.groups.conftest import MakeGround
-from tests.integration.groups.rig import QUICK, Ground, eventually, flawless, until
+from tests.integration.groups.rig import QUICK, Ground, flawless
+from tests.waiter import until
 
 
 async def test_what_a_message_says(ground: Ground) -> None:
@@ -530,7 +529,7 @@ async def test_a_stream_made_anew_is_not_taken_for_the_old_one(partitioned: Grou
     await partitioned.evidence.all_of(new)
     assert flawless(partitioned.evidence.verdict(new))
     assert member.is_active
-    await eventually(
+    await until(
         lambda: consumers.info(partitioned.connection, partitioned.stream, "g-a"),
         lambda info: info.num_ack_pending == 0,
     )

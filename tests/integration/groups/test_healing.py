@@ -14,7 +14,8 @@ from keylane.errors import GroupEnded
 from keylane.groups import GroupMessage, Member
 from keylane.jetstream import consumers, streams
 from keylane.server import NatsServer
-from tests.integration.groups.rig import Ground, active, eventually, flawless, until
+from tests.integration.groups.rig import Ground, active, flawless
+from tests.waiter import until
 
 KEYS = 20
 END_S = 30.0
@@ -112,7 +113,7 @@ async def test_a_consumer_that_the_server_cannot_change_any_more_is_made_again(
     while directory.exists():  # the server writes into it at the same time
         shutil.rmtree(directory, ignore_errors=True)
     standby = await ground.join("a", slowly(ground, "standby"))
-    await until(lambda: standby.partitions == (0, 1, 2, 3), END_S)
+    await until(lambda: standby.partitions == (0, 1, 2, 3), deadline_s=END_S)
     assert member.is_active
     await groups.add_members(ground.connection, ground.stream, "g", ["b"])
     await ground.join("b", slowly(ground, "b"))
@@ -120,7 +121,7 @@ async def test_a_consumer_that_the_server_cannot_change_any_more_is_made_again(
     await ground.evidence.all_of(sent, deadline_s=END_S)
     assert flawless(ground.evidence.verdict(sent))
     assert ground.evidence.by("b")
-    await until(lambda: member.partitions == standby.partitions == (0, 1), END_S)
+    await until(lambda: member.partitions == standby.partitions == (0, 1), deadline_s=END_S)
 
 
 # ---- streams -------------------------------------------------------------------------------------------------
@@ -163,7 +164,7 @@ async def test_a_deleted_source_ends_members_when_its_messages_are_handled(groun
     await ground.elastic(members=["a", "b"])
     members = [await ground.join(name, slowly(ground, name)) for name in ("a", "b", "unlisted")]
     sent = await ground.publish(keys(1000))
-    await eventually(
+    await until(
         lambda: streams.state(ground.connection, f"{ground.stream}-g"), lambda state: state.last_sequence == len(sent)
     )
     await streams.delete(ground.connection, ground.stream)
@@ -222,7 +223,7 @@ async def test_a_server_that_restarts(how: str, own_server_ground: tuple[Ground,
     if how == "killed":
         await asyncio.to_thread(server.kill)
     await asyncio.to_thread(server.restart)
-    await until(lambda: ground.connection.is_connected, END_S)
+    await until(lambda: ground.connection.is_connected, deadline_s=END_S)
     sent += await ground.publish(keys(200))
     await ground.evidence.all_of(sent, deadline_s=30)
     assert ground.evidence.verdict(sent).clean

@@ -10,9 +10,9 @@ import pytest
 from keylane import groups
 from keylane.errors import Fenced, InvalidInput
 from keylane.groups import GroupMessage, MemberHooks
-from keylane.jetstream import streams
-from keylane.jetstream.consumers import ConsumerConfig
-from tests.integration.groups.rig import Ground, active, flawless, until
+from keylane.jetstream import ConsumerConfig, streams
+from tests.integration.groups.rig import Ground, active, flawless
+from tests.waiter import until
 
 PATIENT = ConsumerConfig(ack_wait_s=30.0)
 """Nothing comes again by itself while a test lasts."""

@@ -9,10 +9,11 @@ import pytest
 from keylane import groups
 from keylane.cli.groups.snapshot import read_snapshot
 from keylane.groups import Member
-from keylane.groups.store import Kind
-from keylane.jetstream.consumers import ConsumerConfig
+from keylane.groups.config import Kind
+from keylane.jetstream import ConsumerConfig
 from tests.integration.groups.conftest import MakeGround
-from tests.integration.groups.rig import Ground, eventually, flawless, owned, until
+from tests.integration.groups.rig import Ground, flawless, owned
+from tests.waiter import until
 
 PARTITIONS = 1000
 MEMBERS = [f"worker-{number:02}" for number in range(50)]
@@ -30,7 +31,9 @@ async def join_all(place: Ground, members: list[str]) -> dict[str, Member]:
 async def follow(joined: dict[str, Member], config: groups.ElasticConfig | groups.StaticConfig) -> None:
     """Wait until everybody has what the plan gives it."""
     plan = config.plan
-    await until(lambda: all(owned(one) == plan.partitions_of(name) for name, one in joined.items()), _LONGEST_S)
+    await until(
+        lambda: all(owned(one) == plan.partitions_of(name) for name, one in joined.items()), deadline_s=_LONGEST_S
+    )
 
 
 async def seen_quickly(place: Ground, kind: Kind) -> None:
@@ -64,7 +67,7 @@ async def test_a_large_elastic_group(ground: Ground) -> None:
     async def active_ones() -> list[str]:
         return await groups.active_members(ground.connection, ground.stream, "g")
 
-    assert await eventually(active_ones, lambda found: len(found) == len(MEMBERS)) == MEMBERS
+    assert await until(active_ones, lambda found: len(found) == len(MEMBERS)) == MEMBERS
 
     sent += await ground.publish(KEYS)
     wider = await groups.add_members(ground.connection, ground.stream, "g", [newcomer], plan="sticky")

@@ -19,11 +19,10 @@ from keylane.errors import (
     NotAMember,
 )
 from keylane.groups import GroupMessage, Member, MemberHooks
-from keylane.groups.store import elastic_bucket, static_bucket
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.consumers import ConsumerConfig
-from keylane.jetstream.kv import Bucket
-from tests.integration.groups.rig import LONG_S, QUICK, Ground, active, eventually, flawless, owned, until
+from keylane.groups.store import bucket_of
+from keylane.jetstream import Bucket, ConsumerConfig, consumers, streams
+from tests.integration.groups.rig import LONG_S, QUICK, Ground, active, flawless, owned
+from tests.waiter import until
 
 PATIENT = ConsumerConfig(ack_wait_s=30.0)
 """Neither a pin nor a message times out while a test lasts."""
@@ -207,8 +206,9 @@ async def test_a_cancelled_program_leaves_nothing_waiting(ground: Ground) -> Non
     await ground.elastic(members=["a"])
     member = await ground.join("a")
     await until(lambda: owned(member))
-    assert member._main is not None
-    member._main.cancel()
+    main = member._main
+    assert main is not None
+    main.cancel()
     with pytest.raises(asyncio.CancelledError):
         await ended(member)
     await member.stop()
@@ -236,13 +236,13 @@ async def test_a_broken_record_stops_the_member_and_deletes_nothing(ground: Grou
     log: list[Any] = []
     member = await ground.join("a", hooks=recorder(log))
     await ground.evidence.all_of(await ground.publish(["k"]))
-    await write(elastic_bucket(ground.connection), f"{ground.stream}.g", record)
+    await write(bucket_of(ground.connection, "elastic"), f"{ground.stream}.g", record)
     with pytest.raises(BrokenGroupRecord) as caught:
         await ended(member)
     assert str(caught.value).startswith(f"record '{ground.stream}.g' in bucket 'elastic-consumer-groups'")
     assert words in str(caught.value)
     assert log[-1] == f"ended: {caught.value}"
-    entry = await elastic_bucket(ground.connection).get(f"{ground.stream}.g")
+    entry = await bucket_of(ground.connection, "elastic").get(f"{ground.stream}.g")
     assert entry is not None
     assert entry.value == record
     assert await consumers.names(ground.connection, f"{ground.stream}-g") == ["a"]
@@ -252,7 +252,7 @@ async def test_a_broken_record_stops_a_static_member_too(partitioned: Ground) ->
     await partitioned.static(members=["a"])
     member = await partitioned.join("a")
     await partitioned.evidence.all_of(await partitioned.publish(["k"]))
-    await write(static_bucket(partitioned.connection), f"{partitioned.stream}.g", b"[]")
+    await write(bucket_of(partitioned.connection, "static"), f"{partitioned.stream}.g", b"[]")
     with pytest.raises(BrokenGroupRecord, match="static-consumer-groups"):
         await ended(member)
     assert await consumers.names(partitioned.connection, partitioned.stream) == ["g-a"]
@@ -261,7 +261,7 @@ async def test_a_broken_record_stops_a_static_member_too(partitioned: Ground) ->
 async def test_a_static_group_that_changes_ends_its_members_with_an_error(partitioned: Ground) -> None:
     config = await partitioned.static(members=["a"])
     member = await partitioned.join("a")
-    bucket, key = static_bucket(partitioned.connection), f"{partitioned.stream}.g"
+    bucket, key = bucket_of(partitioned.connection, "static"), f"{partitioned.stream}.g"
     await write(bucket, key, config.to_json())
     await partitioned.evidence.all_of(await partitioned.publish(["k"]))
     await write(bucket, key, json.dumps({"max_members": 4, "members": ["a", "b"]}).encode())
@@ -274,7 +274,7 @@ async def test_an_elastic_group_that_changes_beyond_its_members_ends_them(ground
     member = await ground.join("a")
     await until(lambda: owned(member))
     changed = json.loads(config.to_json()) | {"max_buffered_msg": 5}
-    await write(elastic_bucket(ground.connection), f"{ground.stream}.g", json.dumps(changed).encode())
+    await write(bucket_of(ground.connection, "elastic"), f"{ground.stream}.g", json.dumps(changed).encode())
     with pytest.raises(GroupEnded, match="max_buffered_messages=5"):
         await ended(member)
 
@@ -401,7 +401,7 @@ async def test_a_mapping_for_the_same_partitions_changes_the_filters_too(ground:
     member = await ground.join("a")
     await ground.evidence.all_of(await ground.publish(["k"]))
     await groups.set_mapping(ground.connection, ground.stream, "g", {"a": range(4)})
-    info = await eventually(
+    info = await until(
         lambda: consumers.info(ground.connection, f"{ground.stream}-g", "a"),
         lambda info: (info.config.filter_subjects or ("",))[0] == "0.>",
     )

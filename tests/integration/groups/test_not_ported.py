@@ -14,9 +14,9 @@ import pytest
 from keylane import groups
 from keylane.errors import GroupEnded
 from keylane.groups import GroupMessage
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.consumers import ConsumerConfig, ConsumerInfo
-from tests.integration.groups.rig import Ground, active, eventually, flawless, owned, until
+from keylane.jetstream import ConsumerConfig, ConsumerInfo, consumers, streams
+from tests.integration.groups.rig import Ground, active, flawless, owned
+from tests.waiter import until
 
 PATIENT = ConsumerConfig(ack_wait_s=30.0)
 """Whoever waits for a pin or a redelivery to time out waits for 30 s: longer than any of these tests lasts."""
@@ -97,9 +97,9 @@ async def test_who_is_active_goes_by_the_name_of_the_member(ground: Ground, part
     async def active_ones() -> list[list[str]]:
         return [await groups.active_members(place.connection, place.stream, group) for group in ("g", "g-x")]
 
-    await eventually(active_ones, lambda found: found == [["a"], ["b"]])
+    await until(active_ones, lambda found: found == [["a"], ["b"]])
     await here.stop()
-    await eventually(active_ones, lambda found: found == [[], ["b"]])
+    await until(active_ones, lambda found: found == [[], ["b"]])
 
 
 async def test_a_member_that_cannot_start_says_so_to_whoever_waits_for_it(ground: Ground) -> None:
@@ -132,7 +132,7 @@ async def test_stop_hands_over_what_is_buffered_and_the_pin(ground: Ground, part
     second = await place.join("a", place.evidence.handler("second"), settings=PATIENT)
     sent = await place.publish(f"k{number % 5}" for number in range(50))
     await begun.wait()
-    await eventually(lambda: consumer_of(place, "a"), lambda info: info.num_ack_pending == 50)
+    await until(lambda: consumer_of(place, "a"), lambda info: info.num_ack_pending == 50)
     assert active(first)
     stopping = asyncio.create_task(first.stop())
     await asyncio.sleep(0.2)  # nobody tells that a stop has begun; before that, more may be started
@@ -202,7 +202,7 @@ async def test_a_takeover_with_many_in_flight_is_in_order(ground: Ground, partit
     assert active(first)
     await place.join("a", place.evidence.handler("second"), max_ack_pending=8)
     sent += await place.publish(keys)
-    await eventually(lambda: consumer_of(place, "a"), lambda info: info.num_ack_pending == 8)
+    await until(lambda: consumer_of(place, "a"), lambda info: info.num_ack_pending == 8)
     await client.close()
     await place.evidence.all_of(sent)
     verdict = place.evidence.verdict(sent)

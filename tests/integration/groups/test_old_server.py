@@ -7,7 +7,8 @@ import pytest
 from keylane import groups
 from keylane.groups import GroupMessage
 from keylane.jetstream import features
-from tests.integration.groups.rig import Ground, active, flawless, until
+from tests.integration.groups.rig import Ground, active, flawless
+from tests.waiter import until
 
 
 @pytest.fixture(autouse=True)

@@ -16,13 +16,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 import keylane
 from keylane import Connection, groups
 from keylane.exactly_once import ExactlyOnce
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.consumers import ConsumerConfig
-from keylane.jetstream.feed import open_feed
-from keylane.jetstream.publish import Outgoing, PublishAck, publish_many
+from keylane.jetstream import ConsumerConfig, Outgoing, PublishAck, consumers, open_feed, publish_many, streams
 from keylane.journal import Journal
 from keylane.server import NatsServer
-from tests.integration.groups.rig import QUICK, Evidence, eventually, until
+from tests.integration.groups.rig import QUICK, Evidence
+from tests.waiter import until
 
 GUIDE = (Path(__file__).parents[3] / "docs" / "connection.md").read_text()
 SECTION = GUIDE.split("## Permissions")[1]
@@ -127,14 +125,14 @@ async def test_a_member(kind: str) -> None:
         if kind == "elastic":
             await groups.add_members(place.admin, STREAM, GROUP, ["worker-2"])
             other = await groups.join(place.admin, STREAM, GROUP, "worker-2", done.handler("other"), settings=QUICK)
-            await eventually(lambda: asyncio.sleep(0, other.partitions), bool)
+            await until(lambda: asyncio.sleep(0, other.partitions), bool)
             sequences += await place.publish()
             await done.all_of(sequences)
             await groups.drop_members(place.admin, STREAM, GROUP, ["worker-2"])
-            await eventually(lambda: asyncio.sleep(0, left.partitions), lambda seen: len(seen) == 4)
+            await until(lambda: asyncio.sleep(0, left.partitions), lambda seen: len(seen) == 4)
             await other.stop()
             await groups.drop_members(place.admin, STREAM, GROUP, [MEMBER])
-            await eventually(lambda: asyncio.sleep(0, left.partitions), lambda seen: not seen)
+            await until(lambda: asyncio.sleep(0, left.partitions), lambda seen: not seen)
         for member in (first, second):
             await member.stop()
         assert done.verdict(sequences).clean
@@ -154,10 +152,8 @@ async def test_a_member_with_dead_letters_and_a_journal() -> None:
         alice = await place.alice()
         async with Journal(alice, stream=STREAM) as journal:
             member = await groups.join(alice, STREAM, GROUP, MEMBER, fail, settings=QUICK, max_tries=1, journal=journal)
-            await eventually(lambda: streams.names(place.admin), lambda names: f"{STREAM}@dlq" in names)
-            await eventually(
-                lambda: streams.state(place.admin, f"{STREAM}@dlq"), lambda state: state.messages == len(KEYS)
-            )
+            await until(lambda: streams.names(place.admin), lambda names: f"{STREAM}@dlq" in names)
+            await until(lambda: streams.state(place.admin, f"{STREAM}@dlq"), lambda state: state.messages == len(KEYS))
             await member.stop()
         assert (await streams.state(place.admin, f"{STREAM}+journal")).messages > 0
         assert place.denied == []
@@ -195,7 +191,7 @@ async def test_an_admin() -> None:
         done = Evidence()
         for group in ("fixed", GROUP):
             member = await groups.join(place.admin, STREAM, group, MEMBER, done.handler("m"), settings=QUICK)
-            await eventually(lambda: asyncio.sleep(0, member.partitions), bool)  # noqa: B023 - awaited here
+            await until(lambda: asyncio.sleep(0, member.partitions), bool)  # noqa: B023 - awaited here
             assert await groups.member_info(alice, STREAM, group, MEMBER) is not None
             assert await groups.active_members(alice, STREAM, group) is not None
             await groups.step_down(alice, STREAM, group, MEMBER)

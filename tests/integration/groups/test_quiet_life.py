@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from keylane import groups
-from tests.integration.groups.rig import Ground, active, until
+from tests.integration.groups.rig import Ground, active
+from tests.waiter import until
 
 
 @pytest.fixture

@@ -11,16 +11,16 @@ import pytest
 from keylane import groups
 from keylane.errors import InvalidInput
 from keylane.groups import GroupMessage
-from keylane.jetstream import consumers
-from keylane.jetstream.consumers import ConsumerConfig, ConsumerInfo
-from tests.integration.groups.rig import Ground, active, eventually, flawless, until
+from keylane.jetstream import ConsumerConfig, ConsumerInfo, consumers
+from tests.integration.groups.rig import Ground, active, flawless
+from tests.waiter import until
 
 
 async def consumer(ground: Ground) -> ConsumerInfo:
     async def look() -> ConsumerInfo | None:
         return await groups.member_info(ground.connection, ground.stream, "g", "a")
 
-    info = await eventually(look, lambda found: found is not None)
+    info: ConsumerInfo | None = await until(look, lambda found: found is not None)
     assert info is not None
     return info
 
@@ -70,7 +70,7 @@ async def test_backoff_passes_through_and_a_second_instance_agrees(ground: Groun
     config = (await consumer(ground)).config
     assert config.backoff_s == (2.0, 3.0)
     assert config.ack_wait_s == 2.0
-    await eventually(lambda: consumer(ground), lambda info: info.num_waiting >= 2)
+    await until(lambda: consumer(ground), lambda info: info.num_waiting >= 2)
 
     async def slow(message: GroupMessage) -> None:
         await asyncio.sleep(2.6)
@@ -98,7 +98,7 @@ async def test_max_ack_pending_bounds_what_is_in_flight(ground: Ground) -> None:
     await ground.join("a", handler, max_ack_pending=5)
     await ground.publish(f"k{number}" for number in range(20))
     await until(lambda: len(started) == 5)
-    info = await eventually(lambda: consumer(ground), lambda info: info.num_ack_pending == 5)
+    info = await until(lambda: consumer(ground), lambda info: info.num_ack_pending == 5)
     assert info.config.max_ack_pending == 5
     assert len(started) == 5
     go_on.set()
@@ -236,7 +236,7 @@ async def test_without_acks_the_bound_is_ours(partitioned: Ground) -> None:
 
     await partitioned.join("a", handler, settings=settings, max_ack_pending=10)
     sent = await partitioned.publish(f"k{number}" for number in range(100))
-    info = await eventually(lambda: consumer(partitioned), lambda found: found.num_pending <= 90)
+    info = await until(lambda: consumer(partitioned), lambda found: found.num_pending <= 90)
     await asyncio.sleep(0.3)
     info = await consumer(partitioned)
     assert info.num_pending >= 75, "most of it still waits on the server"

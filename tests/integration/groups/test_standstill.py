@@ -19,10 +19,11 @@ from keylane import Connection, groups
 from keylane.core.partitions import partition_number
 from keylane.errors import RequestTimeout
 from keylane.groups import GroupMessage, Member
-from keylane.jetstream import consumers
-from keylane.jetstream.consumers import ConsumerConfig, ConsumerInfo
-from keylane.jetstream.feed import Feed
-from tests.integration.groups.rig import Ground, active, eventually, flawless, owned, until
+from keylane.groups.member_consumer import MemberConsumer
+from keylane.jetstream import ConsumerConfig, ConsumerInfo, Feed, consumers
+from keylane.jetstream.feed_pin import FeedPin
+from tests.integration.groups.rig import Ground, active, flawless, owned
+from tests.waiter import until
 
 LONG_AGO_S = 3600.0
 END_S = 30.0
@@ -30,22 +31,34 @@ CHANGES = tuple(f"CONSUMER.{kind}." for kind in ("CREATE", "DELETE", "RESET", "U
 KEYS = [f"k{number}" for number in range(20)]
 
 
+def consumer_of(member: Member) -> MemberConsumer:
+    consumer = member._consumer
+    assert consumer is not None
+    return consumer
+
+
 def feed_of(member: Member) -> Feed:
-    assert member._consumer is not None
-    assert member._consumer._feed is not None
-    return member._consumer._feed
+    feed = consumer_of(member)._feed
+    assert feed is not None
+    return feed
+
+
+def pin_of(feed: Feed) -> FeedPin:
+    pin = feed._pin
+    assert pin is not None
+    return pin
 
 
 class Standstill:
     """A reader that stood still and has just gone on: it wants to know whether it is still the pinned one."""
 
     def __init__(self, feed: Feed) -> None:
-        assert feed._pinning is not None
+        pin = pin_of(feed)
         self._answered = asyncio.Event()
-        self._ask = feed._pinning.is_ours
+        self._ask = pin.is_ours
         self.over = asyncio.Event()
-        feed._pinning.is_ours = self._is_ours  # type: ignore[method-assign]
-        feed._pinning._asked_at = feed._pinning._doubted_at = time.monotonic() - LONG_AGO_S
+        pin.is_ours = self._is_ours  # type: ignore[method-assign]
+        feed._pulls.asked_at = pin._doubted_at = time.monotonic() - LONG_AGO_S
         assert not feed.may_hand_out()
 
     def __enter__(self) -> Self:
@@ -73,27 +86,26 @@ class Unaware:
     """A reader that lost its pin and has no reason to doubt it: it lost its link and will ask again in a moment."""
 
     def __init__(self, feed: Feed) -> None:
-        assert feed._pinning is not None
         self._feed = feed
-        feed._pinning._asked_at = time.monotonic() + LONG_AGO_S
+        feed._pulls.asked_at = time.monotonic() + LONG_AGO_S
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._feed._pulling = True
+        self._feed._pulls._pulling = True
 
     async def answer(self) -> None:
         """Let it ask, and so be refused."""
-        self._feed._pulling = True
-        self._feed._refill()
+        self._feed._pulls._pulling = True
+        self._feed._pulls.refill()
 
 
 async def fallen_silent(member: Member) -> Feed:
     """Its feed, which asks for nothing any more: the server would tell it that another is pinned."""
     feed = feed_of(member)
-    await feed._close_pulls()
-    feed._pulling = False
+    await feed._pulls._close_pulls()
+    feed._pulls._pulling = False
     return feed
 
 
@@ -136,11 +148,11 @@ async def test_a_late_answer_about_an_old_pin_does_not_touch_new_work(ground: Gr
     old = feed_of(member)
     with Standstill(old) as standstill:
         await consumers.delete(ground.connection, f"{ground.stream}-g", "a")
-        await until(lambda: member._consumer._feed not in (None, old))  # type: ignore[union-attr]
+        await until(lambda: member._consumer and member._consumer._feed, lambda feed: feed not in (None, old))
 
         if unread:
-            assert old._last_handed is not None
-            old._buffer.append(old._last_handed)  # as what comes after the end: then the old feed has not quite ended
+            assert old._buffer.last is not None
+            old._messages.append(old._buffer.last)  # as what comes after the end: then the old feed has not quite ended
         sent += await ground.publish(["k1"])
         await ground.evidence.all_of(sent)
         fails.set()
@@ -215,8 +227,7 @@ async def test_an_instance_that_stood_still_in_the_middle_of_a_move_does_not_end
     await until(lambda: owned(second) == (0, 1))
 
     await groups.set_mapping(ground.connection, ground.stream, "g", mapping)
-    consumer = first._consumer
-    assert consumer is not None
+    consumer = consumer_of(first)
     await until(lambda: "handlers at work" in (consumer.waiting_for or ""))
     with Standstill(await fallen_silent(first)) as standstill:
         await consumers.unpin(ground.connection, f"{ground.stream}-g", "a", "PCG")
@@ -244,14 +255,13 @@ async def test_an_answer_from_before_the_standstill_does_not_count(
     sent = await ground.publish(KEYS)
     await ground.evidence.all_of(sent)
     second = await ground.join("a", ground.evidence.handler("second"))
-    assert first._consumer is not None
-    remote = first._consumer._remote
+    remote = consumer_of(first)._remote
     info = remote.info
     answered, go_on = asyncio.Event(), asyncio.Event()
 
     async def stands_still() -> ConsumerInfo:
         answer = await info()
-        if not first._consumer._state.draining:  # type: ignore[union-attr]
+        if not consumer_of(first)._state.draining:
             return answer  # it has not yet let go of partition 0
         monkeypatch.setattr(remote, "info", info)
         answered.set()
@@ -292,9 +302,7 @@ async def test_who_takes_over_looks_at_the_partitions_that_the_consumer_really_h
     await consumers.update(ground.connection, queue, replace(config, filter_subjects=config.filter_subjects[:1]))
     sent += await ground.publish(KEYS)
     await ground.evidence.all_of(sent, END_S)
-    info = await eventually(
-        lambda: consumers.info(ground.connection, queue, "a"), lambda info: info.num_ack_pending == 0
-    )
+    info = await until(lambda: consumers.info(ground.connection, queue, "a"), lambda info: info.num_ack_pending == 0)
     assert info.config.filter_subjects == config.filter_subjects
     assert ground.evidence.verdict(sent).clean
 
@@ -311,8 +319,7 @@ async def test_a_gain_that_the_server_confirmed_too_late_and_then_refuses_keeps_
     sent = await ground.publish([in_0])
     await ground.evidence.all_of(sent)
     await ground.drained(1)
-    assert member._consumer is not None
-    remote = member._consumer._remote
+    remote = consumer_of(member)._remote
     update = remote.update
 
     async def confirmed_too_late(config: ConsumerConfig) -> None:
@@ -326,15 +333,15 @@ async def test_a_gain_that_the_server_confirmed_too_late_and_then_refuses_keeps_
         )
         await groups.set_mapping(ground.connection, ground.stream, "g", {"a": [0, 1, 2], "b": [3]})
         sent.extend(await ground.publish([in_1]))
-        await eventually(lambda: consumers.info(ground.connection, queue, "a"), lambda info: info.num_ack_pending > 0)
+        await until(lambda: consumers.info(ground.connection, queue, "a"), lambda info: info.num_ack_pending > 0)
         raise RequestTimeout("on purpose")
 
     monkeypatch.setattr(remote, "update", confirmed_too_late)
     await groups.set_mapping(ground.connection, ground.stream, "g", {"a": [0, 1], "b": [2, 3]})
-    await until(lambda: len(sent) > 1, END_S)
+    await until(lambda: len(sent) > 1, deadline_s=END_S)
     await until(lambda: remote.update == update and owned(member) == (0, 1))
     sent.extend(await ground.publish([in_1]))
     await ground.evidence.all_of(sent)
     assert flawless(ground.evidence.verdict(sent)), [line.sequence for line in ground.evidence.lines]
     await consumers.delete(ground.connection, queue, "in-the-way")
-    await until(lambda: owned(member) == (0, 1, 2), END_S)
+    await until(lambda: owned(member) == (0, 1, 2), deadline_s=END_S)

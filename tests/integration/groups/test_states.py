@@ -12,11 +12,11 @@ import pytest
 from keylane import groups
 from keylane.errors import KeylaneError
 from keylane.groups import GroupMessage, Member, MemberHooks, MemberState
-from keylane.jetstream import streams
-from keylane.jetstream.consumers import ConsumerConfig
+from keylane.jetstream import ConsumerConfig, streams
 from keylane.server import NatsServer
 from tests.integration.groups.conftest import MakeGround
-from tests.integration.groups.rig import Ground, active, until
+from tests.integration.groups.rig import Ground, active
+from tests.waiter import until
 
 
 class States:
@@ -145,7 +145,7 @@ async def test_waiting_for_another_member_to_let_go(ground: Ground) -> None:
     await in_state(first, MemberState.ACTIVE, "handlers at work on partitions 2,3, which go to another member")
     go_on.set()
     await ground.evidence.all_of(sent)
-    await until(lambda: first.waiting_for is None and second.state in ("active", "ready"), 10)
+    await until(lambda: first.waiting_for is None and second.state in ("active", "ready"), deadline_s=10)
 
 
 async def test_an_instance_with_other_settings(ground: Ground) -> None:

@@ -6,8 +6,7 @@ import asyncio
 import json
 import os
 import signal
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,16 +15,24 @@ from nats.js.api import StorageType, StreamConfig
 
 from keylane import Connection
 from keylane.core.pulls import Meaning
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.consumers import ConsumerConfig, ConsumerInfo
-from keylane.jetstream.feed import Notice
-from keylane.jetstream.headers import parse_headers, status_of
-from keylane.jetstream.publish import Outgoing, PublishAck, publish_many
+from keylane.jetstream import (
+    ConsumerConfig,
+    ConsumerInfo,
+    Feed,
+    Notice,
+    Outgoing,
+    PublishAck,
+    consumers,
+    parse_headers,
+    publish_many,
+    status_of,
+    streams,
+)
 from keylane.server import NatsServer
 from keylane.server.ports import ReservedPort
+from tests.waiter import until, wait_until
 
 SECOND_NS = 1_000_000_000
-_LOOK_EVERY_S = 0.01
 
 T = TypeVar("T")
 
@@ -50,29 +57,9 @@ async def make_consumer(connection: Connection, stream: str, name: str = "reader
     return name
 
 
-async def eventually(look: Callable[[], Awaitable[T]], good: Callable[[T], bool], deadline_s: float = 30.0) -> T:
-    """Ask the server until its answer is good; it sends no event for these facts."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + deadline_s
-    while True:
-        seen = await look()
-        if good(seen):
-            return seen
-        assert loop.time() < end, f"still not as expected: {seen}"
-        await asyncio.sleep(_LOOK_EVERY_S)
-
-
-async def until(good: Callable[[], object], deadline_s: float = 20.0) -> None:
-    """Wait for a fact inside this process that no event tells. It still holds on return: nothing runs in between."""
-    end = time.monotonic() + deadline_s
-    while not (seen := good()):
-        assert time.monotonic() < end, f"still not as expected: {seen}"
-        await asyncio.sleep(_LOOK_EVERY_S)
-
-
 async def all_acked(connection: Connection, stream: str, consumer: str) -> ConsumerInfo:
     """Wait until the server has worked off the acks that were sent, and nothing is open."""
-    return await eventually(
+    return await until(
         lambda: consumers.info(connection, stream, consumer),
         lambda info: info.num_ack_pending == 0 and info.num_pending == 0,
     )
@@ -80,7 +67,21 @@ async def all_acked(connection: Connection, stream: str, consumer: str) -> Consu
 
 async def link_is(connection: Connection, *, up: bool) -> None:
     """Wait until the connection has noticed the loss, or the return, of its link."""
-    await until(lambda: connection.is_connected is up, 30.0)
+    await until(lambda: connection.is_connected is up, deadline_s=30.0)
+
+
+def buffered(feed: Feed) -> int:
+    """How many messages it holds that nobody has taken."""
+    return len(feed._messages)
+
+
+def buffered_bytes(feed: Feed) -> int:
+    return feed._buffer.bytes
+
+
+def asked(feed: Feed) -> int:
+    """How many messages its open pulls may still bring."""
+    return feed._pulls._window.asked
 
 
 class Notices:
@@ -88,20 +89,15 @@ class Notices:
 
     def __init__(self) -> None:
         self.all: list[Notice] = []
-        self._grown = asyncio.Event()
 
     def __call__(self, notice: Notice) -> None:
         self.all.append(notice)
-        self._grown.set()
 
     async def until(self, meaning: Meaning | None, deadline_s: float = 30.0) -> Notice:
-        async with asyncio.timeout(deadline_s):
-            while True:
-                for notice in self.all:
-                    if notice.meaning is meaning:
-                        return notice
-                self._grown.clear()
-                await self._grown.wait()
+        def found() -> list[Notice]:
+            return [notice for notice in self.all if notice.meaning is meaning]
+
+        return (await until(found, deadline_s=deadline_s))[0]
 
 
 class Pulls:
@@ -241,12 +237,8 @@ def frozen(server: NatsServer) -> Iterator[None]:
 
 def _wait_until_stopped(pid: int) -> None:
     """A signal takes effect a little later: until then some thread may still answer."""
-    end = time.monotonic() + 20
-    while True:
-        states = [
-            thread.read_text().rpartition(")")[2].split()[0] for thread in Path(f"/proc/{pid}/task").glob("*/stat")
-        ]
-        if all(state == "T" for state in states):
-            return
-        assert time.monotonic() < end, f"process {pid} does not stop: {states}"
-        time.sleep(0.001)
+
+    def states() -> set[str]:
+        return {thread.read_text().rpartition(")")[2].split()[0] for thread in Path(f"/proc/{pid}/task").glob("*/stat")}
+
+    wait_until(states, lambda seen: seen == {"T"})

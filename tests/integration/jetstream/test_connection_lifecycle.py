@@ -24,10 +24,11 @@ from keylane.errors import (
     ServerTooOld,
     ServerUnreachable,
 )
+from keylane.jetstream import Hooks
 from keylane.jetstream.connection import REFUSALS_PER_SERVER
-from keylane.jetstream.hooks import Hooks
 from keylane.jetstream.login import LoginClient
 from keylane.server import NatsCluster, NatsServer
+from tests.waiter import until
 
 
 class Diary:
@@ -41,11 +42,9 @@ class Diary:
             on_error=lambda error: self.note("error", error),
             on_close=lambda reason: self.note("closed", reason),
         )
-        self._grown = asyncio.Event()
 
     def note(self, what: str, about: object) -> None:
         self.entries.append((what, about))
-        self._grown.set()
 
     def all(self, what: str | type[Exception]) -> list[object]:
         if isinstance(what, str):
@@ -53,15 +52,12 @@ class Diary:
         return [about for _, about in self.entries if isinstance(about, what)]
 
     async def until(self, what: str | type[Exception], times: int = 1) -> None:
-        async with asyncio.timeout(20):
-            while len(self.all(what)) < times:
-                self._grown.clear()
-                await self._grown.wait()
+        await until(lambda: self.all(what), lambda seen: len(seen) >= times)
 
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("keylane.jetstream.server_selection.RECONNECT_WAIT_S", (0.05, 0.1))
+    monkeypatch.setattr("keylane.jetstream.login.RECONNECT_WAIT_S", (0.05, 0.1))
 
 
 # ---- loss and return --------------------------------------------------------------------------------------

@@ -13,12 +13,10 @@ import pytest
 import keylane
 from keylane import Connection
 from keylane.errors import ApiError, InvalidInput, NotFound
-from keylane.jetstream import consumers
-from keylane.jetstream.consumers import ConsumerConfig
-from keylane.jetstream.feed import FeedOptions, open_feed
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import ConsumerConfig, FeedOptions, Outgoing, consumers, open_feed, publish_many
 from keylane.server import NatsServer
-from tests.integration.jetstream.rig import SECOND_NS, all_acked, eventually, fill, make_consumer, make_stream
+from tests.integration.jetstream.rig import SECOND_NS, all_acked, fill, make_consumer, make_stream
+from tests.waiter import until
 
 Unique = Callable[..., str]
 
@@ -176,7 +174,7 @@ async def test_consumers_of_others_are_listed_whatever_their_names(connection: C
     async def listed() -> list[tuple[str, str | None]]:
         return [(info.name, info.config.name) async for info in consumers.list_all(connection, stream)]
 
-    assert await eventually(listed, bool) == [("a\x01b", "a\x01b")]
+    assert await until(listed, bool) == [("a\x01b", "a\x01b")]
 
 
 # ---- reset, unpin, pause ----------------------------------------------------------------------------------

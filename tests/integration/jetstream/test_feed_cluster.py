@@ -11,11 +11,11 @@ import keylane
 from keylane import Connection
 from keylane.core.pulls import Meaning
 from keylane.errors import ApiError, RequestTimeout
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.feed import FeedOptions, open_feed
+from keylane.jetstream import FeedOptions, consumers, open_feed, streams
 from keylane.server import NatsCluster
-from tests.integration.jetstream.rig import Notices, all_acked, eventually, fill, make_consumer, make_stream
+from tests.integration.jetstream.rig import Notices, all_acked, fill, make_consumer, make_stream
 from tests.integration.jetstream.test_feed_recovery import Reading
+from tests.waiter import until
 
 Unique = Callable[..., str]
 COUNT = 2000
@@ -71,7 +71,7 @@ async def test_an_idle_feed_follows_the_consumers_leader(replicated: tuple[Conne
     await make_consumer(connection, stream, "late", deliver_policy="new")
     notices = Notices()
     async with await open_feed(connection, stream, "late", FeedOptions(on_notice=notices)) as feed:
-        await eventually(lambda: consumers.info(connection, stream, "late"), lambda info: info.num_waiting == 1)
+        await until(lambda: consumers.info(connection, stream, "late"), lambda info: info.num_waiting == 1)
         await consumers.step_down(connection, stream, "late")
         notice = await notices.until(Meaning.INTERRUPTED)
         assert notice.text == "409 Leadership Change"

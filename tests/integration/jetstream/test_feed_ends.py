@@ -11,21 +11,18 @@ import pytest
 import keylane
 from keylane import Connection
 from keylane.errors import FeedEnded
-from keylane.jetstream import consumers
-from keylane.jetstream.feed import FeedOptions, Notice, open_feed
-from keylane.jetstream.message import Message
-from keylane.jetstream.publish import open_publisher
+from keylane.jetstream import FeedOptions, Message, Notice, consumers, open_feed, open_publisher
 from keylane.server import NatsServer
 from tests.integration.jetstream.rig import (
     Link,
     Notices,
     all_acked,
-    eventually,
     fill,
     frozen,
     make_consumer,
     make_stream,
 )
+from tests.waiter import until
 
 Unique = Callable[..., str]
 NEVER_S = 600.0  # an ack wait that no test outlives
@@ -36,7 +33,7 @@ LINGER_S = 10.0
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A drain takes a server that is only busy with other things for one that still sends."""
-    monkeypatch.setattr("keylane.jetstream.feed._QUIET_S", QUIET_S)
+    monkeypatch.setattr("keylane.jetstream.pull_loop._QUIET_S", QUIET_S)
 
 
 def no_feed_is_left() -> bool:
@@ -368,7 +365,7 @@ async def test_a_feed_can_be_closed_while_its_connection_is_drained(nats_server:
     await connection.nats.subscribe(f"{stream}.held", cb=hold)
     await fill(connection, stream, 1, subject="held")
     draining = asyncio.ensure_future(connection.drain())
-    await eventually(lambda: asyncio.sleep(0, connection.nats.is_draining), bool)
+    await until(lambda: asyncio.sleep(0, connection.nats.is_draining), bool)
     await feed.close()
     assert no_feed_is_left()
     release.set()
@@ -420,7 +417,7 @@ async def test_on_notice_that_raises_ends_the_feed_and_not_the_link(
     connection.observe(keylane.jetstream.hooks.Hooks(on_disconnect=losses.append))
     options = FeedOptions(max_messages=4, on_notice=on_notice)
     async with await open_feed(connection, stream, "reader", options) as feed:
-        await eventually(lambda: consumers.info(connection, stream, "reader"), lambda info: info.num_ack_pending == 4)
+        await until(lambda: consumers.info(connection, stream, "reader"), lambda info: info.num_ack_pending == 4)
         await consumers.delete(connection, stream, "reader")
         for _ in range(4):
             await anext(feed)

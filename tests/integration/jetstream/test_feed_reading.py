@@ -11,20 +11,19 @@ import pytest
 from keylane import Connection
 from keylane.core.pulls import Meaning
 from keylane.errors import FeedEnded, InvalidInput, MessageTooLarge, NotFound, PullRefused
-from keylane.jetstream import consumers
-from keylane.jetstream.consumers import ConsumerInfo
-from keylane.jetstream.feed import Feed, FeedOptions, open_feed
-from keylane.jetstream.message import Message
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import ConsumerInfo, Feed, FeedOptions, Message, Outgoing, consumers, open_feed, publish_many
 from tests.integration.jetstream.rig import (
     Notices,
     Pulls,
     all_acked,
-    eventually,
+    asked,
+    buffered,
+    buffered_bytes,
     fill,
     make_consumer,
     make_stream,
 )
+from tests.waiter import until
 
 Unique = Callable[..., str]
 
@@ -190,7 +189,7 @@ async def test_pulls_overlap_and_are_few(connection: Connection, unique: Unique)
     ):
         for _ in range(2000):
             message = await anext(feed)
-            waits_for_nothing += not feed._buffer and feed._window.asked == 0
+            waits_for_nothing += not buffered(feed) and asked(feed) == 0
             message.ack()
         await all_acked(connection, stream, "reader")
     assert pulls.batches[0] == 200
@@ -206,7 +205,7 @@ async def test_large_messages_are_asked_for_before_the_buffer_is_empty(connectio
     async with await open_feed(connection, stream, "reader", options) as feed:
         for _ in range(60):
             message = await anext(feed)
-            waits += feed._window.asked == 0 and message.delivery.pending > 0 and not feed._buffer
+            waits += asked(feed) == 0 and message.delivery.pending > 0 and not buffered(feed)
             message.ack()
         await all_acked(connection, stream, "reader")
     assert waits == 0
@@ -232,11 +231,11 @@ async def test_one_huge_message_does_not_shrink_the_window_for_ever(connection: 
 
 async def stalled(connection: Connection, feed: Feed, acked: int) -> ConsumerInfo:
     """Wait until a feed that nobody reads has taken all it may: no pull is open, and all sent is here."""
-    return await eventually(
+    return await until(
         lambda: consumers.info(connection, feed.stream, feed.consumer),
         lambda info: (
-            info.num_waiting == feed._window.asked == 0
-            and info.num_ack_pending == len(feed._buffer) > 0
+            info.num_waiting == asked(feed) == 0
+            and info.num_ack_pending == buffered(feed) > 0
             and info.ack_floor == acked
         ),
     )
@@ -262,7 +261,7 @@ async def test_the_byte_bound_holds_for_large_messages(connection: Connection, u
     async with await open_feed(connection, stream, "reader", options) as feed:
         while len(seen) < 45:
             await stalled(connection, feed, len(seen))
-            assert 500_000 < feed._buffered_bytes < 1_000_000
+            assert 500_000 < buffered_bytes(feed) < 1_000_000
             for _ in range(6):
                 message = await anext(feed)
                 seen.append(message.sequence)
@@ -286,7 +285,7 @@ async def test_a_jump_in_size_stays_under_twice_the_byte_bound(connection: Conne
         await fill(connection, stream, 60, size=100_000)
         (await waiting).ack()
         info = await stalled(connection, feed, 501)
-        assert 1_000_000 < feed._buffered_bytes < 2_000_000
+        assert 1_000_000 < buffered_bytes(feed) < 2_000_000
         assert info.num_pending > 0
         for _ in range(59):
             (await anext(feed)).ack()
@@ -357,8 +356,8 @@ async def test_limits_that_change_under_a_feed(connection: Connection, unique: U
         assert "Exceeded MaxRequestBatch of 10" in limit.text
         assert pulls.batches[-1] <= 10
         await consumers.update(connection, stream, config)
-        await feed._read_limits()
-        assert feed._window.max_messages == 50
+        await feed._pulls.read_limits()
+        assert feed._pulls._window.max_messages == 50
 
 
 async def test_pulls_that_live_too_long_are_refused(connection: Connection, unique: Unique) -> None:

@@ -12,22 +12,22 @@ import keylane
 from keylane import Connection
 from keylane.core.pulls import Meaning
 from keylane.errors import ConsumerGone
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.feed import Feed, FeedOptions, open_feed
-from keylane.jetstream.message import Message
+from keylane.jetstream import Feed, FeedOptions, Message, consumers, open_feed, streams
 from keylane.server import NatsServer
 from tests.integration.jetstream.rig import (
     Link,
     Notices,
     Pulls,
     all_acked,
-    eventually,
+    asked,
+    buffered,
     fill,
     frozen,
     link_is,
     make_consumer,
     make_stream,
 )
+from tests.waiter import until
 
 Unique = Callable[..., str]
 
@@ -44,14 +44,12 @@ class Reading:
     def __init__(self, feed: Feed) -> None:
         self.seen: list[Message] = []
         self._feed = feed
-        self._grown = asyncio.Event()
         self.task = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
         async for message in self._feed:
             self.seen.append(message)
             message.ack()
-            self._grown.set()
             if len(self.seen) % 10 == 0:
                 await asyncio.sleep(0)
 
@@ -61,15 +59,14 @@ class Reading:
 
     async def until(self, count: int, deadline_s: float = 25.0) -> None:
         """Wait until that many different messages were seen."""
-        async with asyncio.timeout(deadline_s):
-            while len(self.sequences) < count:
-                self._grown.clear()
-                waiting = asyncio.ensure_future(self._grown.wait())
-                await asyncio.wait({waiting, self.task}, return_when=asyncio.FIRST_COMPLETED)
-                waiting.cancel()
-                if self.task.done():
-                    self.task.result()
-                    raise AssertionError("the feed ended")
+
+        def seen() -> int:
+            if self.task.done():
+                self.task.result()
+                raise AssertionError("the feed ended")
+            return len(self.sequences)
+
+        await until(seen, lambda number: number >= count, deadline_s)
 
     def check(self, count: int, *, order: bool = True) -> None:
         """Everything was seen, and what was delivered for the first time came in order."""
@@ -152,7 +149,7 @@ async def test_a_feed_waits_for_an_api_that_does_not_answer(own_server: NatsServ
         reading = Reading(await open_feed(connection, stream, "reader", options))
         with frozen(own_server):
             silent = "the JetStream API does not answer: no answer on"
-            await eventually(
+            await until(
                 lambda: asyncio.sleep(0, notices.all), lambda all_: sum(silent in one.text for one in all_) >= 2
             )
         await fill(connection, stream, 10)
@@ -237,7 +234,7 @@ async def test_what_is_held_stays_bounded_over_many_links(own_server: NatsServer
                 await link.mend()
                 await link_is(connection, up=True)
             await connection.flush()
-            assert len(feed._buffer) + feed._window.asked <= 50
+            assert buffered(feed) + asked(feed) <= 50
 
 
 async def test_a_pull_that_could_not_leave_is_not_sent_later(own_server: NatsServer) -> None:
@@ -253,25 +250,25 @@ async def test_a_pull_that_could_not_leave_is_not_sent_later(own_server: NatsSer
             Pulls.of(steady, stream, "reader") as pulls,
             await open_feed(connection, stream, "reader", FeedOptions(max_messages=50)) as feed,
         ):
-            await eventually(lambda: asyncio.sleep(0, len(feed._buffer)), lambda buffered: buffered == 45)
+            await until(lambda: buffered(feed), lambda buffered: buffered == 45)
             # From here on nothing yields to the event loop until the link is given up.
             while not any(b"MSG.NEXT" in command for command in connection.nats.outbox):
                 (await anext(feed)).ack()
-            before, acked = len(pulls.batches), 45 - len(feed._buffer)
+            before, acked = len(pulls.batches), 45 - buffered(feed)
             await connection.nats.force_reconnect()
             await link_is(connection, up=False)
             await link_is(connection, up=True)
             await connection.flush()
             await fill(steady, stream, 500)
-            await eventually(
+            await until(
                 lambda: consumers.info(steady, stream, "reader"),
                 lambda info: (
-                    info.num_waiting == feed._window.asked == 0
-                    and info.num_ack_pending == len(feed._buffer) > 0
+                    info.num_waiting == asked(feed) == 0
+                    and info.num_ack_pending == buffered(feed) > 0
                     and info.ack_floor == acked
                 ),
             )
-            assert len(feed._buffer) <= 50
+            assert buffered(feed) <= 50
             assert len(pulls.batches) == before + 1
 
 
@@ -326,12 +323,12 @@ async def test_a_link_that_was_given_up_is_not_read_any_more(own_server: NatsSer
             client = connection.nats
             wire = client._transport._wire  # type: ignore[union-attr]
             sid = next(sid for sid, route in client.scanner.routes.items() if route is feed).decode()
-            forged = f"MSG {feed._inbox}.0.1 {sid} $JS.ACK.S.reader.1.1.1.1.0 6\r\nforged\r\n".encode()
+            forged = f"MSG {feed._pulls._inbox}.0.1 {sid} $JS.ACK.S.reader.1.1.1.1.0 6\r\nforged\r\n".encode()
             wire.sink(forged)
-            assert len(feed._buffer) == 1
+            assert buffered(feed) == 1
             await client.force_reconnect()
             wire.sink(forged)
-            assert len(feed._buffer) == 1
+            assert buffered(feed) == 1
             await link_is(connection, up=True)
             await fill(connection, stream, 1)
             assert [(await anext(feed)).data for _ in range(2)] == [b"forged", b"0"]

@@ -15,19 +15,18 @@ import keylane
 from keylane import Connection
 from keylane.core.pulls import Meaning, Status, meaning_of
 from keylane.errors import ConsumerGone, PullRefused
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.feed import FeedOptions, open_feed
+from keylane.jetstream import FeedOptions, consumers, open_feed, streams
 from keylane.server import NatsCluster, NatsServer
 from tests.integration.jetstream.rig import (
     SECOND_NS,
     Notices,
     RawPull,
     all_acked,
-    eventually,
     fill,
     make_consumer,
     make_stream,
 )
+from tests.waiter import until
 
 Unique = Callable[..., str]
 LONG = 30 * SECOND_NS
@@ -156,9 +155,7 @@ async def test_the_answer_when_the_leader_changes(nats_cluster: NatsCluster, uni
         try:
             await make_consumer(connection, stream)
             async with RawPull.on(connection, stream, "reader", {"batch": 1, "expires": LONG}) as pull:
-                await eventually(
-                    lambda: consumers.info(connection, stream, "reader"), lambda info: info.num_waiting == 1
-                )
+                await until(lambda: consumers.info(connection, stream, "reader"), lambda info: info.num_waiting == 1)
                 await consumers.step_down(connection, stream, "reader")
                 code, said, _ = await pull.answer()
         finally:
@@ -204,7 +201,7 @@ async def test_a_consumer_that_vanished_unnoticed_ends_the_feed(connection: Conn
     notices = Notices()
     options = FeedOptions(max_messages=4, on_notice=notices)
     async with await open_feed(connection, stream, "reader", options) as feed:
-        await eventually(
+        await until(
             lambda: consumers.info(connection, stream, "reader"),
             lambda info: info.num_waiting == 0 and info.num_ack_pending == 4,
         )
@@ -271,7 +268,7 @@ async def test_a_consumer_that_starts_to_push_ends_the_feed(connection: Connecti
     await fill(connection, stream, 4)
     await make_consumer(connection, stream)
     async with await open_feed(connection, stream, "reader", FeedOptions(max_messages=4)) as feed:
-        await eventually(lambda: consumers.info(connection, stream, "reader"), lambda info: info.num_ack_pending == 4)
+        await until(lambda: consumers.info(connection, stream, "reader"), lambda info: info.num_ack_pending == 4)
         await consumers.delete(connection, stream, "reader")
         await make_consumer(connection, stream, deliver_subject=unique("somewhere"))
         for _ in range(4):

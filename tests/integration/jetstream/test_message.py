@@ -12,12 +12,11 @@ import pytest
 import keylane
 from keylane import Connection
 from keylane.errors import AckFailed, AlreadySettled, InvalidInput, NotADelivery
-from keylane.jetstream import consumers
-from keylane.jetstream.feed import Feed, open_feed
-from keylane.jetstream.message import Delivery, Message, parse_ack_subject
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import Feed, Message, Outgoing, consumers, open_feed, publish_many
+from keylane.jetstream.message import Delivery, parse_ack_subject
 from keylane.server import NatsServer
-from tests.integration.jetstream.rig import all_acked, eventually, fill, link_is, make_consumer, make_stream
+from tests.integration.jetstream.rig import all_acked, fill, link_is, make_consumer, make_stream
+from tests.waiter import until
 
 Unique = Callable[..., str]
 NEVER_S = 600.0
@@ -258,7 +257,7 @@ async def test_a_confirmed_ack_has_a_deadline_when_the_server_is_gone() -> None:
             await make_consumer(connection, stream, ack_wait_s=NEVER_S)
             async with await open_feed(connection, stream, "reader") as feed:
                 message = await taken(feed)
-                await eventually(
+                await until(
                     lambda: consumers.info(connection, stream, "reader"),
                     lambda info: info.num_ack_pending == 1,
                 )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
 from keylane import Connection
-from keylane.jetstream import streams
-from keylane.jetstream.message import Message
+from keylane.jetstream import Message, streams
 from keylane.journal import Journal, JournalRecord, journal_stream, read_journal
 
 START_NS = 1_790_000_000_000_000_000
@@ -47,7 +47,7 @@ class Worker:
     origin: Instance
     keys: int = 7
     key_of: Callable[[int], str] = field(default=lambda number: f"customer-{number}")
-    _sequences: count[int] = field(default_factory=lambda: count(1))
+    sequences: count[int] = field(default_factory=lambda: count(1))
 
     def message(self, sequence: int) -> Handled:
         reply = b"$JS.ACK.%b.alice.1.%d.%d.%d.0" % (self.origin.stream.encode(), sequence, sequence, START_NS)
@@ -59,11 +59,28 @@ class Worker:
         """Note this many messages; returns their sequences."""
         done = []
         for _ in range(how_many):
-            sequence = next(self._sequences)
+            sequence = next(self.sequences)
             started_ns = START_NS + sequence * 1000
             self.journal.note(self.message(sequence), "done", started_ns, started_ns + 500)
             done.append(sequence)
         return done
+
+
+def held(journal: Journal) -> int:
+    """How many records wait to be stored."""
+    found = re.search(r"held=(\d+)", repr(journal))
+    assert found is not None
+    return int(found[1])
+
+
+def in_doubt(journal: Journal) -> int:
+    """How many batches may or may not be stored."""
+    return sum(batch.may_be_stored for batch in journal._waiting)
+
+
+def in_flight(journal: Journal) -> int:
+    """How many batches were sent and not answered."""
+    return len(journal._in_flight)
 
 
 async def read(connection: Connection, stream: str, group: str | None = None) -> list[JournalRecord]:

@@ -18,8 +18,9 @@ from keylane.jetstream import streams
 from keylane.journal import Journal, journal_stream, read_batches
 from keylane.server import NatsServer
 from keylane.server.node import CONFIG_NAME
-from tests.integration.jetstream.rig import frozen, link_is, until
-from tests.integration.journal.rig import Instance, Worker, messages_in, read
+from tests.integration.jetstream.rig import frozen, link_is
+from tests.integration.journal.rig import Instance, Worker, held, in_doubt, in_flight, messages_in, read
+from tests.waiter import until
 
 STREAM = "ORDERS"
 
@@ -74,7 +75,7 @@ async def test_what_is_dropped_is_told_in_the_next_batch_and_logged_once(
         for _ in range(100):
             worker.work(50)
             await asyncio.sleep(0)
-        assert journal._held <= 1000
+        assert held(journal) <= 1000
         assert warnings_of(caplog, "the oldest are dropped") == 1
         await back(own_server, own)
         assert await journal.flush(20)
@@ -93,7 +94,7 @@ async def test_a_member_that_never_yields_is_bounded_too(own: Connection) -> Non
     async with Journal(own, stream=STREAM, batch_records=50, max_waiting=200) as journal:
         worker = Worker(own, journal, Instance(STREAM))
         worker.work(1000)
-        assert journal._held == 200
+        assert held(journal) == 200
         assert await journal.flush(20)
     records = await read(own, STREAM)
     assert [record.sequence for record in records] == list(range(801, 1001))
@@ -109,7 +110,7 @@ async def test_a_batch_that_was_sent_twice_is_stored_once(own_server: NatsServer
         with frozen(own_server):
             worker.work(300)
             # The answers fail to come; what was sent lies in the server's socket and is sent once more.
-            await until(lambda: sum(batch.may_be_stored for batch in journal._waiting) == 6)
+            await until(lambda: in_doubt(journal) == 6)
         assert await journal.flush(30)
     assert [record.sequence for record in await read(own, STREAM)] == list(range(1, 401))
     assert await messages_in(own, STREAM) == 8
@@ -122,7 +123,7 @@ async def test_what_may_be_stored_is_not_dropped(own_server: NatsServer, own: Co
         worker = Worker(own, journal, Instance(STREAM))
         with frozen(own_server):
             worker.work(300)
-            await until(lambda: sum(batch.may_be_stored for batch in journal._waiting) == 6)
+            await until(lambda: in_doubt(journal) == 6)
             for _ in range(20):
                 worker.work(50)
                 await asyncio.sleep(0)
@@ -139,7 +140,7 @@ async def test_what_is_dropped_last_is_told_in_a_batch_without_records(own_serve
         worker = Worker(own, journal, Instance(STREAM))
         with frozen(own_server):
             worker.work(500)
-            await until(lambda: len(journal._in_flight) == 10)
+            await until(lambda: in_flight(journal) == 10)
             worker.work(100)
         assert await journal.flush(30)
         batches = [batch async for _, batch in read_batches(own, STREAM)]
@@ -154,7 +155,7 @@ async def test_close_tells_what_was_dropped_last(own_server: NatsServer, own: Co
         with frozen(own_server):
             first.work(50)
             second.work(50)
-            await until(lambda: len(journal._in_flight) == 2)
+            await until(lambda: in_flight(journal) == 2)
             first.work(50)
             second.work(100)
     told = [(batch.head.member, batch.head.dropped) async for _, batch in read_batches(own, STREAM)]
@@ -180,7 +181,7 @@ async def test_what_failed_is_sent_again_in_the_old_order(own: Connection, caplo
         config = (await streams.info(own, journal_stream(STREAM))).config
         await streams.delete(own, journal_stream(STREAM))
         Worker(own, journal, Instance(STREAM)).work(50)
-        await until(lambda: warnings_of(caplog, "a batch was not stored and is tried again") == 1)
+        await until(lambda: warnings_of(caplog, "a batch was not stored and is retried") == 1)
         await streams.create(own, config)
         assert await journal.flush(20)
     assert [record.sequence for record in await read(own, STREAM)] == list(range(1, 51))
@@ -199,7 +200,7 @@ async def test_answers_that_are_not_allowed_any_more_lose_nothing(caplog: pytest
                 await until(lambda: worker.work(10) and warnings_of(caplog, "may not subscribe") == 1)
                 await asyncio.to_thread(server.restart)  # with the permissions of the beginning
                 assert await journal.flush(20)
-            noted = next(worker._sequences) - 1
+            noted = next(worker.sequences) - 1
             assert [record.sequence for record in await read(connection, STREAM)] == list(range(1, noted + 1))
     assert (journal.stored, journal.dropped) == (noted, 0)
 
@@ -229,7 +230,7 @@ async def test_close_logs_how_many_dropped_records_no_batch_tells(
     await journal.close(timeout_s=0.2)
     assert journal.dropped == 50
     assert warnings_of(caplog, "its last 20 records were not stored") == 1
-    assert warnings_of(caplog, "no batch tells that 30 records were dropped before") == 1
+    assert warnings_of(caplog, "no batch carries the number of 30 dropped records") == 1
 
 
 async def test_a_connection_that_is_closed_ends_the_journal(own: Connection, caplog: pytest.LogCaptureFixture) -> None:
@@ -253,7 +254,7 @@ async def test_a_stream_that_is_deleted_is_told_and_costs_the_oldest(
         config = (await streams.info(own, journal_stream(STREAM))).config
         await streams.delete(own, journal_stream(STREAM))
         worker.work(50)
-        await until(lambda: warnings_of(caplog, "a batch was not stored and is tried again") == 1)
+        await until(lambda: warnings_of(caplog, "a batch was not stored and is retried") == 1)
         for _ in range(20):
             worker.work(10)
             await asyncio.sleep(0)
@@ -268,4 +269,4 @@ async def test_a_stream_that_is_deleted_is_told_and_costs_the_oldest(
     assert len(sequences) + journal.dropped == 250
     told = sum([batch.head.dropped async for _, batch in read_batches(own, STREAM)])
     assert told == journal.dropped
-    assert warnings_of(caplog, "a batch was not stored and is tried again") == 1
+    assert warnings_of(caplog, "a batch was not stored and is retried") == 1

@@ -10,7 +10,7 @@ import pytest
 from keylane import Connection
 from keylane.core.journal_record import BatchHead, Columns, pack, seal
 from keylane.errors import BrokenJournal, InvalidInput, JournalError, JournalTooNew, NotFound
-from keylane.jetstream.publish import Outgoing, PublishAck, publish_many
+from keylane.jetstream import Outgoing, PublishAck, publish_many
 from keylane.journal import Journal, read_batches, read_journal
 from keylane.journal.arrow import ARROW_COLUMNS, to_arrow
 from tests.integration.journal.rig import Instance, Worker, read
@@ -109,7 +109,7 @@ def text(stream: str) -> Outgoing:
     [
         (newer, JournalTooNew, "sequence 2 on .*: a journal batch of version 2"),
         (cut, BrokenJournal, "sequence 2 on .*: the checksum"),
-        (text, BrokenJournal, "sequence 2 on .* are no journal batch"),
+        (text, BrokenJournal, "sequence 2 on .* are not a journal batch"),
         (of_another, BrokenJournal, "sequence 2 on .* holds a batch of group 'billing', member 'bob'"),
     ],
 )
@@ -137,8 +137,8 @@ async def test_a_batch_as_arrow_has_the_same_records(connection: Connection, str
         worker.work(499)
         worker.origin.revision = 5
         journal.note(worker.message(500), "dead", 7, 9)
-    async for _, one in read_batches(connection, stream):
-        table = to_arrow(one)
-        assert tuple(table.schema.names) == ARROW_COLUMNS
-        assert table.to_pylist() == [record._asdict() for record in one.rows()]
-        assert [row["revision"] for row in table.slice(498).to_pylist()] == [4, 5]
+    [one] = [batch async for _, batch in read_batches(connection, stream)]
+    table = to_arrow(one)
+    assert tuple(table.schema.names) == ARROW_COLUMNS
+    assert table.to_pylist() == [record._asdict() for record in one.rows()]
+    assert [row["revision"] for row in table.slice(498).to_pylist()] == [4, 5]

@@ -11,8 +11,8 @@ from keylane import Connection
 from keylane.core.journal_record import in_sample
 from keylane.errors import InvalidInput
 from keylane.journal import OUTCOMES, Journal, JournalRecord, journal_stream, read_batches, read_journal
-from tests.integration.jetstream.rig import until
 from tests.integration.journal.rig import START_NS, Instance, Worker, messages_in, read
+from tests.waiter import until
 
 
 async def test_what_was_noted_is_what_is_read_in_order(connection: Connection, stream: str) -> None:

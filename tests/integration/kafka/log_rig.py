@@ -23,6 +23,7 @@ from keylane.kafka.topic import safe_settings, settings
 from keylane.marshal import World
 from tests.integration.kafka.topic_rig import until_known
 from tests.peers.kafka import Broker
+from tests.waiter import until
 
 INTERVAL_S = 10.0
 Unique = Callable[..., str]
@@ -74,9 +75,7 @@ async def alter(link: KafkaLink, name: str, **changes: str) -> None:
     entries = [ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET) for key, value in wanted.items()]
     resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
     await link.answer(link.admin.incremental_alter_configs([resource])[resource], doing="changing a topic")
-    async with asyncio.timeout(30):
-        while not wanted.items() <= (await settings(link, name)).items():  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0.02)
+    await until(lambda: settings(link, name), lambda now: wanted.items() <= now.items())
 
 
 async def add_partitions(link: KafkaLink, name: str, total: int) -> None:
@@ -93,9 +92,7 @@ async def age_all(link: KafkaLink, log: KafkaLog) -> None:
     """Let all records go by age, and put the old limit back."""
     await alter(link, log.name, retention_ms="1")
     end = (await log.bounds(0)).end
-    async with asyncio.timeout(60):
-        while (await log.bounds(0)).first < end:  # noqa: ASYNC110 - a broker tells nobody that a record went by age
-            await asyncio.sleep(0.1)
+    await until(lambda: log.bounds(0), lambda seen: seen.first >= end, deadline_s=60)
     await alter(link, log.name, retention_ms="3600000")
 
 

@@ -22,8 +22,9 @@ from keylane.kafka import KafkaLink, open_kafka, open_kafka_log, open_kafka_sour
 from keylane.marshal import Admin, Appetite, Consumer, World, catch_up, open_jetstream_log
 from keylane.server import NatsServer
 from tests.integration.kafka.topic_rig import Unique, deny, fill, make_topic
-from tests.integration.marshal.rig import Seen, in_order_per_key, kill, until
+from tests.integration.marshal.rig import Seen, in_order_per_key, kill
 from tests.peers.kafka import Kafka
+from tests.waiter import until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
@@ -116,9 +117,10 @@ async def test_offsets_are_committed_for_other_tools(ground: Ground, link: Kafka
     async with of_this.consumer("anna", seen, pick=Appetite(greedy=True)), open_kafka_source(link) as source:
         await seen.until(lambda one: len(one.messages) == 60)
         wanted = 10 if interval_s == 1.0 else 0
-        async with asyncio.timeout(30):
-            while [await source.committed(GROUP, *one) for one in all_of(ground)] != [wanted] * PARTITIONS:  # noqa: ASYNC110 - nobody tells of a commit
-                await asyncio.sleep(0.05)
+        await until(
+            lambda: asyncio.gather(*(source.committed(GROUP, *one) for one in all_of(ground))),
+            lambda now: now == [wanted] * PARTITIONS,
+        )
 
 
 @pytest.mark.parametrize("died", [True, False])

@@ -21,7 +21,7 @@ from keylane.core.claim_records import ClaimingPartition, Message
 from keylane.errors import InvalidInput, LogReplaced, OutcomeUnknown
 from keylane.jetstream import streams
 from keylane.kafka import KafkaLink, KafkaLog, open_kafka, open_kafka_log
-from keylane.kafka.partition_offsets import PartitionOffsets
+from keylane.kafka.topic import PartitionOffsets
 from keylane.marshal import (
     Admin,
     Appetite,
@@ -36,8 +36,9 @@ from keylane.marshal import (
 )
 from keylane.marshal.log import Newest, Position
 from tests.integration.kafka.log_rig import add_partitions
-from tests.integration.marshal.rig import GROUP, TOPIC, Seen, fill, in_order_per_key, kill, until
+from tests.integration.marshal.rig import GROUP, TOPIC, Seen, fill, in_order_per_key, kill
 from tests.peers.kafka import Kafka
+from tests.waiter import until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
@@ -116,7 +117,6 @@ async def test_the_partitions_of_the_dead_are_taken_over(kafka: Kafka, name: str
         await first.until(lambda one: len(one.messages) == 120)
         await until(lambda: len(anna.owned) == 6)
         await kill(anna)
-        anna._running = None
         fill(ground.source, 6, 10, first=20)
         async with ground.consumer("bert", second, pick=Appetite(greedy=True)):
             await second.until(lambda one: {(number, 29) for number in range(6)} <= set(one.times))
@@ -259,7 +259,6 @@ async def test_a_clock_that_is_ten_minutes_off_changes_nothing(
             assert [one.owned for one in hungry] == [[], [], []]
             # What the dead had is taken over, whatever the clocks of the dead and the living.
             await kill(members["late"])
-            members["late"]._running = None
             await until(lambda: sum(len(one.owned) for one in [*hungry, *members.values()]) == 6)
             world = await world_of(log)
         assert {one.owner.client for one in world.tenures()} >= set(skews)

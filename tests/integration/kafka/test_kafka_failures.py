@@ -12,15 +12,16 @@ import pytest
 from confluent_kafka import TopicCollection
 
 from keylane.core.claim_facts import overlaps
-from keylane.core.claims import World
+from keylane.core.world import World
 from keylane.errors import KeylaneError, OutcomeUnknown, UnsafeLog
 from keylane.kafka import KafkaLink, KafkaLog, open_kafka, open_kafka_log
 from keylane.kafka.topic import describe, settings
 from keylane.marshal import Appetite, Consumer, MemorySource, catch_up
-from keylane.marshal.retry import Backoff, is_transient
+from keylane.retrying import Backoff
 from tests.integration.kafka.log_rig import Unique, beat, claim, create, delete, start_again
-from tests.integration.marshal.rig import GROUP, TOPIC, Seen, fill, until
+from tests.integration.marshal.rig import GROUP, TOPIC, Seen, fill
 from tests.peers.kafka import Broker, Kafka
+from tests.waiter import until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
 
@@ -114,7 +115,7 @@ async def test_the_leader_is_killed(cluster: Kafka, link: KafkaLink, log: KafkaL
         await asyncio.to_thread(killed.kill)
         try:
             fill(source, 4, 20, first=20)
-            await until(lambda: _handled(seen) == 160, WITHIN_S)
+            await until(lambda: _handled(seen) == 160, deadline_s=WITHIN_S)
             patience = Backoff("the log", WITHIN_S, troubles.append)
             while True:  # written after the kill, by the new leader
                 try:
@@ -125,11 +126,11 @@ async def test_the_leader_is_killed(cluster: Kafka, link: KafkaLink, log: KafkaL
                 if end >= before + 4:
                     break
                 await asyncio.sleep(0.1)
-            await until(lambda: sum(len(one.owned) for one in members) == 4, WITHIN_S)
+            await until(lambda: sum(len(one.owned) for one in members) == 4, deadline_s=WITHIN_S)
             assert (await leader_of(cluster, link, log.name)).node != killed.node
         finally:
             await start_again(killed)
-    assert all(is_transient(error) for error in troubles)
+    assert all(error.is_transient for error in troubles)
     world = World(INTERVAL_S, keep_history=True)
     await catch_up(log, world)
     assert list(overlaps(world.tenures())) == []
@@ -154,7 +155,7 @@ async def test_too_few_copies_are_waited_for(cluster: Kafka, link: KafkaLink, lo
     try:
         with pytest.raises(OutcomeUnknown) as unknown:
             await log.append(beat("anna", 1), 0)
-        assert is_transient(unknown.value)
+        assert unknown.value.is_transient
     finally:
         for broker in frozen:
             os.kill(broker.pid, signal.SIGCONT)

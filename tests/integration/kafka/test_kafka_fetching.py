@@ -14,6 +14,7 @@ from keylane.kafka.partition_fetcher import FetchedPartition, open_fetcher
 from keylane.kafka.producer import open_producer
 from tests.integration.kafka.log_rig import Unique, create, delete
 from tests.peers.kafka import Kafka
+from tests.waiter import until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
 
@@ -51,9 +52,7 @@ async def test_a_buffer_that_nobody_takes_from_holds_up_nobody(link: KafkaLink, 
         idle, *busy = [await fetcher.follow(topic, partition, 0) for partition in range(PARTITIONS)]
         for following in busy:
             assert await numbers(following, EACH) == list(range(EACH))
-        async with asyncio.timeout(30):
-            while not idle.is_paused:  # noqa: ASYNC110 - the thread tells nobody
-                await asyncio.sleep(0.02)
+        await until(lambda: idle.is_paused)
         assert idle.given - idle.taken < EACH, "it is not all in memory"
         assert await numbers(idle, EACH) == list(range(EACH))
         assert repr(idle) == f"<FetchedPartition {topic}/0 at {EACH}, 0 waiting>"

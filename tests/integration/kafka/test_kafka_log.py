@@ -22,13 +22,13 @@ from keylane.core.claim_records import (
     coordinating_partition,
     encode,
 )
-from keylane.core.claims import World
+from keylane.core.world import World
 from keylane.errors import InvalidInput, KeylaneError, LogReplaced, NoSuchTopic, ReadIncomplete, UnsafeLog
 from keylane.kafka import KafkaLink, KafkaLog, open_kafka, open_kafka_log
 from keylane.kafka import log as kafka_log
-from keylane.kafka.topic import describe, settings
+from keylane.kafka.topic import PartitionOffsets, describe, settings
 from keylane.marshal import Bounds, CoordinationLog, MemoryLog, Newest, Verdict, catch_up
-from keylane.marshal.retry import Backoff
+from keylane.retrying import Backoff
 from tests.integration.kafka.log_rig import (
     INTERVAL_S,
     a_log,
@@ -44,6 +44,7 @@ from tests.integration.kafka.log_rig import (
     release,
 )
 from tests.peers.kafka import Kafka
+from tests.waiter import until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
@@ -207,9 +208,8 @@ async def test_offsets_that_no_record_has(kafka: Kafka, log: KafkaLog) -> None:
             end(30)
 
     await asyncio.to_thread(write)
-    async with asyncio.timeout(30):  # a transaction may end before its last mark is written
-        while (await log.bounds(0)).end < 4:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    # a transaction may end before its last mark is written
+    await until(lambda: log.bounds(0), lambda seen: seen.end >= 4, deadline_s=30)
     world = new_world(log)
     await catch_up(log, world)
     assert [record.offset async for record in log.read(0, 0)] == [0, 2]
@@ -226,10 +226,10 @@ async def test_a_reading_that_hears_nothing_is_an_error(
     async with open_kafka(kafka.bootstrap, timeout_s=6) as link, a_log(link, name) as log:
         await log.append(claim("anna"), 0)
 
-        async def further(which: str, partition: int) -> int:
+        async def further(offsets: PartitionOffsets, which: str, partition: int) -> int:
             return 3
 
-        monkeypatch.setattr(log._offsets, "ask", further)
+        monkeypatch.setattr(PartitionOffsets, "ask", further)
         with pytest.raises(ReadIncomplete, match=r"record 1 of 2 did not come within 6 s; read again"):
             [record async for record in log.read(0, 0)]
         monkeypatch.undo()
@@ -241,10 +241,10 @@ async def test_a_leader_that_does_not_know_what_was_confirmed_is_not_believed(
 ) -> None:
     await log.append(claim("anna"), 0)
 
-    async def behind(which: str, partition: int) -> int:
+    async def behind(offsets: PartitionOffsets, which: str, partition: int) -> int:
         return 0
 
-    monkeypatch.setattr(log._offsets, "ask", behind)
+    monkeypatch.setattr(PartitionOffsets, "ask", behind)
     with pytest.raises(ReadIncomplete, match="ends at 0, before record 0, which was confirmed: its leader"):
         await log.bounds(0)
     monkeypatch.setattr(kafka_log, "_BELIEVED_TRUNCATED_S", 0.0)

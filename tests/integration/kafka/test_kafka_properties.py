@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from keylane.errors import InvalidInput
-from keylane.kafka.properties import parse_properties, read_properties
+from keylane.kafka.client import parse_properties, read_properties
 
 _PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 

@@ -18,7 +18,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # documented 
     ResourceType,
 )
 
-from keylane.core.claims import World
+from keylane.core.world import World
 from keylane.errors import (
     AuthenticationFailed,
     InvalidInput,
@@ -29,11 +29,12 @@ from keylane.errors import (
 )
 from keylane.kafka import KafkaAddress, KafkaLink, KafkaLog, open_kafka, open_kafka_log
 from keylane.marshal import Appetite, Consumer, MemorySource, Position, Verdict, catch_up
-from keylane.marshal.retry import Backoff, is_transient
+from keylane.retrying import Backoff
 from tests.integration.kafka.log_rig import Unique, beat, claim, create, delete, start_again
 from tests.integration.kafka.topic_rig import make_rule
-from tests.integration.marshal.rig import GROUP, TOPIC, Seen, fill, until
+from tests.integration.marshal.rig import GROUP, TOPIC, Seen, fill
 from tests.peers.kafka import Kafka
+from tests.waiter import until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
@@ -227,10 +228,10 @@ async def test_an_append_in_doubt_is_harmless(guarded: Kafka, boss: KafkaLink, n
         try:
             with pytest.raises(OutcomeUnknown) as unknown:
                 await log.append(beat("anna", 1), 0)
-            assert is_transient(unknown.value)
+            assert unknown.value.is_transient
             with pytest.raises(KeylaneError) as silent:
                 await log.bounds(0)
-            assert is_transient(silent.value), silent.value
+            assert silent.value.is_transient, silent.value
         finally:
             os.kill(broker.pid, signal.SIGCONT)
         last = await _patiently(log, 1)

@@ -12,7 +12,7 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 
 from keylane.kafka import open_kafka
-from keylane.kafka.properties import read_properties
+from keylane.kafka.client import read_properties
 from tests.integration.kafka.topic_rig import Unique, make_topic
 from tests.integration.marshal.command import Command, count, events
 from tests.peers.kafka import Kafka

@@ -15,7 +15,6 @@ from confluent_kafka.admin import AclOperation, ResourceType  # type: ignore[att
 from keylane.errors import InvalidInput, NoSuchTopic, PermissionDenied, ReadIncomplete, TopicReplaced
 from keylane.kafka import KafkaLink, KafkaSource, open_kafka_source
 from keylane.kafka.partition_fetcher import open_fetcher
-from keylane.marshal.retry import is_transient
 from tests.integration.kafka.topic_rig import Unique, delete_before, deny, fill, make_topic, numbers, read
 from tests.peers.kafka import Kafka
 
@@ -120,7 +119,7 @@ async def test_a_partition_is_read_again_at_once_from_another_offset(
         with pytest.raises(ReadIncomplete, match="is still read here") as refused:
             async with source.reader(topic, 0, 0):
                 pass
-        assert is_transient(refused.value)
+        assert refused.value.is_transient
 
 
 async def test_offsets_that_are_gone_are_passed_over_to_the_earliest(
@@ -139,7 +138,7 @@ async def test_an_offset_beyond_the_end_is_another_topics(kafka: Kafka, source: 
     async with source.reader(topic, 0, 500) as reader:
         with pytest.raises(TopicReplaced, match="ends at 10 and was read to 500") as replaced:
             await read(reader, 1)
-    assert not is_transient(replaced.value)
+    assert not replaced.value.is_transient
 
 
 async def test_only_what_is_committed_is_read(kafka: Kafka, link: KafkaLink, topic: str, unique: Unique) -> None:
@@ -232,7 +231,7 @@ async def test_a_topic_that_this_user_may_not_read(
         await deny(link, ResourceType.TOPIC, topic, AclOperation.READ)
         with pytest.raises(PermissionDenied, match=f"reading {topic}/0") as refused:
             await read(reader, 1)
-    assert not is_transient(refused.value)
+    assert not refused.value.is_transient
 
 
 async def test_a_group_that_this_user_may_not_use(

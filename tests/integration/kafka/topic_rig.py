@@ -21,6 +21,7 @@ from keylane.errors import NoSuchTopic
 from keylane.kafka import KafkaLink
 from keylane.kafka.topic import describe
 from keylane.marshal import Reader, SourceRecord
+from tests.waiter import until
 
 Unique = Callable[..., str]
 WITHIN_S = 30.0
@@ -84,9 +85,7 @@ async def make_rule(link: KafkaLink, rule: AclBinding) -> None:
         rule.operation,
         rule.permission_type,
     )
-    async with asyncio.timeout(WITHIN_S):
-        while not await link.answer(link.admin.describe_acls(same), doing="looking for a rule"):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    await until(lambda: link.answer(link.admin.describe_acls(same), doing="looking for a rule"), deadline_s=WITHIN_S)
 
 
 async def read(reader: Reader, count: int, *, most: int = 100) -> list[SourceRecord]:

@@ -14,9 +14,9 @@ from nats.js.api import StreamConfig
 import keylane
 from keylane import Connection, groups, priority
 from keylane.errors import NotFound, ServerUnreachable
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.feed import Feed, open_feed
+from keylane.jetstream import Feed, consumers, open_feed, streams
 from keylane.server import NatsCluster, NatsServer
+from tests.waiter import until
 
 
 async def test_a_connection_is_closed_when_its_block_is_left(nats_server: NatsServer) -> None:
@@ -95,8 +95,7 @@ async def test_a_reader_lets_go_of_its_pulls_and_its_pin(
 
     async with asyncio.timeout(15):
         reading = asyncio.create_task(read_for_ever())
-        while not (await consumers.info(connection, stream, consumer)).num_ack_pending:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until(lambda: consumers.info(connection, stream, consumer), lambda info: info.num_ack_pending)
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading

@@ -23,6 +23,7 @@ from keylane import Connection, groups
 from keylane.jetstream import streams
 from keylane.server import NatsServer
 from tests.integration.chaos.test_chaos_short import MARK, left_behind
+from tests.waiter import until
 
 ROOT = Path(__file__).parents[3]
 README_URL = "nats://127.0.0.1:4222"
@@ -45,21 +46,16 @@ class Running:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
         self.lines: list[tuple[float, str]] = []
-        self._more = asyncio.Event()
         self._reading = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
         assert self.process.stdout is not None
         async for line in self.process.stdout:
             self.lines.append((time.monotonic(), line.decode().rstrip("\n")))
-            self._more.set()
 
     async def until(self, is_so: Callable[[], bool]) -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            while not is_so():
-                assert self.process.returncode is None, await self._complaints()
-                self._more.clear()
-                await self._more.wait()
+        await until(lambda: is_so() or self.process.returncode is not None, deadline_s=DEADLINE_S)
+        assert is_so(), await self._complaints()
 
     async def end(self, by: Signals) -> tuple[int | None, str]:
         """Interrupt it as a terminal (SIGINT, to its children too) or a supervisor (SIGTERM) does."""
@@ -200,9 +196,11 @@ async def test_a_member_hands_over_to_its_standby(  # noqa: PLR0917 - a row of t
 
 async def two_instances(server: NatsServer) -> None:
     """Wait until both pull: each listens for answers, to the group's record, and for messages."""
-    async with asyncio.timeout(DEADLINE_S):
-        while [one["subscriptions"] >= 3 for one in server.monitor("connz")["connections"]].count(True) < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+    await until(
+        lambda: [one["subscriptions"] for one in server.monitor("connz")["connections"]],
+        lambda found: sum(number >= 3 for number in found) >= 2,
+        deadline_s=DEADLINE_S,
+    )
 
 
 @pytest.mark.parametrize("by", [SIGINT, SIGTERM])

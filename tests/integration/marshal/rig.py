@@ -10,10 +10,11 @@ from typing import Any
 
 from keylane.core.claim_facts import LogRecord, overlaps
 from keylane.core.claim_records import Message
-from keylane.core.claims import World
+from keylane.core.world import World
 from keylane.errors import Disconnected
 from keylane.marshal import Consumer, CoordinationLog, MarshalMessage, MemoryLog, MemorySource, catch_up
 from keylane.marshal.log import Bounds, Newest, Position
+from tests.waiter import DEADLINE_S, until
 
 INTERVAL_S = 0.5
 TICK_S, LONGEST_TICK_S = 0.01, 0.04
@@ -43,6 +44,32 @@ class LiveLog(MemoryLog):
     @now_ms.setter
     def now_ms(self, _: int) -> None:
         """The clock decides."""
+
+    @property
+    def records(self) -> list[LogRecord]:
+        """All records of the first partition, the oldest first."""
+        return self._records[0]
+
+    @property
+    def end(self) -> int:
+        """The offset of the next record of the first partition."""
+        return self._ends[0]
+
+    def make_older(self, by_ms: int) -> None:
+        """As if all that is written had been written so much earlier."""
+        for records in self._records:
+            records[:] = [record._replace(time_ms=record.time_ms - by_ms) for record in records]
+
+    def cut_off(self) -> None:
+        """Lose all records of the first partition, and count anew."""
+        self._records[0].clear()
+        self._newest[0].clear()
+        self._ends[0] = 0
+
+    def add_partition(self) -> None:
+        self._records.append([])
+        self._newest.append({})
+        self._ends.append(0)
 
     def _tick(self) -> None:
         now = time.monotonic()
@@ -102,16 +129,13 @@ class Seen:
         self.messages: list[MarshalMessage] = []
         self.hold: asyncio.Event | None = None
         self.began: list[MarshalMessage] = []
-        self._changed = asyncio.Event()
 
     async def __call__(self, message: MarshalMessage) -> None:
         self.began.append(message)
         self.began_at.append(time.monotonic())
-        self._tell()
         if self.hold is not None:
             await self.hold.wait()
         self.messages.append(message)
-        self._tell()
 
     @property
     def offsets(self) -> dict[int, list[int]]:
@@ -124,21 +148,11 @@ class Seen:
     def times(self) -> Counter[tuple[int, int]]:
         return Counter((message.partition, message.offset) for message in self.messages)
 
-    async def until(self, done: Callable[[Seen], bool], within_s: float = 30.0) -> None:
-        async with asyncio.timeout(within_s):
-            while not done(self):
-                await self._changed.wait()
+    async def until(self, done: Callable[[Seen], bool], deadline_s: float = DEADLINE_S) -> None:
+        await until(lambda: self, done, deadline_s=deadline_s)
 
-    def _tell(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-
-async def until(done: Callable[[], bool], within_s: float = 30.0) -> None:
-    """For what nobody tells: the log of other consumers."""
-    async with asyncio.timeout(within_s):
-        while not done():  # noqa: ASYNC110 - see above
-            await asyncio.sleep(0.01)
+    def __repr__(self) -> str:
+        return f"<Seen {len(self.began)} began, {len(self.messages)} done, {len(self.times)} different>"
 
 
 def fill(source: MemorySource, partitions: int, each: int, *, keys: int = 5, first: int = 0) -> None:
@@ -152,15 +166,15 @@ def consumer(log: CoordinationLog, source: Any, client: str, handler: Any, **opt
     return Consumer(log, source, GROUP, client, [TOPIC], handler, **options)
 
 
-async def world_of(log: CoordinationLog, *, history: bool = False) -> World:
-    world = World(INTERVAL_S, log.partitions, first_offset=log.first_offset, keep_history=history)
+async def world_of(log: CoordinationLog, *, interval_s: float = INTERVAL_S, history: bool = False) -> World:
+    world = World(interval_s, log.partitions, first_offset=log.first_offset, keep_history=history)
     await catch_up(log, world)
     return world
 
 
-async def check_log(log: CoordinationLog) -> World:
+async def check_log(log: CoordinationLog, *, interval_s: float = INTERVAL_S) -> World:
     """At no place of the log two owners."""
-    world = await world_of(log, history=True)
+    world = await world_of(log, interval_s=interval_s, history=True)
     assert list(overlaps(world.tenures())) == []
     return world
 
@@ -177,8 +191,14 @@ def in_order_per_key(messages: Iterable[MarshalMessage]) -> bool:
 
 async def kill(member: Consumer) -> None:
     """As if its process ended: nothing more is written or handled."""
-    running = member._running
+    running, member._running = member._running, None
     assert running is not None
     running.cancel()
     await asyncio.wait({running}, timeout=10)
     assert running.cancelled()
+
+
+def may_start(member: Consumer) -> bool:
+    """Whether it would handle a message of its only partition now, by what it knows of its claim."""
+    [owned] = member._owned.values()
+    return owned.may_start()

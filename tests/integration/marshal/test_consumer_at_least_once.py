@@ -23,9 +23,10 @@ from tests.integration.marshal.rig import (
     fill,
     in_order_per_key,
     kill,
-    until,
+    may_start,
     world_of,
 )
+from tests.waiter import until
 
 ONLY = TopicPartition(TOPIC, 0)
 
@@ -68,9 +69,7 @@ async def test_consumers_share_and_nobody_handles_what_another_owns() -> None:
     for member in members:
         await member.start()
     try:
-        async with asyncio.timeout(30):
-            while sum(len(one.messages) for one in seen) < 240:  # noqa: ASYNC110 - four handlers
-                await asyncio.sleep(0.01)
+        await until(lambda: sum(len(one.messages) for one in seen), lambda handled: handled >= 240)
         assert [len(member.owned) for member in members] == [2, 2, 2, 2]
     finally:
         for member in members:
@@ -127,8 +126,8 @@ async def test_heartbeats_name_the_first_message_that_is_not_done() -> None:
 
     async with consumer(log, source, "anna", handler):
         await seen.until(lambda one: len(one.messages) == 9)
-        records = log._ends[0]
-        await until(lambda: log._ends[0] >= records + 2)  # two heartbeats later
+        records = log.end
+        await until(lambda: log.end >= records + 2)  # two heartbeats later
         claim = (await world_of(log)).claim_of(GROUP, TOPIC, 0)
         assert claim is not None
         assert claim.offset == 3
@@ -211,7 +210,7 @@ async def test_no_more_is_begun_than_one_interval_of_messages_that_no_heartbeat_
     async with consumer(view, source, "anna", seen) as anna:
         await until(lambda: len(anna.owned) == 1)
         trickling = asyncio.create_task(trickle())
-        await until(lambda: bool(seen.messages) and not anna._owned[ONLY].may_start())
+        await until(lambda: bool(seen.messages) and not may_start(anna))
         begun = len(seen.began)
         await asyncio.sleep(INTERVAL_S / 4)
         trickling.cancel()
@@ -232,9 +231,9 @@ async def test_intervals_from_a_second_to_a_minute(interval_s: float) -> None:
     await seen.until(lambda one: len(one.messages) == 40)
     await kill(anna)
     log.ahead_ms += int(1500 * interval_s)
-    records = log._ends[0]
+    records = log.end
     async with consumer(log, source, "bert", seen, heartbeat_interval_s=interval_s) as bert:
-        await until(lambda: log._ends[0] > records)  # it has tried
+        await until(lambda: log.end > records)  # it has tried
         assert bert.owned == []
     log.ahead_ms += int(500 * interval_s)
     async with consumer(log, source, "carl", seen, heartbeat_interval_s=interval_s, pick=Appetite(greedy=True)) as carl:

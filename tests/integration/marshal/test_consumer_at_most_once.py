@@ -14,7 +14,7 @@ from keylane.core.claim_facts import Key
 from keylane.core.claim_records import ClaimingMessages, Heartbeat, Message, decode, encode
 from keylane.errors import OutcomeUnknown
 from keylane.marshal import ConsumerHooks, MarshalMessage, MemorySource, Reader, SourceRecord
-from keylane.marshal.at_most_once import BatchAllowance
+from keylane.marshal.delivery_modes import BatchAllowance
 from tests.integration.marshal.rig import (
     GROUP,
     TOPIC,
@@ -26,12 +26,19 @@ from tests.integration.marshal.rig import (
     fill,
     in_order_per_key,
     kill,
-    until,
+    may_start,
     world_of,
 )
+from tests.waiter import until
 
 ONLY = TopicPartition(TOPIC, 0)
 MODE = "at_most_once"
+
+
+def taken(log: LiveLog) -> dict[int, int]:
+    """The offset up to which the messages of each partition were taken."""
+    said = [decode(record.value) for record in log.records]
+    return {one.partition: one.proposed for one in said if isinstance(one, ClaimingMessages)}
 
 
 async def test_all_messages_once_in_batches() -> None:
@@ -41,7 +48,7 @@ async def test_all_messages_once_in_batches() -> None:
         await seen.until(lambda one: len(one.messages) == 25)
     assert set(seen.times.values()) == {1}
     assert in_order_per_key(seen.messages)
-    said = [decode(record.value) for record in log._records[0]]
+    said = [decode(record.value) for record in log.records]
     assert [one.proposed for one in said if isinstance(one, ClaimingMessages)] == [10, 20, 25]
     await check_log(log)
 
@@ -64,7 +71,7 @@ async def test_nothing_is_fetched_before_it_is_known_to_be_ours() -> None:
             self._reader, self._source = reader, source
 
         async def next(self, most: int, wait_s: float) -> list[SourceRecord]:
-            self._source.ours.append(anna._owned[ONLY].may_start())
+            self._source.ours.append(may_start(anna))
             return await self._reader.next(most, 0.02)
 
     log, source, seen = LiveLog(), Fetches({TOPIC: 1}), Seen()
@@ -73,7 +80,7 @@ async def test_nothing_is_fetched_before_it_is_known_to_be_ours() -> None:
     async with anna:
         await until(lambda: len(source.ours) > 5)
         view.down = True
-        await until(lambda: not anna._owned[ONLY].may_start())
+        await until(lambda: not may_start(anna))
         fetches = len(source.ours)
         fill(source, 1, 5)
         await asyncio.sleep(0.2)
@@ -90,7 +97,7 @@ async def test_nothing_is_handled_before_the_log_has_the_claim_and_the_heartbeat
         places: list[tuple[int, int]] = []
         for batch in (3, 6, 7):
             await seen.until(lambda one, batch=batch: len(one.began) >= batch)  # type: ignore[misc]
-            said = [decode(record.value) for record in log._records[0]]
+            said = [decode(record.value) for record in log.records]
             taken = next(
                 at for at, one in enumerate(said) if isinstance(one, ClaimingMessages) and one.proposed == batch
             )
@@ -137,7 +144,7 @@ async def test_kills_at_any_moment_never_repeat_and_lose_one_batch_at_most(seed:
     async with consumer(View(log), source, "anna", handler, mode=MODE, batch_size=batch) as last:
         await until(lambda: len(last.owned) == 2)
         # The very last messages may be among the lost: the log tells when all are taken.
-        await until(lambda: all(owned.delivery.offset == 300 for owned in last._owned.values()))
+        await until(lambda: taken(log) == {0: 300, 1: 300})
     assert set(seen.times.values()) == {1}
     lost = 600 - len(seen.times)
     assert lost <= kills * batch, "one batch for each kill, over all partitions"
@@ -151,9 +158,7 @@ async def test_no_more_than_one_batch_is_taken_and_not_done_over_all_partitions(
     batch, most = 8, 0
 
     def taken_and_not_done() -> int:
-        said = [decode(record.value) for record in log._records[0]]
-        taken = {one.partition: one.proposed for one in said if isinstance(one, ClaimingMessages)}
-        return sum(taken.values()) - len(seen.messages)
+        return sum(taken(log).values()) - len(seen.messages)
 
     async with consumer(View(log), source, "anna", seen, mode=MODE, batch_size=batch) as anna:
         await until(lambda: len(anna.owned) == 4)
@@ -246,7 +251,7 @@ async def test_a_lapsed_owner_takes_messages_again_only_after_a_heartbeat() -> N
     async with consumer(view, source, "anna", seen, mode=MODE) as anna:
         await until(lambda: anna.owned == [ONLY])
         view.down = True
-        await until(lambda: not anna._owned[ONLY].may_start())
+        await until(lambda: not may_start(anna))
         log.ahead_ms += 60_000
         fill(source, 1, 5)
         view.down = False
@@ -259,7 +264,7 @@ async def test_where_the_log_forgot_how_far_it_was_the_end_is_the_place() -> Non
     fill(source, 1, 5)
     async with consumer(View(log), source, "anna", seen, mode=MODE):
         await seen.until(lambda one: len(one.messages) == 5)
-    log.trim(log._ends[0])
+    log.trim(log.end)
     source.commits.clear()
     async with consumer(View(log), source, "bert", seen, mode=MODE) as bert:
         await until(lambda: bert.owned == [ONLY])

@@ -13,6 +13,7 @@ import pytest
 from keylane import Connection
 from keylane.core.claim_facts import Ended
 from keylane.core.claim_records import ClaimingPartition, decode
+from keylane.core.world import World
 from keylane.marshal import Appetite, Consumer, MarshalMessage, MemorySource
 from tests.integration.marshal.rig import (
     TOPIC,
@@ -23,16 +24,16 @@ from tests.integration.marshal.rig import (
     consumer,
     fill,
     in_order_per_key,
-    until,
 )
 from tests.integration.marshal.stream_rig import PARTITIONS, Ground, publish, reopened
+from tests.waiter import until
 
 pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.mark.parametrize("mode", ["at_least_once", "at_most_once"])
 async def test_two_and_then_three_share_a_stream_evenly(ground: Ground, connection: Connection, mode: str) -> None:
-    ground, seen, count, stop = replace(ground, interval_s=0.5), Seen(), 0, asyncio.Event()
+    ground, seen, count, stop = replace(ground, interval_s=1.0), Seen(), 0, asyncio.Event()
 
     async def work(message: MarshalMessage) -> None:
         await asyncio.sleep(0.002)
@@ -41,8 +42,9 @@ async def test_two_and_then_three_share_a_stream_evenly(ground: Ground, connecti
     async def flow() -> None:
         nonlocal count
         while not stop.is_set():
-            await publish(connection, ground, 30, first=count)
-            count += 30
+            if count - len(seen.messages) < 300:  # a busy machine must not be flooded
+                await publish(connection, ground, 30, first=count)
+                count += 30
             await asyncio.sleep(0.06)
 
     async with AsyncExitStack() as stack:
@@ -52,7 +54,8 @@ async def test_two_and_then_three_share_a_stream_evenly(ground: Ground, connecti
         try:
             for client in ("bert", "carl"):
                 members.append(await stack.enter_async_context(ground.consumer(client, work, mode=mode)))
-                await until(lambda: {len(one.owned) for one in members} == {PARTITIONS // len(members)})
+                share = PARTITIONS // len(members)
+                await until(lambda: [len(one.owned) for one in members], lambda owned: set(owned) == {share}, 45)  # noqa: B023
         finally:
             stop.set()
             await flowing  # not cancelled: what is published must be counted
@@ -64,9 +67,17 @@ async def test_two_and_then_three_share_a_stream_evenly(ground: Ground, connecti
     assert len(seen.times) == count
     assert in_order_per_key(seen.messages), "also from one owner to the next"
     async with reopened(connection, ground) as log:
-        world = await check_log(log)
+        world = await check_log(log, interval_s=ground.interval_s)
     assert {one.ended for one in world.tenures()} == {Ended.RELEASED}
-    assert 4 <= len(world.tenures()) - PARTITIONS <= 8, "as few moves as it takes, or nearly"
+    assert 5 <= moves(world) <= 8, "as few as it takes, or nearly"
+
+
+def moves(world: World) -> int:
+    """How often a partition went to another owner.
+
+    One that its heir did not claim within an interval, since the machine was busy, may go back to whom it came from.
+    """
+    return sum(one.key == after.key and one.owner != after.owner for one, after in pairwise(world.tenures()))
 
 
 @pytest.mark.parametrize("compares", [True, False])
@@ -95,15 +106,15 @@ async def test_who_does_not_share_neither_asks_nor_gives() -> None:
     async with consumer(View(log), source, "anna", Seen(), rebalance=False) as anna:
         await until(lambda: len(anna.owned) == 4)
         async with consumer(View(log), source, "bert", Seen(), rebalance=False) as bert:
-            end = log._ends[0]
-            await until(lambda: log._ends[0] > end + 16)
+            end = log.end
+            await until(lambda: log.end > end + 16)
             assert bert.owned == []
-            assert not any(b"/bert/" in record.value for record in log._records[0])
+            assert not any(b"/bert/" in record.value for record in log.records)
         async with consumer(View(log), source, "carl", Seen()) as carl:
-            end = log._ends[0]
-            await until(lambda: log._ends[0] > end + 40)
+            end = log.end
+            await until(lambda: log.end > end + 40)
             assert carl.owned == []
-        asked = [record for record in log._records[0] if b"/carl/" in record.value]
+        asked = [record for record in log.records if b"/carl/" in record.value]
         assert {type(decode(record.value)) for record in asked} == {ClaimingPartition}
         rounds = sorted({record.time_ms // 100 for record in asked})
         assert all(later - early in (0, 1) or later - early >= 19 for early, later in pairwise(rounds)), rounds
@@ -117,6 +128,6 @@ async def test_no_more_than_one_wants() -> None:
         consumer(View(log), source, "bert", Seen(), max_claims=1) as bert,
     ):
         await until(lambda: (len(anna.owned), len(bert.owned)) == (5, 1))
-        end = log._ends[0]
-        await until(lambda: log._ends[0] > end + 24)
+        end = log.end
+        await until(lambda: log.end > end + 24)
         assert (len(anna.owned), len(bert.owned)) == (5, 1)

@@ -24,9 +24,10 @@ from tests.integration.marshal.rig import (
     consumer,
     fill,
     kill,
-    until,
+    may_start,
     world_of,
 )
+from tests.waiter import until
 
 ONLY = TopicPartition(TOPIC, 0)
 
@@ -49,7 +50,7 @@ async def test_thirty_racers_for_one_partition(compares: bool) -> None:
         owners = [member for member in members if member.owned]
         assert len(owners) == 1
         assert sum(wins.values()) == 1
-        claims = [record for record in log._records[0] if isinstance(decode(record.value), ClaimingPartition)]
+        claims = [record for record in log.records if isinstance(decode(record.value), ClaimingPartition)]
         if not compares:
             assert len(claims) > 1, "a race took place"
         [owner] = owners
@@ -102,7 +103,7 @@ async def test_a_win_that_arrives_late_is_released_at_once(compares: bool) -> No
         assert isinstance(message, ClaimingPartition)
         assert message.partition != kept.partition
         position = (await log.append(message, 0)).offset
-        await until(lambda: any(b"ReleasingPartition" in record.value for record in log._records[0]))
+        await until(lambda: any(b"ReleasingPartition" in record.value for record in log.records))
         world = await world_of(log)
         assert world.verdict_of(0, position) is Verdict.WON, "it did win"
         claim = world.claim_of(GROUP, TOPIC, message.partition)
@@ -147,12 +148,12 @@ async def test_a_wrong_clock_changes_nothing(skew_s: float) -> None:
         await seen.until(lambda one: len(one.messages) == 40)
         await other.until(lambda one: len(one.messages) == 40)
         before = wrong.owned, right.owned
-        beats = log._ends[0]
-        await until(lambda: log._ends[0] > beats + 12)
+        beats = log.end
+        await until(lambda: log.end > beats + 12)
         assert (wrong.owned, right.owned) == before
         joined = await consumer(View(log), source, "third", Seen(), wall_clock=lambda: time.time() + skew_s).start()
-        beats = log._ends[0]
-        await until(lambda: log._ends[0] > beats + 12)
+        beats = log.end
+        await until(lambda: log.end > beats + 12)
         assert joined.owned == []
         await joined.terminate()
         assert (wrong.owned, right.owned) == before
@@ -162,7 +163,7 @@ async def test_a_wrong_clock_changes_nothing(skew_s: float) -> None:
     assert set((seen.times + other.times).values()) == {1}
     world = await check_log(log)
     assert len([one for one in world.tenures() if one.began is Began.CLAIM]) == 4
-    said = [decode(record.value) for record in log._records[0]]
+    said = [decode(record.value) for record in log.records]
     seconds = {one.seconds for one in said if isinstance(one, Heartbeat) and one.client == "wrong"}
     assert all(abs(one - time.time() - skew_s) < 120 for one in seconds)
 
@@ -182,7 +183,7 @@ async def test_a_restart_with_the_same_client_id_takes_its_partitions_back_at_on
         await seen.until(lambda one: len(one.messages) == 80)
         assert time.monotonic() - began < interval_s, "others would wait for two"
     assert set(seen.times.values()) == {1}, "the last heartbeat said how far it was"
-    claims = [record for record in log._records[0] if record.value.startswith(b"ClaimingPartition")]
+    claims = [record for record in log.records if record.value.startswith(b"ClaimingPartition")]
     assert len(claims) == 4, "no claim was needed"
 
 
@@ -243,9 +244,8 @@ async def test_an_owner_whose_claim_ran_out_goes_on_if_nobody_took_it() -> None:
     view = View(log)
     async with consumer(view, source, "anna", seen) as anna:
         await until(lambda: anna.owned == [ONLY])
-        owned = anna._owned[ONLY]
         view.down = True
-        await until(lambda: not owned.may_start())
+        await until(lambda: not may_start(anna))
         fill(source, 1, 10)
         came = asyncio.create_task(seen.until(lambda one: bool(one.began)))
         await asyncio.sleep(2 * INTERVAL_S)
@@ -254,8 +254,8 @@ async def test_an_owner_whose_claim_ran_out_goes_on_if_nobody_took_it() -> None:
         await seen.until(lambda one: len(one.messages) == 10)
         await came
     assert set(seen.times.values()) == {1}
-    world = await check_log(log)
-    assert {one.token for one in world.tenures()} == {owned.token}
+    [claimed] = [record for record in log.records if record.value.startswith(b"ClaimingPartition")]
+    assert {one.token for one in (await check_log(log)).tenures()} == {claimed.offset}
 
 
 async def test_whole_topics() -> None:
@@ -296,8 +296,7 @@ async def test_a_dead_fleets_old_log_is_no_obstacle() -> None:
     anna = await consumer(View(log), source, "anna", seen, heartbeat_interval_s=60.0).start()
     await until(lambda: len(anna.owned) == 2)
     await kill(anna)
-    for records in log._records:
-        records[:] = [record._replace(time_ms=record.time_ms - 3_600_000) for record in records]
+    log.make_older(3_600_000)
     began = time.monotonic()
     async with consumer(View(log), source, "bert", seen, heartbeat_interval_s=60.0) as bert:
         await until(lambda: len(bert.owned) == 2)

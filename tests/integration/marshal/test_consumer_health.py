@@ -19,8 +19,8 @@ from tests.integration.marshal.rig import (
     check_log,
     consumer,
     fill,
-    until,
 )
+from tests.waiter import until
 
 
 def admin_of(log: LiveLog) -> Admin:
@@ -62,8 +62,8 @@ async def test_a_pause_ends_by_itself() -> None:
         await admin_of(log).release_group(GROUP, at(log, in_s=2.0))
         await until(lambda: anna.owned == [])
         await until(lambda: len(anna.owned) == 2)
-    [paused] = [record for record in log._records[0] if record.value.startswith(b"ReleaseGroup")]
-    claims = [record for record in log._records[0] if record.value.startswith(b"ClaimingPartition")]
+    [paused] = [record for record in log.records if record.value.startswith(b"ReleaseGroup")]
+    claims = [record for record in log.records if record.value.startswith(b"ClaimingPartition")]
     assert claims[-1].time_ms >= int(paused.value.rsplit(b"/", 1)[1]) * 1000
 
 
@@ -72,8 +72,8 @@ async def test_other_groups_are_not_paused() -> None:
     async with consumer(View(log), source, "anna", seen) as anna:
         await until(lambda: len(anna.owned) == 1)
         await admin_of(log).release_group("shipping", datetime.now(UTC) + timedelta(days=20_000))
-        ends = log._ends[0]
-        await until(lambda: log._ends[0] > ends + 3)
+        ends = log.end
+        await until(lambda: log.end > ends + 3)
         assert len(anna.owned) == 1
 
 
@@ -125,9 +125,9 @@ async def test_one_that_keeps_up_is_left_alone() -> None:
     async with consumer(View(log), source, "anna", seen, release_when_behind=True) as anna:
         await until(lambda: len(anna.owned) == 1)
         for _ in range(6):
-            ends = log._ends[0]
+            ends = log.end
             fill(source, 1, 50)
-            await until(lambda ends=ends: log._ends[0] > ends)  # type: ignore[misc]
+            await until(lambda ends=ends: log.end > ends)  # type: ignore[misc]
             assert len(anna.owned) == 1
 
 
@@ -137,8 +137,8 @@ async def test_the_world_now_and_earlier_and_the_load() -> None:
     anna = await consumer(View(log), source, "anna", seen, pick=Appetite(max_claims=2)).start()
     await until(lambda: len(anna.owned) == 2)
     await seen.until(lambda one: len(one.messages) == 20)
-    ends = log._ends[0]
-    await until(lambda: log._ends[0] > ends + 2)
+    ends = log.end
+    await until(lambda: log.end > ends + 2)
     owned_at = at(log, in_s=0)
     admin = admin_of(log)
     async with asyncio.timeout(30):

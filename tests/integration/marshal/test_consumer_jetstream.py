@@ -16,8 +16,9 @@ from keylane.errors import InvalidInput, NoSuchTopic, UnsafeLog
 from keylane.jetstream import consumers, streams
 from keylane.marshal import Admin, Appetite, Consumer, ConsumerHooks, StreamSource, open_jetstream_log
 from keylane.server import NatsServer
-from tests.integration.marshal.rig import Seen, in_order_per_key, until, world_of
+from tests.integration.marshal.rig import Seen, in_order_per_key, world_of
 from tests.integration.marshal.stream_rig import INTERVAL_S, PARTITIONS, Ground, make, publish, reopened
+from tests.waiter import until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -76,9 +77,7 @@ async def test_the_next_consumer_goes_on_and_offsets_are_committed(ground: Groun
             found = [await source.committed("billing", ground.stream, number) for number in range(PARTITIONS)]
             return max(one or 0 for one in found) == 101
 
-        async with asyncio.timeout(30):
-            while not await committed():  # noqa: ASYNC110 - nobody tells of a commit
-                await asyncio.sleep(0.05)
+        await until(committed)
     await publish(connection, ground, 50, first=100)
     async with ground.consumer("bert", seen, commits=ground.log_name):
         await seen.until(lambda one: len(one.messages) == 150)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -25,9 +24,9 @@ from tests.integration.marshal.rig import (
     fill,
     in_order_per_key,
     kill,
-    until,
 )
 from tests.integration.marshal.stream_rig import PARTITIONS, Ground, publish
+from tests.waiter import until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -58,16 +57,16 @@ async def test_the_owner_goes_on_and_newcomers_get_their_share(
     ground, seen = replace(ground, interval_s=0.5), Seen()
     async with ground.consumer("anna", seen, pick=Appetite(greedy=True)) as anna:
         await until(lambda: len(anna.owned) == PARTITIONS)
-        tokens = {one.token for one in anna._owned.values()}
-        await write(connection, ground, value)
         async with open_jetstream_log(connection, ground.log_name) as log:
-            admin, first = Admin(log), (await log.bounds()).end
-            async with asyncio.timeout(20):  # each partition has two more heartbeats
-                while (await log.bounds()).end < first + 2 * PARTITIONS:  # noqa: ASYNC110 - nobody tells
-                    await asyncio.sleep(0.02)
+            admin = Admin(log)
+            tokens = {one.token for one in (await admin.world()).claims()}
+            await write(connection, ground, value)
+            first = (await log.bounds()).end
+            # each partition has two more heartbeats
+            await until(log.bounds, lambda seen: seen.end >= first + 2 * PARTITIONS, deadline_s=20)
             world = await admin.world()
         assert world.unreadable == PARTITIONS
-        assert {one.token for one in anna._owned.values()} == tokens, "it lost nothing"
+        assert {one.token for one in world.claims()} == tokens, "it lost nothing"
         assert "records of the coordination log are skipped, such as record" in caplog.text
         await write(connection, ground, value)
         async with ground.consumer("bert", seen) as bert:
@@ -82,7 +81,6 @@ async def test_partitions_whose_newest_record_is_a_stray_are_taken_over(ground: 
     async with ground.consumer("anna", first, pick=Appetite(greedy=True)) as anna:
         await until(lambda: len(anna.owned) == PARTITIONS)
         await kill(anna)
-        anna._running = None
         await write(connection, ground, b"\x00\x01")
         async with ground.consumer("bert", seen, mode="at_most_once") as bert:
             await until(lambda: len(bert.owned) == PARTITIONS)

@@ -11,7 +11,8 @@ import pytest
 from keylane.core.claim_records import Heartbeat, coordinating_partition
 from keylane.errors import InvalidInput, LogReplaced, NoSuchTopic, NotStored, TwoHashes
 from keylane.marshal import Appetite, Consumer, MemoryLog, MemorySource
-from tests.integration.marshal.rig import GROUP, INTERVAL_S, TOPIC, LiveLog, Seen, View, consumer, fill, until
+from tests.integration.marshal.rig import GROUP, INTERVAL_S, TOPIC, LiveLog, Seen, View, consumer, fill
+from tests.waiter import until
 
 
 @pytest.mark.parametrize(
@@ -55,15 +56,16 @@ async def test_records_of_another_hash_stop_it() -> None:
     log, source = LiveLog(partitions=4), MemorySource({TOPIC: 4})
     right, theirs = coordinating_partition(TOPIC, 2, 4), coordinating_partition(TOPIC, 2, 4, placing="topic")
     assert right != theirs
-    async with consumer(View(log), source, "anna", Seen()) as anna:
-        await until(lambda: len(anna.owned) == 4)
-        await log.append(Heartbeat("i", "go", GROUP, TOPIC, 2, 5, 1), theirs)
-        with pytest.raises(TwoHashes, match=rf"orders/2 of group 'billing', which belongs in partition {right}"):
-            await anna.wait()
-        assert anna.owned == []
-        with pytest.raises(TwoHashes):
-            await anna.terminate()
-        anna._running = None  # the block ends without a second complaint
+    told = rf"orders/2 of group 'billing', which belongs in partition {right}"
+    with pytest.raises(TwoHashes, match=told):  # noqa: PT012 - at the end of the block
+        async with consumer(View(log), source, "anna", Seen()) as anna:
+            await until(lambda: len(anna.owned) == 4)
+            await log.append(Heartbeat("i", "go", GROUP, TOPIC, 2, 5, 1), theirs)
+            with pytest.raises(TwoHashes, match=told):
+                await anna.wait()
+            assert anna.owned == []
+            with pytest.raises(TwoHashes, match=told):
+                await anna.terminate()
 
 
 async def test_records_where_no_hash_puts_them_stop_nobody(caplog: pytest.LogCaptureFixture) -> None:
@@ -100,9 +102,7 @@ async def test_a_changed_number_of_coordination_partitions_stops_it() -> None:
     view, seen = View(log), Seen()
     anna = await consumer(view, source, "anna", seen).start()
     await until(lambda: len(anna.owned) == 4)
-    log._records.append([])
-    log._ends.append(0)
-    log._newest.append({})
+    log.add_partition()
     with pytest.raises(InvalidInput, match="a world of 4 partitions and a coordination log of 5"):
         await asyncio.wait_for(anna.wait(), 30)
     fill(source, 4, 5)
@@ -113,9 +113,7 @@ async def test_a_log_that_was_cut_off_stops_it() -> None:
     log, source = LiveLog(), MemorySource({TOPIC: 2})
     anna = await consumer(View(log), source, "anna", Seen()).start()
     await until(lambda: len(anna.owned) == 2)
-    log._records[0].clear()
-    log._ends[0] = 0
-    log._newest[0].clear()
+    log.cut_off()
     with pytest.raises(LogReplaced, match="truncated or recreated"):
         await asyncio.wait_for(anna.wait(), 30)
 

@@ -13,8 +13,9 @@ import pytest
 
 from keylane.errors import HandlerCrashed
 from keylane.marshal import ConsumerHooks, MarshalMessage, MemorySource
-from tests.integration.marshal.rig import TOPIC, LiveLog, Seen, View, consumer, fill, in_order_per_key, until
+from tests.integration.marshal.rig import TOPIC, LiveLog, Seen, View, consumer, fill, in_order_per_key
 from tests.integration.odd_handlers import FAILING, RETURNING, Odd
+from tests.waiter import until
 
 
 @pytest.mark.parametrize("way", FAILING)

@@ -12,7 +12,7 @@ from keylane.errors import OutcomeUnknown
 from keylane.marshal.log import Bounds, Newest, Position
 from keylane.marshal.log_view import ClientIdentity, LogView, own_clock
 from keylane.marshal.partition_claim import PartitionClaim
-from keylane.marshal.retry import Backoff
+from keylane.retrying import Backoff
 from tests.integration.marshal.rig import GROUP, TOPIC, LiveLog, View
 
 INTERVAL_S = 2.0

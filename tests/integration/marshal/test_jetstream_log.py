@@ -16,9 +16,7 @@ import keylane
 from keylane import Connection
 from keylane.core.claim_records import ClaimingPartition, Heartbeat, Message, ReleaseGroup, ReleasingPartition
 from keylane.errors import InvalidInput, LogReplaced, NotFound, ReadIncomplete, RevisionConflict, UnsafeLog
-from keylane.jetstream import streams
-from keylane.jetstream.direct import StoredMessage, read_batch
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import Outgoing, StoredMessage, publish_many, read_batch, streams
 from keylane.marshal import (
     Bounds,
     CoordinationLog,
@@ -32,6 +30,7 @@ from keylane.marshal import (
 )
 from keylane.marshal.jetstream_log import subject_of
 from keylane.server import NatsCluster
+from tests.waiter import until
 
 INTERVAL_S = 10.0
 Unique = Callable[..., str]
@@ -169,9 +168,7 @@ async def age_all(connection: Connection, log: JetStreamLog) -> None:
     """Let all records go by age, and put the old limit back."""
     config = (await streams.info(connection, log.name)).config
     await streams.update(connection, replace(config, max_age=0.1, duplicate_window=0.1))
-    async with asyncio.timeout(30):
-        while (await streams.state(connection, log.name)).messages:  # noqa: ASYNC110 - see below
-            await asyncio.sleep(0.05)  # the server tells nobody that a message went by age
+    await until(lambda: streams.state(connection, log.name), lambda seen: not seen.messages, deadline_s=30)
     await streams.update(connection, config)
 
 

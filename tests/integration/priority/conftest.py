@@ -18,14 +18,22 @@ from nats.js.api import RetentionPolicy, StorageType, StreamConfig
 import keylane
 from keylane import Connection
 from keylane.errors import ApiError, KeylaneError, RequestTimeout
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.consumers import ConsumerConfig, PriorityPolicy
-from keylane.jetstream.feed import Feed
-from keylane.jetstream.publish import Outgoing, PublishAck, publish_many
+from keylane.jetstream import (
+    ConsumerConfig,
+    ConsumerInfo,
+    Feed,
+    Outgoing,
+    PriorityPolicy,
+    PublishAck,
+    consumers,
+    publish_many,
+    streams,
+)
 from keylane.priority import consume, create
 from keylane.server import NatsCluster, NatsServer
 from tests.integration.priority.evidence import Line
 from tests.integration.priority.workers import Worker
+from tests.waiter import until
 
 GROUP = "jobs"
 WORKER = Path(__file__).with_name("worker.py")
@@ -58,21 +66,14 @@ class Ground:
 
     async def acked(self, sequence: int) -> None:
         """Wait until everything up to this sequence is acked."""
-        async with asyncio.timeout(20):
-            while True:
-                info = await consumers.info(self.connection, self.stream, self.consumer)
-                if info.ack_floor >= sequence:
-                    return
-                await asyncio.sleep(0.01)
+        await until(self.info, lambda info: info.ack_floor >= sequence)
 
     async def pulls(self, count: int) -> None:
         """Wait until the server holds this many open pulls. It tells nobody: one has to look."""
-        async with asyncio.timeout(20):
-            while True:
-                info = await consumers.info(self.connection, self.stream, self.consumer)
-                if info.num_waiting >= count:
-                    return
-                await asyncio.sleep(0.005)
+        await until(self.info, lambda info: info.num_waiting >= count)
+
+    async def info(self) -> ConsumerInfo:
+        return await consumers.info(self.connection, self.stream, self.consumer)
 
 
 MakeGround = Callable[..., Awaitable[Ground]]

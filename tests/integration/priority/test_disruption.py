@@ -14,13 +14,18 @@ from typing import Any
 import keylane
 from keylane import Connection
 from keylane.errors import ApiError, KeylaneError, PublishFailed
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.consumers import ConsumerInfo, PriorityPolicy
-from keylane.jetstream.publish import Outgoing, PublishAck, publish_many
-from keylane.jetstream.streams import StreamState
+from keylane.jetstream import (
+    ConsumerInfo,
+    Outgoing,
+    PriorityPolicy,
+    PublishAck,
+    StreamState,
+    consumers,
+    publish_many,
+    streams,
+)
 from keylane.priority import unpin
 from keylane.server import NatsCluster, NatsServer
-from tests.integration.jetstream.rig import until
 from tests.integration.priority.conftest import (
     Ground,
     MakeGround,
@@ -30,6 +35,7 @@ from tests.integration.priority.conftest import (
     make_ground,
 )
 from tests.integration.priority.evidence import judge
+from tests.waiter import until
 
 COMMON = {"ack_wait_s": 3, "max_ack_pending": 50}
 POLICIES: dict[PriorityPolicy, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
@@ -121,7 +127,7 @@ async def at_work(
             await work.handled(50)
             if work.policy == "pinned_client":
                 # While messages come: without one, nobody is pinned again after a stall of the machine.
-                await until(lambda: any(reader.feed.is_pinned for reader in work.readers), DEADLINE_S)  # noqa: B023
+                await until(lambda: any(reader.feed.is_pinned for reader in work.readers), deadline_s=DEADLINE_S)  # noqa: B023
             work.stop()
         await asyncio.wait(publishers, timeout=DEADLINE_S)
         for work in works:
@@ -205,9 +211,8 @@ async def test_takeovers_under_load_with_a_new_leader_each_time(
         await until_done(consumers.step_down, place.connection, place.stream, place.consumer)
     await work.finish()
     assert judge(work.published, *(reader.log for reader in readers)).in_order_and_complete
-    async with asyncio.timeout(20):  # replicas drop a message a while after its ack
-        while (await streams.state(place.connection, place.stream)).messages:  # noqa: ASYNC110 - the server tells nobody
-            await asyncio.sleep(0.05)
+    # replicas drop a message a while after its ack
+    await until(lambda: streams.state(place.connection, place.stream), lambda seen: not seen.messages, deadline_s=20)
     for reader in readers:
         await reader.stop()
 

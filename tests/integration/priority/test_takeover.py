@@ -13,12 +13,9 @@ import pytest
 import keylane
 from keylane import Connection
 from keylane.errors import FeedEnded
-from keylane.jetstream import consumers
-from keylane.jetstream.feed import Feed
-from keylane.jetstream.message import Message
+from keylane.jetstream import Feed, Message, consumers
 from keylane.priority import consume, group_state, open_fetcher
 from keylane.server import NatsServer
-from tests.integration.jetstream.rig import until
 from tests.integration.priority.conftest import (
     Ground,
     MakeGround,
@@ -28,6 +25,7 @@ from tests.integration.priority.conftest import (
 )
 from tests.integration.priority.evidence import Line, descents, judge
 from tests.integration.priority.proxy import LossyProxy
+from tests.waiter import until
 
 TIMEOUT_S = 3.0
 IN_TIME_S = TIMEOUT_S + 10

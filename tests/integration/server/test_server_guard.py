@@ -8,8 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import permutations
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from keylane.server import NatsServer
+from tests.waiter import wait_until
 
 DEADLINE_S = 30.0
 
@@ -64,13 +64,6 @@ def owner(script: str) -> Iterator[Owner]:
             process.kill()
 
 
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen within the deadline"
-        time.sleep(0.02)
-
-
 def is_running(pid: int) -> bool:
     """Whether the process lives (one that ended but was not yet collected by its parent does not)."""
     try:
@@ -90,8 +83,8 @@ def test_no_server_outlives_an_owner_that_is_killed(script: str) -> None:
         assert is_running(owned.server_pid)
         os.kill(owned.process.pid, signal.SIGKILL)
         owned.wait_server_gone()
-        eventually(lambda: not is_running(owned.server_pid))
-        eventually(lambda: not owned.store_dir.exists())
+        wait_until(lambda: not is_running(owned.server_pid))
+        wait_until(lambda: not owned.store_dir.exists())
 
 
 def test_no_server_outlives_an_owner_that_ends_without_stop() -> None:
@@ -100,8 +93,8 @@ def test_no_server_outlives_an_owner_that_ends_without_stop() -> None:
         owned.process.stdin.write("end\n")
         owned.process.stdin.flush()
         owned.wait_server_gone()
-        eventually(lambda: not is_running(owned.server_pid))
-        eventually(lambda: not owned.store_dir.exists())
+        wait_until(lambda: not is_running(owned.server_pid))
+        wait_until(lambda: not owned.store_dir.exists())
         assert owned.process.wait(DEADLINE_S) == 0
 
 
@@ -118,11 +111,11 @@ def test_nothing_is_left_behind_in_whatever_order_they_are_killed(script: str, o
         os.kill(pids[order[0]], signal.SIGKILL)
         if order[0] != "server":  # by itself, without the next kill
             owned.wait_server_gone()
-            eventually(lambda: not is_running(pids["server"]))
+            wait_until(lambda: not is_running(pids["server"]))
         for name in order[1:]:
             if is_running(pids[name]):
                 os.kill(pids[name], signal.SIGKILL)
-        eventually(lambda: not any(map(is_running, pids.values())))
+        wait_until(lambda: not any(map(is_running, pids.values())))
 
 
 def test_a_stopped_server_does_not_outlive_its_watcher() -> None:
@@ -130,13 +123,13 @@ def test_a_stopped_server_does_not_outlive_its_watcher() -> None:
         watcher = watcher_of(owned.server_pid)
         os.kill(owned.server_pid, signal.SIGSTOP)
         os.kill(watcher, signal.SIGKILL)
-        eventually(lambda: not is_running(owned.server_pid))
+        wait_until(lambda: not is_running(owned.server_pid))
 
 
 def test_an_owner_hears_that_its_watcher_was_killed() -> None:
     with NatsServer.start() as server:
         os.kill(watcher_of(server.pid), signal.SIGKILL)
-        eventually(lambda: not server.running)
+        wait_until(lambda: not server.running)
         server.restart()
         assert server.monitor("healthz") == {"status": "ok"}
 
@@ -146,7 +139,7 @@ def test_a_server_that_ignores_sigterm_is_killed_with_its_owner() -> None:
     with owner(START_IN_A_THREAD + REPORT + WAIT_FOR_STDIN) as owned:
         os.kill(owned.server_pid, signal.SIGSTOP)
         os.kill(owned.process.pid, signal.SIGKILL)
-        eventually(lambda: not is_running(owned.server_pid))
+        wait_until(lambda: not is_running(owned.server_pid))
 
 
 def test_a_server_outlives_the_thread_that_started_it() -> None:
@@ -163,4 +156,4 @@ def test_stop_leaves_no_watcher_behind() -> None:
     watcher = watcher_of(server.pid)
     assert is_running(watcher)
     server.stop()
-    eventually(lambda: not is_running(watcher))
+    wait_until(lambda: not is_running(watcher))

@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.peers.java import LIGHT_FLAGS
-from tests.peers.spark import spark_session
+from tests.peers.spark import SharedSession
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+_FAILURE = pytest.StashKey[str]()
+
+
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def shared_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedSession]:
     """One session for the whole run: a process can hold only one JVM."""
     directory: Path = tmp_path_factory.mktemp("spark")
-    java = f'{LIGHT_FLAGS} "-Dderby.system.home={directory / "derby"}"'
-    with spark_session(directory, settings={"spark.driver.extraJavaOptions": java}) as session:
-        yield session
+    with SharedSession(directory) as shared:
+        yield shared
+
+
+@pytest.fixture
+def spark(shared_spark: SharedSession, request: pytest.FixtureRequest) -> Iterator[SparkSession]:
+    """The shared session. What a test that failed left broken, the next one does not get."""
+    yield shared_spark.session()
+    failure = request.node.stash.get(_FAILURE, None)
+    if failure is not None:
+        shared_spark.replace_if_broken(timed_out="from pytest-timeout" in failure)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        item.stash[_FAILURE] = report.longreprtext
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -17,10 +17,9 @@ from keylane import Connection, groups
 from keylane.core.journal_record import OUTCOME_NUMBERS, BatchHead, Columns, pack, seal
 from keylane.core.partitions import partition_number
 from keylane.errors import NotFound
-from keylane.jetstream import streams
-from keylane.jetstream.publish import open_publisher
+from keylane.jetstream import open_publisher, streams
 from keylane.journal.stream import journal_stream, journal_subject, prepare
-from tests.integration.jetstream.rig import eventually
+from tests.waiter import until
 
 PARTITIONS = 4
 MS = 1_000_000
@@ -218,7 +217,7 @@ async def empty_queue(
 ) -> None:
     """As if all had been acked, once all were copied; `keep` says of which sequences that is not so."""
     queue = groups.queue_stream(stream, group)
-    await eventually(lambda: streams.state(connection, queue), lambda state: state.last_sequence >= messages, 60.0)
+    await until(lambda: streams.state(connection, queue), lambda state: state.last_sequence >= messages, 60.0)
     if keep is None:
         await streams.purge(connection, queue)
         return

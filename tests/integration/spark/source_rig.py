@@ -13,7 +13,7 @@ import keylane
 import keylane.errors
 from keylane import Connection
 from keylane.core.partitions import Partitioning
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import Outgoing, publish_many
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -28,13 +28,14 @@ class Ground:
 
     url: str
     spark: SparkSession
+    login: dict[str, Any]
     _made: list[str] = field(default_factory=list)
 
     def call(self, work: Callable[[Connection], Coroutine[Any, Any, T]]) -> T:
         """Run something on a connection of its own."""
 
         async def run() -> T:
-            async with await keylane.connect(self.url) as connection:
+            async with await keylane.connect(self.url, **self.login) as connection:
                 return await work(connection)
 
         return asyncio.run(run())
@@ -98,11 +99,11 @@ class Ground:
 
 
 @contextmanager
-def ground(url: str, spark: SparkSession) -> Iterator[Ground]:
+def ground(url: str, spark: SparkSession, **login: Any) -> Iterator[Ground]:
     import keylane.spark as keylane_spark  # noqa: PLC0415 - optional
 
     keylane_spark.register(spark)
-    made = Ground(url, spark)
+    made = Ground(url, spark, login)
     try:
         yield made
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,13 +11,12 @@ from typing import Any
 
 from keylane.core.partitions import Partitioning
 from keylane.errors import NotFound
-from keylane.jetstream import consumers
-from keylane.jetstream.consumers import parse_time
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import Outgoing, consumers, parse_time, publish_many
 from keylane.spark.address import Address
 from keylane.spark.executor.split_reader import read_split
 from keylane.spark.sync_connection import SyncConnection, shared_connection
 from keylane.spark.tasks import ReadMethod, ReadSpec, Split
+from tests.waiter import wait_until
 
 WAYS: tuple[ReadMethod, ...] = ("consumer", "direct")
 Row = dict[str, Any]
@@ -59,10 +57,7 @@ class Ground:
 
     def wait_for(self, messages: int) -> None:
         """Until the stream has copied that many from its sources."""
-        deadline = time.monotonic() + 30
-        while self.api(f"STREAM.INFO.{self.stream}")["state"]["messages"] < messages:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: self.api(f"STREAM.INFO.{self.stream}")["state"]["messages"], lambda had: had >= messages)
 
     def last(self, subject_filter: str | None = None) -> int:
         """What the driver asks the leader for."""

@@ -13,10 +13,9 @@ import pytest
 import keylane
 import keylane.spark
 from keylane import Connection, groups
-from keylane.jetstream import streams
-from keylane.jetstream.publish import Outgoing, publish_many
-from keylane.jetstream.streams import StreamConfig
+from keylane.jetstream import Outgoing, StreamConfig, publish_many, streams
 from keylane.server import NatsServer
+from tests.waiter import until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -103,9 +102,7 @@ async def held(connection: Connection, run: Run) -> tuple[int, int]:
 
 async def copied(connection: Connection, run: Run, count: int) -> None:
     """Wait until the queue has had so many messages."""
-    async with asyncio.timeout(30):
-        while (await held(connection, run))[1] < count:  # noqa: ASYNC110 - no event
-            await asyncio.sleep(0.05)
+    await until(lambda: held(connection, run), lambda seen: seen[1] >= count, deadline_s=30)
 
 
 async def end_of(query: StreamingQuery) -> str:

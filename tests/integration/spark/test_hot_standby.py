@@ -18,15 +18,14 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]  # it has no types
 import pytest
 
 from keylane import Connection
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.publish import Outgoing, publish_many
-from keylane.jetstream.streams import StreamConfig
+from keylane.jetstream import Outgoing, StreamConfig, consumers, publish_many, streams
 from keylane.server import NatsServer
 from keylane.spark import register
 from keylane.spark.driver.lease import LeaseRecord
 from keylane.spark.query_records import bucket_of, lease_key
 from tests.peers.java import LIGHT_JAVA
 from tests.peers.store import REPOSITORY
+from tests.waiter import until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,7 +34,7 @@ Unique = Callable[..., str]
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
-LEASE_S = 6.0
+LEASE_S, DEADLINE_S = 6.0, 180.0
 WAITS = "this driver waits and takes over if that one ends"
 TOOK_OVER = "this driver has the lease now"
 
@@ -126,12 +125,6 @@ def written(output: Path) -> list[int]:
     return sorted(found)
 
 
-async def until(fact: Callable[[], object], deadline_s: float = 180.0) -> None:
-    async with asyncio.timeout(deadline_s):
-        while not fact():  # noqa: ASYNC110 - files and other processes send no events
-            await asyncio.sleep(0.1)
-
-
 @pytest.fixture
 async def stream(connection: Connection, unique: Unique) -> AsyncIterator[str]:
     name = unique("ORDERS")
@@ -148,9 +141,7 @@ async def publish(connection: Connection, stream: str, count: int) -> int:
 
 async def released(connection: Connection, query: str) -> None:
     """Wait for the lease to be deleted. One that merely ran out stays there."""
-    async with asyncio.timeout(60):
-        while LeaseRecord.of(await bucket_of(connection).get(lease_key(query))):  # noqa: ASYNC110 - no event
-            await asyncio.sleep(0.05)
+    await until(lambda: bucket_of(connection).get(lease_key(query)), lambda entry: not LeaseRecord.of(entry), 60)
 
 
 async def test_a_standby_follows_a_frozen_and_a_killed_driver_and_every_message_is_written_once(
@@ -167,54 +158,56 @@ async def test_a_standby_follows_a_frozen_and_a_killed_driver_and_every_message_
         "maxOffsetsPerTrigger": "40",
     }
     with driver(tmp_path / "first", plan, options) as first, driver(tmp_path / "second", plan, options) as second:
-        await until(lambda: first.said("ready") and second.said("ready"))
+        await until(lambda: first.said("ready") and second.said("ready"), deadline_s=DEADLINE_S)
         last = await publish(connection, stream, 120)
         first.tell("start")
-        await until(lambda: len(written(output)) >= 40)
+        await until(lambda: len(written(output)) >= 40, deadline_s=DEADLINE_S)
         second.tell("start")
-        await until(lambda: second.logged(WAITS))
-        await until(lambda: written(output) == list(range(1, last + 1)))
+        await until(lambda: second.logged(WAITS), deadline_s=DEADLINE_S)
+        await until(lambda: written(output) == list(range(1, last + 1)), deadline_s=DEADLINE_S)
         assert first.said("ended") == second.said("ended") == 0
 
         # Frozen in the middle of its work, for longer than its lease.
         last = await publish(connection, stream, 200)
-        await until(lambda: len(written(output)) > last - 200)
+        await until(lambda: len(written(output)) > last - 200, deadline_s=DEADLINE_S)
         first.signal(signal.SIGSTOP)
         frozen_at = time.monotonic()
-        await until(lambda: second.logged(TOOK_OVER))
+        await until(lambda: second.logged(TOOK_OVER), deadline_s=DEADLINE_S)
         assert time.monotonic() - frozen_at < LEASE_S + 15
-        await until(lambda: written(output) == list(range(1, last + 1)))
+        await until(lambda: written(output) == list(range(1, last + 1)), deadline_s=DEADLINE_S)
         first.signal(signal.SIGCONT)
-        await until(lambda: first.said("ended"))
+        await until(lambda: first.said("ended"), deadline_s=DEADLINE_S)
         assert second.said("ended") == 0
         assert first.said("does not hold the lease") or first.said("CONCURRENT") or first.said("oncurrent")
 
         # Started again it stands by, until the other one is killed: JVM, Python and all.
         first.tell("start")
-        await until(lambda: first.logged(WAITS))
+        await until(lambda: first.logged(WAITS), deadline_s=DEADLINE_S)
         last = await publish(connection, stream, 200)
-        await until(lambda: len(written(output)) > last - 200)
+        await until(lambda: len(written(output)) > last - 200, deadline_s=DEADLINE_S)
         second.signal(signal.SIGKILL)
         killed_at = time.monotonic()
-        await until(lambda: first.logged(TOOK_OVER))
+        await until(lambda: first.logged(TOOK_OVER), deadline_s=DEADLINE_S)
         assert time.monotonic() - killed_at < LEASE_S + 15
-        await until(lambda: not second.processes(), 30)
-        await until(lambda: written(output) == list(range(1, last + 1)))
+        await until(lambda: not second.processes(), deadline_s=30)
+        await until(lambda: written(output) == list(range(1, last + 1)), deadline_s=DEADLINE_S)
         last = await publish(connection, stream, 50)
-        await until(lambda: written(output) == list(range(1, last + 1)))
+        await until(lambda: written(output) == list(range(1, last + 1)), deadline_s=DEADLINE_S)
         assert first.said("ended") == 1
 
         # Every NATS tool sees how far the query is.
-        async with asyncio.timeout(30):
-            while (await consumers.info(connection, stream, f"spark-{query}")).num_pending:  # noqa: ASYNC110 - no event
-                await asyncio.sleep(0.2)
+        await until(
+            lambda: consumers.info(connection, stream, f"spark-{query}"),
+            lambda seen: not seen.num_pending,
+            deadline_s=30,
+        )
 
         # A query that is stopped gives its lease back.
         first.tell("stop")
-        await until(lambda: first.said("ended") == 2)
+        await until(lambda: first.said("ended") == 2, deadline_s=DEADLINE_S)
         await released(connection, query)
         first.tell("end")
-        await until(lambda: first.said("bye"))
+        await until(lambda: first.said("bye"), deadline_s=DEADLINE_S)
 
 
 async def test_a_driver_whose_jvm_dies_leaves_no_process_that_holds_or_takes_the_lease(
@@ -227,16 +220,16 @@ async def test_a_driver_whose_jvm_dies_leaves_no_process_that_holds_or_takes_the
     options = {"url": nats_server.url, "stream": stream, "queryName": query, "leaseSeconds": "600"}
     await publish(connection, stream, 50)
     with driver(tmp_path / "first", plan, options) as first, driver(tmp_path / "second", plan, options) as second:
-        await until(lambda: first.said("ready") and second.said("ready"))
+        await until(lambda: first.said("ready") and second.said("ready"), deadline_s=DEADLINE_S)
         first.tell("start")
-        await until(lambda: written(tmp_path / "output"))
+        await until(lambda: written(tmp_path / "output"), deadline_s=DEADLINE_S)
         second.tell("start")
-        await until(lambda: second.logged(WAITS))
+        await until(lambda: second.logged(WAITS), deadline_s=DEADLINE_S)
         kill_jvm(second)
-        await until(lambda: not source_runners(second), 30)
+        await until(lambda: not source_runners(second), deadline_s=30)
         assert not second.logged(TOOK_OVER)
         kill_jvm(first)
-        await until(lambda: not source_runners(first), 30)
+        await until(lambda: not source_runners(first), deadline_s=30)
         await released(connection, query)
 
 
@@ -256,7 +249,7 @@ async def test_a_query_that_ended_or_was_stopped_starts_again_at_once(
     running = await asyncio.to_thread(write.trigger(processingTime="100 milliseconds").start)
     try:
         await publish(connection, stream, 10)
-        await until(lambda: any(one["numInputRows"] for one in running.recentProgress))
+        await until(lambda: any(one["numInputRows"] for one in running.recentProgress), deadline_s=DEADLINE_S)
     finally:
         await asyncio.to_thread(running.stop)
     await released(connection, query)

@@ -14,7 +14,7 @@ import pytest
 
 import keylane.spark
 from keylane.errors import InvalidInput
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import Outgoing, publish_many
 from keylane.server import NatsServer
 from keylane.spark import in_key_order
 from keylane.spark.address import Address
@@ -67,7 +67,7 @@ def table(rows: Sequence[tuple[str | None, int]]) -> pa.Table:
     )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def scattered(spark: SparkSession) -> DataFrame:
     """Rows of three keys, in no order, in several tasks."""
     rows = [(f"k{number % 3}", number) for number in range(300)]

@@ -24,11 +24,11 @@ from keylane.journal import Journal
 from keylane.server import NatsServer
 from keylane.spark.address import Address
 from keylane.spark.pipelines import audit
-from tests.integration.jetstream.rig import eventually
 from tests.integration.spark import audit_follower
 from tests.integration.spark import journal_rig as rig
 from tests.integration.spark.planted import faulty, findings_in, told
 from tests.peers.java import LIGHT_JAVA
+from tests.waiter import until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,10 +45,6 @@ async def stream(connection: Connection, unique: Callable[..., str]) -> AsyncIte
         await rig.make_stream(connection, name)
         await rig.make_group(connection, name)
         yield name
-
-
-async def until(good: Callable[[], bool]) -> None:
-    await eventually(lambda: asyncio.sleep(0, good()), lambda seen: seen, DEADLINE_S)
 
 
 # ---- members, one of which keeps no order ---------------------------------------------------------------
@@ -75,11 +71,13 @@ class Work:
         await rig.empty_queue(self.connection, self.stream, self.published, keep=lambda sequence: sequence != self.lost)
 
     async def until_done(self) -> None:
-        await until(lambda: len(self.done) == self.published - 1)
+        await until(lambda: len(self.done) == self.published - 1, deadline_s=DEADLINE_S)
 
     async def handle(self, message: GroupMessage) -> None:
         if message.source_sequence in self.overtaken:
-            await until(lambda: message.source_sequence + KEYS in self.done)  # the next one of its key
+            await until(
+                lambda: message.source_sequence + KEYS in self.done, deadline_s=DEADLINE_S
+            )  # the next one of its key
         self.done.add(message.source_sequence)
 
     @asynccontextmanager
@@ -139,7 +137,7 @@ async def until_new_verdicts(work: Path, process: asyncio.subprocess.Process, ti
             assert process.returncode is None, "the audit ended"
             return verdict_of(work) not in (0, before)
 
-        await until(is_there)
+        await until(is_there, deadline_s=DEADLINE_S)
 
 
 async def test_killed_in_the_midst_and_restarted_it_says_what_a_batch_says(
@@ -223,12 +221,14 @@ async def test_as_a_function_it_follows_until_it_is_told_to_stop(
 
     following = asyncio.create_task(asyncio.to_thread(audit.run, spark, settings, say, stop=stop))
     try:
-        await until(lambda: bool(verdicts) or following.done())
+        await until(lambda: bool(verdicts) or following.done(), deadline_s=DEADLINE_S)
         await rig.publish(connection, stream, past.keys[3_000:])
         await rig.empty_queue(connection, stream, len(past.keys))
         await rig.write(connection, stream, batches[3:])
         seen = len(verdicts)
-        await until(lambda: len(verdicts) > seen + 1 or following.done())  # the second of them began after that
+        await until(
+            lambda: len(verdicts) > seen + 1 or following.done(), deadline_s=DEADLINE_S
+        )  # the second of them began after that
     finally:
         stop.set()
     followed = await following

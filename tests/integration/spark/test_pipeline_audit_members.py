@@ -26,18 +26,16 @@ from chaos.evidence import Handled as Seen
 from keylane import Connection, groups
 from keylane.core.partitions import Partitioning
 from keylane.groups import GroupMessage
-from keylane.jetstream import streams
-from keylane.jetstream.consumers import ConsumerConfig
-from keylane.jetstream.message import Message
+from keylane.jetstream import ConsumerConfig, Message, streams
 from keylane.journal import Journal
 from keylane.server import NatsServer
 from keylane.spark.address import Address
 from keylane.spark.pipelines import audit
 from keylane.testing import Effect, judge
-from tests.integration.jetstream.rig import eventually
 from tests.integration.journal.rig import Handled, Instance, Spot
 from tests.integration.spark import journal_rig as rig
 from tests.peers.java import LIGHT_JAVA
+from tests.waiter import until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,7 +64,7 @@ class Ground:
         return any(one.sequence == sequence and one.by == by for one in self.done)
 
     async def until(self, good: Callable[[], bool], deadline_s: float = 90.0) -> None:
-        await eventually(lambda: asyncio.sleep(0, good()), lambda seen: seen, deadline_s)
+        await until(good, deadline_s=deadline_s)
 
 
 async def test_faults_of_real_members_are_found_as_the_judge_of_evidence_finds_them(
@@ -185,7 +183,7 @@ async def test_a_static_group_has_its_pending_messages_above_the_ack_floor(
 
     async with Journal(connection, stream=stream) as journal:
         member = await groups.join(connection, stream, rig.GROUP, "alice", handler, journal=journal)
-        await eventually(lambda: asyncio.sleep(0, len(done)), lambda count: count == 100, 30.0)
+        await until(lambda: asyncio.sleep(0, len(done)), lambda count: count == 100, 30.0)
         await member.stop()
     await rig.publish(connection, stream, [f"k{number % 5}" for number in range(10)])
     settings = audit.Settings(

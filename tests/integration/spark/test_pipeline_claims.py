@@ -25,7 +25,7 @@ from keylane.core.claim_records import (
     decode,
     encode,
 )
-from keylane.core.claims import World
+from keylane.core.world import World
 from keylane.errors import CoordinationLogError, InvalidInput, UnsafeLog
 from keylane.jetstream import streams
 from keylane.marshal.jetstream_log import open_jetstream_log, subject_of

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from keylane.errors import ApiError, InvalidInput, NotFound, PermissionDenied, ReadIncomplete
-from keylane.jetstream import consumers
-from keylane.jetstream.publish import Outgoing
+from keylane.jetstream import Outgoing, consumers
 from keylane.server import NatsServer
 from keylane.spark.executor import split_reader
 from keylane.spark.executor.split_reader import read_split
 from keylane.spark.tasks import ReadMethod, Split
 from tests.integration.spark.splits import WAYS, Ground, ground_at, sequences_of
+from tests.waiter import wait_until
 
 pytestmark = pytest.mark.spark
 both_ways = pytest.mark.parametrize("way", WAYS)
@@ -59,13 +59,6 @@ def first_batch(split: Split) -> tuple[list[int], Iterator[list[int]]]:
     return next(batches), batches
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 DENIED = """
 authorization { users: [ { user: some, password: pw, permissions: { publish: { deny: [
     "$JS.API.CONSUMER.MSG.NEXT.>", "$JS.API.DIRECT.GET.>"
@@ -103,7 +96,7 @@ def test_a_server_that_restarts_in_the_middle(server: NatsServer, ground: Ground
         server.kill()
     server.restart()
     assert begun + [sequence for batch in rest for sequence in batch] == list(range(1, 2001))
-    wait_until(lambda: ground.consumers() == [], 15)
+    wait_until(lambda: ground.consumers() == [], deadline_s=15)
 
 
 @pytest.mark.usefixtures("small_batches")
@@ -137,7 +130,7 @@ def test_a_reader_that_stops_early_leaves_nothing_behind(server: NatsServer, gro
     next(rows)
     assert len(ground.consumers()) == (1 if way == "consumer" else 0)
     rows.close()  # type: ignore[attr-defined]  # Spark closes the generator in the same way
-    wait_until(lambda: ground.consumers() == [], 15)
+    wait_until(lambda: ground.consumers() == [], deadline_s=15)
     wait_until(lambda: open_subscriptions(server) == before)
 
 
@@ -145,7 +138,7 @@ def test_a_reader_that_stops_early_leaves_nothing_behind(server: NatsServer, gro
 def test_a_reader_that_is_done_leaves_nothing_behind(ground: Ground, way: ReadMethod) -> None:
     fill(ground, 100)
     assert len(sequences_of(ground.split(way))) == 100
-    wait_until(lambda: ground.consumers() == [], 15)
+    wait_until(lambda: ground.consumers() == [], deadline_s=15)
 
 
 @both_ways

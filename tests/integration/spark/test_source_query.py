@@ -27,8 +27,7 @@ from keylane.errors import (
     QueryFenced,
     ServerUnreachable,
 )
-from keylane.jetstream import streams
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import Outgoing, publish_many, streams
 from keylane.server import NatsServer
 from keylane.spark import retry, stream_state
 from keylane.spark.address import Address
@@ -38,13 +37,13 @@ from keylane.spark.driver.lease import LeaseRecord
 from keylane.spark.driver.query import Query
 from keylane.spark.driver.source_stream import SourceStream
 from keylane.spark.executor.split_reader import read_watched
+from keylane.spark.options import read_options
 from keylane.spark.query_records import bucket_of, lease_key
-from keylane.spark.read_options import read_options
 from keylane.spark.stream_state import StreamSnapshot
 from keylane.spark.sync_connection import shared_connection
 from keylane.spark.tasks import Split
-from tests.integration.jetstream.rig import eventually
 from tests.peers.store import REPOSITORY
+from tests.waiter import until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(120)]
 
@@ -249,9 +248,7 @@ async def filled(rig: Rig, count: int, *, upto: int) -> None:
     """Messages in the stream, and copied to the queue of the group, whose last sequence is `upto` then."""
     await rig.publish(count)
     queue = groups.queue_stream(rig.name, "g")
-    async with asyncio.timeout(20):
-        while (await streams.state(rig.connection, queue)).last_sequence < upto:  # noqa: ASYNC110 - no event
-            await asyncio.sleep(0.02)
+    await until(lambda: streams.state(rig.connection, queue), lambda seen: seen.last_sequence >= upto, deadline_s=20)
 
 
 def keys_of(one: Query) -> list[tuple[str, int]]:
@@ -542,7 +539,7 @@ async def test_what_a_user_must_be_allowed_is_in_the_guide(unique: Unique, monke
             await groups.create_static(connection, plain.name, "g", max_members=2, members=["a"])
             await groups.create_elastic(connection, plain.name, "e", max_members=2)
             copied = groups.queue_stream(plain.name, "e")
-            await eventually(lambda: streams.state(connection, copied), lambda state: state.messages == 10)
+            await until(lambda: streams.state(connection, copied), lambda state: state.messages == 10)
             monkeypatch.setenv("NATS_USER", "reader")
             monkeypatch.setenv("NATS_PASSWORD", "reader")
             try:

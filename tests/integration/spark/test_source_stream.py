@@ -20,6 +20,7 @@ from keylane.jetstream import consumers
 from keylane.server import NatsServer
 from keylane.spark.driver.lease import Lease
 from tests.integration.spark.source_rig import Ground, ground, numbers
+from tests.waiter import until, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,13 +37,12 @@ def here(nats_server: NatsServer, spark: SparkSession) -> Iterator[Ground]:
         yield made
 
 
-def wait_for(what: Callable[[], object], query: StreamingQuery | None = None, seconds: float = 150) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        if query is not None and query.exception() is not None:
-            raise AssertionError(f"the query ended: {query.exception()}")
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
+def wait_for(what: Callable[[], object], query: StreamingQuery | None = None) -> None:
+    def look() -> object:
+        assert query is None or query.exception() is None, f"the query ended: {query.exception()}"
+        return what()
+
+    wait_until(look, deadline_s=150)
 
 
 def at(query: StreamingQuery) -> int:
@@ -191,9 +191,12 @@ def test_an_idle_query_hardly_asks_the_server(here: Ground, unique: Unique, tmp_
         wait_for(lambda: at(query) == 20, query)
 
         async def calls(connection: keylane.Connection) -> tuple[int, float]:
-            async with asyncio.timeout(60):  # what follows the last batch is over when its lag is told
-                while (await consumers.info(connection, name, f"spark-{named}")).num_pending:  # noqa: ASYNC110 - no event
-                    await asyncio.sleep(0.1)
+            # what follows the last batch is over when its lag is told
+            await until(
+                lambda: consumers.info(connection, name, f"spark-{named}"),
+                lambda seen: not seen.num_pending,
+                deadline_s=60,
+            )
             heard = []
 
             async def hear(message: object) -> None:

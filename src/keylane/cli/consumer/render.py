@@ -12,11 +12,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from keylane.cli.command import pin_of
 from keylane.cli.consumer.json import policy_of
+from keylane.cli.display import facts_panel
 from keylane.cli.formatting import age
-from keylane.cli.panels import facts_panel
-from keylane.cli.pins import pin_of
-from keylane.jetstream.consumers import ConsumerInfo, PriorityGroupState
+from keylane.jetstream import ConsumerInfo, PriorityGroupState
 
 NOBODY = "nobody"
 

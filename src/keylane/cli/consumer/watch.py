@@ -14,24 +14,17 @@ from datetime import UTC, datetime
 from rich.console import RenderableType
 from rich.text import Text
 
-from keylane.cli.connection_options import ConnectionOptions
+from keylane.cli.command import ConnectionOptions, pin_of, with_existing_names
 from keylane.cli.consumer.json import consumer_object
 from keylane.cli.consumer.render import consumer_line, consumer_table
-from keylane.cli.errors import with_existing_names
+from keylane.cli.display import Display, WatchEvent
 from keylane.cli.formatting import clock
-from keylane.cli.live_display import Display, WatchEvent
-from keylane.cli.pins import pin_of
 from keylane.errors import KeylaneError, NotFound
-from keylane.jetstream import consumers
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.consumers import ConsumerInfo
+from keylane.jetstream import Connection, ConsumerInfo, consumers
 from keylane.priority import Pinned, Unpinned, advisories
 
 POLL_INTERVAL_S = 0.5
-_REASONS = {
-    "admin": "an admin or its own client asked for it",
-    "timeout": "its client did not pull in time",
-}
+_REASONS = {"admin": "an admin or its own client asked for it", "timeout": "its client did not pull in time"}
 
 
 @dataclass(slots=True)

@@ -10,32 +10,34 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from keylane.cli.command import (
+    ConnectionOptions,
     ForceOption,
     GroupArgument,
     JsonEventsOption,
     JsonOption,
     StreamArgument,
     command,
+    confirm,
     connected,
+    next_pin,
+    pin_of,
     print_answer,
 )
-from keylane.cli.connection_options import ConnectionOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from keylane.cli.groups.snapshot import GroupSnapshot
     from keylane.errors import NotAMember
-    from keylane.groups.store import Kind
-    from keylane.jetstream.connection import Connection
+    from keylane.groups.config import Kind
+    from keylane.jetstream import Connection
 
 MemberArgument = Annotated[str, typer.Argument(metavar="MEMBER", help="The member's name.")]
 MaxMembers = Annotated[
     int, typer.Argument(metavar="MAX_MEMBERS", min=1, help="The number of partitions: no more members can work.")
 ]
 Mappings = Annotated[
-    list[str],
-    typer.Argument(metavar="MAPPING...", help="A member and its partitions, such as worker-1:0-3,8."),
+    list[str], typer.Argument(metavar="MAPPING...", help="A member and its partitions, such as worker-1:0-3,8.")
 ]
 FilterOption = Annotated[
     list[str] | None,
@@ -62,9 +64,7 @@ def group_options(
     max_partitions: Annotated[
         int | None,
         typer.Option(
-            metavar="N",
-            min=1,
-            help="Allow groups of up to N partitions. Else KEYLANE_MAX_PARTITIONS, else 16384.",
+            metavar="N", min=1, help="Allow groups of up to N partitions. Else KEYLANE_MAX_PARTITIONS, else 16384."
         ),
     ] = None,
 ) -> None:
@@ -77,7 +77,6 @@ def group_options(
 
 def confirm_stop_of_go_members(group: str, filters: int, *, yes: bool, may_ask: bool = True) -> None:
     """Ask before a group with several filters gets its first mapping, which stops its members in Go."""
-    from keylane.cli.confirmation import confirm
     from keylane.errors import InvalidInput
 
     if yes or filters < 2:
@@ -111,13 +110,12 @@ def _add_read_commands(app: typer.Typer, kind: Kind) -> None:
     @command(app, "ls", "list")
     def ls(stream: StreamArgument, as_json: JsonOption = False, *, link: ConnectionOptions) -> None:
         """List the groups of a stream."""
-        from keylane.cli.groups.json import list_object
-        from keylane.cli.groups.snapshot import groups_of
+        from keylane.cli.groups.snapshot import groups_of, list_object
 
         found = connected(link, lambda connection: groups_of(connection, kind, stream))
         if found and not as_json:
+            from keylane.cli.display import console
             from keylane.cli.groups.render import group_table
-            from keylane.cli.panels import console
 
             console().print(group_table(found))
             return
@@ -137,14 +135,14 @@ def _add_read_commands(app: typer.Typer, kind: Kind) -> None:
         """
         from datetime import UTC, datetime
 
-        from keylane.cli.groups.json import group_object
+        from keylane.cli.groups.snapshot import group_object
 
         snapshot = _snapshot(kind, stream, group, link)
         if as_json:
             print_answer(as_json, group_object(snapshot), "")
         else:
+            from keylane.cli.display import console
             from keylane.cli.groups.render import render_group
-            from keylane.cli.panels import console
 
             screen = console()
             screen.print(render_group(snapshot, datetime.now(UTC), width=screen.width))
@@ -161,7 +159,7 @@ def _add_read_commands(app: typer.Typer, kind: Kind) -> None:
         """Show one member and its consumer."""
         from datetime import UTC, datetime
 
-        from keylane.cli.groups.json import member_object
+        from keylane.cli.groups.snapshot import member_object
 
         snapshot = _snapshot(kind, stream, group, link)
         one = next((one for one in snapshot.members if one.member == member), None)
@@ -170,8 +168,8 @@ def _add_read_commands(app: typer.Typer, kind: Kind) -> None:
         if as_json:
             print_answer(as_json, {"stream": stream, "group": group, "kind": kind, **member_object(one)}, "")
         else:
+            from keylane.cli.display import console
             from keylane.cli.groups.render import member_panel
-            from keylane.cli.panels import console
 
             console().print(member_panel(snapshot, one, datetime.now(UTC)))
 
@@ -190,7 +188,6 @@ def _add_write_commands(app: typer.Typer, kind: Kind) -> None:
 
         Its members end, and where they were is forgotten. A group whose record cannot be read goes with --force.
         """
-        from keylane.cli.confirmation import confirm
         from keylane.errors import BrokenGroupRecord
 
         if not force:
@@ -328,7 +325,6 @@ async def _step_down(
     """The id that was pinned, and the id that is pinned within a second."""
     from keylane import groups, priority
     from keylane.cli.groups.snapshot import config_of
-    from keylane.cli.pins import next_pin, pin_of
     from keylane.errors import GroupError
 
     await config_of(connection, kind, stream, group)

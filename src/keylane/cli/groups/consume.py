@@ -13,15 +13,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from keylane import groups
-from keylane.cli.connection_options import ConnectionOptions
-from keylane.cli.event_lines import STOPPING, EventLines, stop_on_signals
+from keylane.cli.command import ConnectionOptions
+from keylane.cli.event_lines import EventLines, wait_for_end
 from keylane.cli.formatting import excerpt, payload_fields, printable
 from keylane.cli.groups.snapshot import config_of
 from keylane.core.member_state import in_words
 from keylane.core.plans import ranges
+from keylane.groups.config import Kind
 from keylane.groups.member import Order
-from keylane.groups.store import Kind
-from keylane.jetstream.consumers import ConsumerConfig
+from keylane.jetstream import ConsumerConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,25 +98,9 @@ async def consume(options: GroupConsumeOptions, link: ConnectionOptions, *, as_j
                 hooks=_hooks(lines, options, config),
                 kind=options.kind,
             )
-            with stop_on_signals(lines.stop):
-                await _wait_for_end(member, lines)
+            await wait_for_end(lines, member.wait(), member.stop)
     if lines.failure is not None:
         raise lines.failure
-
-
-async def _wait_for_end(member: groups.Member, lines: _MemberLines) -> None:
-    # Not in a task group: whichever ends first decides how the other one ends.
-    ended = asyncio.create_task(member.wait())
-    stopped = asyncio.create_task(lines.stop.wait())
-    try:
-        await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if not ended.done():
-            lines.write("stopping", STOPPING)
-            await member.stop()
-        await ended
-    finally:
-        stopped.cancel()
-        ended.cancel()
 
 
 def _hooks(

@@ -10,8 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from keylane.cli.command import ForceOption, GroupArgument, JsonOption, StreamArgument, command, connected, print_answer
-from keylane.cli.connection_options import ConnectionOptions
+from keylane.cli.command import (
+    ConnectionOptions,
+    ForceOption,
+    GroupArgument,
+    JsonOption,
+    StreamArgument,
+    command,
+    confirm,
+    connected,
+    family,
+    naming_the_stream,
+    print_answer,
+)
 from keylane.cli.groups.commands import (
     DialectOption,
     Mappings,
@@ -28,15 +39,9 @@ if TYPE_CHECKING:
 
     from keylane.core.plans import Plan
     from keylane.groups import ElasticConfig
-    from keylane.jetstream.connection import Connection
+    from keylane.jetstream import Connection
 
-app = typer.Typer(
-    help="Elastic groups: on any stream; members are added and dropped while it runs.",
-    callback=group_options,
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
+app = family("Elastic groups: on any stream; members are added and dropped while it runs.", group_options)
 add_shared_commands(app, "elastic")
 
 _PlanOption = Annotated[
@@ -86,9 +91,8 @@ def create(
     pauses the copying for about two seconds.
     """
     from keylane import groups
-    from keylane.cli.errors import naming_the_stream
     from keylane.cli.groups.arguments import ask_for_partitioning, parse_partitioning
-    from keylane.cli.groups.json import config_object
+    from keylane.cli.groups.snapshot import config_object
     from keylane.errors import InvalidInput
 
     if words and filters:
@@ -144,10 +148,11 @@ def add(
         _check_plan_word(group, plan, before)
         return await groups.add_members(connection, stream, group, newcomers, plan=plan, stop_go_members=True)
 
-    before, after = connected(link, lambda connection: _changed(connection, stream, group, change))
-    known = [name for name in newcomers if before.has_member(name)]
-    notes = [f"{', '.join(known)} was in the group already"] if known else []
-    _show_change((stream, group), before, after, as_json=as_json, notes=notes)
+    def notes(before: ElasticConfig) -> list[str]:
+        known = [name for name in newcomers if before.has_member(name)]
+        return [f"{', '.join(known)} was in the group already"] if known else []
+
+    _apply(link, stream, group, change, as_json=as_json, notes=notes)
 
 
 @command(app, "drop")
@@ -172,8 +177,7 @@ def drop(
         _check_plan_word(group, plan, before)
         return await groups.drop_members(connection, stream, group, members, plan=plan, stop_go_members=True)
 
-    before, after = connected(link, lambda connection: _changed(connection, stream, group, change))
-    _show_change((stream, group), before, after, as_json=as_json)
+    _apply(link, stream, group, change, as_json=as_json)
 
 
 @command(app, "create-mapping", "createmapping", "cm")
@@ -199,8 +203,7 @@ def create_mapping(
     async def change(connection: Connection, _: ElasticConfig) -> ElasticConfig:
         return await groups.set_mapping(connection, stream, group, plan, stop_go_members=True)
 
-    before, after = connected(link, lambda connection: _changed(connection, stream, group, change))
-    _show_change((stream, group), before, after, as_json=as_json)
+    _apply(link, stream, group, change, as_json=as_json)
 
 
 @command(app, "delete-mapping", "deletemapping", "dm")
@@ -217,7 +220,6 @@ def delete_mapping(
     Nobody owns a partition then, until members are added or another mapping is set.
     """
     from keylane import groups
-    from keylane.cli.confirmation import confirm
     from keylane.errors import GroupError
 
     now = connected(link, lambda connection: _config(connection, stream, group))
@@ -232,8 +234,7 @@ def delete_mapping(
     async def change(connection: Connection, _: ElasticConfig) -> ElasticConfig:
         return await groups.delete_mapping(connection, stream, group)
 
-    before, after = connected(link, lambda connection: _changed(connection, stream, group, change))
-    _show_change((stream, group), before, after, as_json=as_json)
+    _apply(link, stream, group, change, as_json=as_json)
 
 
 # ---- plan ------------------------------------------------------------------------------------------
@@ -257,10 +258,9 @@ def plan(
     Compares the balanced plan, which every language computes by itself, with the sticky one, which moves the fewest
     partitions. Without --add and --drop it shows what a new plan for the same members would move.
     """
-    from keylane.cli.groups.json import moves_object, plan_object
+    from keylane.cli.groups.snapshot import moves_object, plan_object
     from keylane.core.names import check_member_name
-    from keylane.groups.admin import planned
-    from keylane.groups.plan_file import write_plan_file
+    from keylane.groups.admin import planned, write_plan_file
 
     added, dropped = [check_member_name(name) for name in add or ()], drop or []
     config = connected(link, lambda connection: _config(connection, stream, group))
@@ -284,8 +284,8 @@ def plan(
         }
         print_answer(as_json, answer | {name: moves_object(now, then) for name, then in plans.items()}, "")
         return
+    from keylane.cli.display import console
     from keylane.cli.groups.render import moves_line, plan_table
-    from keylane.cli.panels import console
 
     for name, then in plans.items():
         typer.echo(moves_line(name, now, then, config.max_members))
@@ -319,12 +319,11 @@ def apply_plan(
     """
     import sys
 
-    from keylane.cli.confirmation import confirm
+    from keylane.cli.display import console
     from keylane.cli.groups.render import plan_table
-    from keylane.cli.panels import console
     from keylane.core.plans import check_plan
     from keylane.errors import InvalidInput
-    from keylane.groups.plan_file import read_plan_file
+    from keylane.groups.admin import read_plan_file
 
     if str(file) == "-" and not force:
         raise InvalidInput("the plan comes from standard input, so nobody can be asked: give --force, or a file")
@@ -387,14 +386,23 @@ async def _config(connection: Connection, stream: str, group: str) -> ElasticCon
     return config
 
 
-async def _changed(
-    connection: Connection,
+def _apply(
+    link: ConnectionOptions,
     stream: str,
     group: str,
     change: Callable[[Connection, ElasticConfig], Awaitable[ElasticConfig]],
-) -> tuple[ElasticConfig, ElasticConfig]:
-    before = await _config(connection, stream, group)
-    return before, await change(connection, before)
+    *,
+    as_json: bool,
+    notes: Callable[[ElasticConfig], Sequence[str]] = lambda _: (),
+) -> None:
+    """Change the group and show what moves. `notes`: what else to say, from the configuration before."""
+
+    async def work(connection: Connection) -> tuple[ElasticConfig, ElasticConfig]:
+        before = await _config(connection, stream, group)
+        return before, await change(connection, before)
+
+    before, after = connected(link, work)
+    _show_change((stream, group), before, after, as_json=as_json, notes=notes(before))
 
 
 async def _replace_plan(
@@ -433,8 +441,7 @@ def _check_plan_word(group: str, plan: str, config: ElasticConfig) -> None:
 def _show_change(
     where: tuple[str, str], before: ElasticConfig, after: ElasticConfig, *, as_json: bool, notes: Sequence[str] = ()
 ) -> None:
-    from keylane.cli.groups.json import config_object, moves_object
-    from keylane.cli.groups.snapshot import unowned_partitions
+    from keylane.cli.groups.snapshot import config_object, moves_object, unowned_partitions
     from keylane.core.plans import ranges
 
     moved = moves_object(before.plan, after.plan)
@@ -442,8 +449,8 @@ def _show_change(
         answer = config_object(*where, after)
         print_answer(as_json, answer | {"moves": moved["moves"], "moved": moved["moved"], "notes": list(notes)}, "")
         return
+    from keylane.cli.display import console
     from keylane.cli.groups.render import moves_line, plan_table
-    from keylane.cli.panels import console
 
     for note in notes:
         typer.echo(note)

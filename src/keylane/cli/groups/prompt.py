@@ -19,11 +19,11 @@ from typing import Any
 
 import typer
 
-from keylane.cli.connection_options import ConnectionOptions
+from keylane.cli.command import ConnectionOptions
 from keylane.cli.groups.snapshot import config_of
 from keylane.errors import KeylaneError
 from keylane.groups import list_groups
-from keylane.groups.store import Kind
+from keylane.groups.config import Kind
 from keylane.jetstream import streams
 
 try:

@@ -15,11 +15,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from keylane.cli.command import pin_of
 from keylane.cli.consumer.render import NOBODY
+from keylane.cli.display import facts_panel
 from keylane.cli.formatting import age
-from keylane.cli.groups.snapshot import GroupSnapshot, MemberSnapshot, kind_of
-from keylane.cli.panels import facts_panel
-from keylane.cli.pins import pin_of
+from keylane.cli.groups.snapshot import GroupSnapshot, MemberSnapshot
 from keylane.core.plans import Plan, ranges
 from keylane.errors import BrokenGroupRecord
 from keylane.groups import ElasticConfig, StaticConfig
@@ -111,10 +111,7 @@ def _group_facts(snapshot: GroupSnapshot) -> list[tuple[str, Text | str]]:
     how = "mapped to" if config.mappings is not None else "balanced over"
     count = len(config.plan.members)
     facts: list[tuple[str, Text | str]] = [
-        (
-            kind_of(config),
-            f"{config.max_members:,} partitions, {how} {count:,} member{'' if count == 1 else 's'}",
-        ),
+        (config.kind, f"{config.max_members:,} partitions, {how} {count:,} member{'' if count == 1 else 's'}"),
         ("filters", "\n".join(_filters(config))),
     ]
     if config.dialect != "present":

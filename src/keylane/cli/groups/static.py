@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from keylane.cli.command import GroupArgument, JsonOption, StreamArgument, command, connected, print_answer
-from keylane.cli.connection_options import ConnectionOptions
+from keylane.cli.command import (
+    ConnectionOptions,
+    GroupArgument,
+    JsonOption,
+    StreamArgument,
+    command,
+    connected,
+    family,
+    naming_the_stream,
+    print_answer,
+)
 from keylane.cli.groups.commands import (
     DialectOption,
     FilterOption,
@@ -22,16 +31,10 @@ from keylane.cli.groups.commands import (
 
 if TYPE_CHECKING:
     from keylane.groups import StaticConfig
-    from keylane.jetstream.connection import Connection
+    from keylane.jetstream import Connection
 
-app = typer.Typer(
-    help="Static groups: on a stream that carries partition numbers; their members never change.",
-    callback=group_options,
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
-_create = typer.Typer(help="Create a static group.", no_args_is_help=True, rich_markup_mode=None)
+app = family("Static groups: on a stream that carries partition numbers; their members never change.", group_options)
+_create = family("Create a static group.")
 app.add_typer(_create, name="create")
 add_shared_commands(app, "static")
 
@@ -74,12 +77,7 @@ def mapped(
     _reject_filter([one for one in mappings if ":" not in one], "MAPPING...")
     plan = dict(parse_mappings(mappings).shares)
     confirm_stop_of_go_members(group, len(filters or ()), yes=stop_go_members)
-    options: dict[str, Any] = {
-        "filters": filters or [],
-        "mappings": plan,
-        "dialect": dialect,
-        "stop_go_members": True,
-    }
+    options: dict[str, Any] = {"filters": filters or [], "mappings": plan, "dialect": dialect, "stop_go_members": True}
     create = partial(_create_group, stream, group, max_members=max_members, **options)
     _show(stream, group, connected(link, create), as_json=as_json)
 
@@ -98,7 +96,6 @@ def _reject_filter(words: list[str], argument: str) -> None:
 
 async def _create_group(stream: str, group: str, connection: Connection, **options: Any) -> StaticConfig:
     from keylane import groups
-    from keylane.cli.errors import naming_the_stream
 
     if (members := options.get("members")) and not options["filters"]:
         await _warn_about_filter(connection, stream, members[0])
@@ -108,7 +105,6 @@ async def _create_group(stream: str, group: str, connection: Connection, **optio
 
 async def _warn_about_filter(connection: Connection, stream: str, first: str) -> None:
     """Warn if the first member's name is also a subject of the stream, and so probably a filter."""
-    from keylane.cli.errors import naming_the_stream
     from keylane.groups.stream_subjects import stored_subjects
     from keylane.jetstream import streams
 
@@ -122,7 +118,7 @@ async def _warn_about_filter(connection: Connection, stream: str, first: str) ->
 
 
 def _show(stream: str, group: str, config: StaticConfig, *, as_json: bool) -> None:
-    from keylane.cli.groups.json import config_object
+    from keylane.cli.groups.snapshot import config_object
 
     text = f"created static group {group!r} of stream {stream!r}: {config.max_members:,} partitions, "
     print_answer(as_json, config_object(stream, group, config), text + f"members {', '.join(config.plan.members)}")

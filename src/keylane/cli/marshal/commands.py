@@ -6,57 +6,77 @@ The log is opened by `log_access`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from keylane.cli.command import JsonChangesOption, JsonEventsOption, JsonOption, command, print_answer, run_until_signal
-from keylane.cli.connection_options import ConnectionOptions
+from keylane.cli.command import (
+    ConnectionOptions,
+    JsonChangesOption,
+    JsonEventsOption,
+    JsonOption,
+    command,
+    family,
+    print_answer,
+    run_until_signal,
+)
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from keylane.cli.marshal.log_access import LogOptions, OpenLog
+    from keylane.cli.marshal.log_access import OpenLog
     from keylane.core.claim_facts import Claim, Key
-    from keylane.core.claims import World
+    from keylane.core.world import World
 
-app = typer.Typer(
-    help="Consumers coordinated by nothing but a log.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
+app = family("Consumers coordinated by nothing but a log.")
 
-_Log = Annotated[
-    str | None,
-    typer.Option("--log", metavar="NAME", help="The coordination log. Default: marshal, on Kafka __marshal."),
-]
-_Kafka = Annotated[
-    str | None,
-    typer.Option("--kafka", metavar="BROKERS", help="The log and the topics are in Kafka, here: host:port,host:port."),
-]
-_KafkaConfig = Annotated[
-    Path | None,
-    typer.Option("--kafka-config", metavar="FILE", help="A file of Kafka client properties: security, login, brokers."),
-]
-_Interval = Annotated[
-    float | None,
-    typer.Option(
-        "--interval",
-        metavar="SECONDS",
-        min=0.1,
-        help="The heartbeat interval of everybody on the log. Default: what the stream says; on Kafka 10.",
-    ),
-]
 _Force = Annotated[bool, typer.Option("--force", help="Also if the log has no record of such a group.")]
-_Placing = Annotated[
-    Literal["topic_partition", "topic"],
-    typer.Option("--placing", help="What is hashed to find a log partition. topic: as the Go library does."),
-]
 _Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
 _OnlyGroup = Annotated[str | None, typer.Option("--group", metavar="NAME", help="Only this group.")]
 _OnlyTopic = Annotated[str | None, typer.Option("--topic", metavar="NAME", help="Only this topic.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogOptions:
+    """Which log, as given on the command line. Each field is one option."""
+
+    log: Annotated[
+        str | None,
+        typer.Option("--log", metavar="NAME", help="The coordination log. Default: marshal, on Kafka __marshal."),
+    ] = None
+    kafka: Annotated[
+        str | None,
+        typer.Option(
+            "--kafka", metavar="BROKERS", help="The log and the topics are in Kafka, here: host:port,host:port."
+        ),
+    ] = None
+    kafka_config: Annotated[
+        Path | None,
+        typer.Option(
+            "--kafka-config", metavar="FILE", help="A file of Kafka client properties: security, login, brokers."
+        ),
+    ] = None
+    interval: Annotated[
+        float | None,
+        typer.Option(
+            "--interval",
+            metavar="SECONDS",
+            min=0.1,
+            help="The heartbeat interval of everybody on the log. Default: what the stream says; on Kafka 10.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedLogOptions(LogOptions):
+    """Which log, and where its records are."""
+
+    placing: Annotated[
+        Literal["topic_partition", "topic"],
+        typer.Option("--placing", help="What is hashed to find a log partition. topic: as the Go library does."),
+    ] = "topic_partition"
 
 
 @command(app, "world")
@@ -69,18 +89,13 @@ def world(
         typer.Option("--at", metavar="TIME", help="As it was then: an ISO time, or how long ago, such as 10m or 2h."),
     ] = None,
     lag: Annotated[bool, typer.Option("--lag", help="Also count the messages that wait.")] = False,
-    log: _Log = None,
-    kafka: _Kafka = None,
-    kafka_config: _KafkaConfig = None,
-    interval: _Interval = None,
-    placing: _Placing = "topic_partition",
+    log: PlacedLogOptions,
     as_json: JsonOption = False,
     link: ConnectionOptions,
 ) -> None:
     """Show who owns what, now or at an earlier time."""
-    from keylane.cli.marshal.json import select_claims, world_object
+    from keylane.cli.marshal.render import select_claims, world_object
 
-    options = _log_options(link, kafka, kafka_config, log, interval, placing)
     when = None if at is None else _time_of(at)
 
     async def show(opened: OpenLog) -> None:
@@ -93,8 +108,8 @@ def world(
             answer = world_object(seen, claims, pauses, at_ms=at_ms, lags=lags if lag else None)
             print_answer(True, answer, "")
             return
+        from keylane.cli.display import console
         from keylane.cli.marshal.render import claim_table
-        from keylane.cli.panels import console
 
         if claims:
             console().print(claim_table(seen, claims, at_ms=at_ms, lags=lags if lag else None))
@@ -106,7 +121,7 @@ def world(
             typer.echo(f"lag unknown: {problem}", err=True)
         _warn(seen, [pause.group for pause in pauses])
 
-    _with_log(options, show)
+    _with_log(log, link, show)
 
 
 @command(app, "watch")
@@ -114,11 +129,7 @@ def watch(
     *,
     group: _OnlyGroup = None,
     topic: _OnlyTopic = None,
-    log: _Log = None,
-    kafka: _Kafka = None,
-    kafka_config: _KafkaConfig = None,
-    interval: _Interval = None,
-    placing: _Placing = "topic_partition",
+    log: PlacedLogOptions,
     as_json: JsonChangesOption = False,
     link: ConnectionOptions,
 ) -> None:
@@ -126,13 +137,11 @@ def watch(
 
     On a terminal a table with a log of changes; in a pipe one line for each change.
     """
-    from keylane.cli.live_display import open_display
+    from keylane.cli.display import open_display
     from keylane.cli.marshal.watch import MarshalWatch
 
     with open_display(as_json=as_json) as display:
-        _with_log(
-            _log_options(link, kafka, kafka_config, log, interval, placing), MarshalWatch(group, topic, display).run
-        )
+        _with_log(log, link, MarshalWatch(group, topic, display).run)
 
 
 @command(app, "release-group")
@@ -143,10 +152,7 @@ def release_group(
     ],
     *,
     force: _Force = False,
-    log: _Log = None,
-    kafka: _Kafka = None,
-    kafka_config: _KafkaConfig = None,
-    interval: _Interval = None,
+    log: LogOptions,
     as_json: JsonOption = False,
     link: ConnectionOptions,
 ) -> None:
@@ -157,7 +163,7 @@ def release_group(
         await _check_group(opened, group, force=force)
         await opened.admin.release_group(group, when)
 
-    _with_log(_log_options(link, kafka, kafka_config, log, interval), pause)
+    _with_log(log, link, pause)
     print_answer(
         as_json, {"group": group, "until": when.isoformat()}, f"group {group!r} is paused until {when.isoformat()}"
     )
@@ -165,15 +171,7 @@ def release_group(
 
 @command(app, "resume")
 def resume(
-    group: _Group,
-    *,
-    force: _Force = False,
-    log: _Log = None,
-    kafka: _Kafka = None,
-    kafka_config: _KafkaConfig = None,
-    interval: _Interval = None,
-    as_json: JsonOption = False,
-    link: ConnectionOptions,
+    group: _Group, *, force: _Force = False, log: LogOptions, as_json: JsonOption = False, link: ConnectionOptions
 ) -> None:
     """End a pause now."""
 
@@ -181,7 +179,7 @@ def resume(
         await _check_group(opened, group, force=force)
         await opened.admin.resume(group)
 
-    _with_log(_log_options(link, kafka, kafka_config, log, interval), end_pause)
+    _with_log(log, link, end_pause)
     print_answer(as_json, {"group": group}, f"group {group!r} may claim again")
 
 
@@ -203,11 +201,7 @@ def consume(
         bool,
         typer.Option("--rebalance/--no-rebalance", help="Share evenly: ask those with more, give to those with less."),
     ] = True,
-    log: _Log = None,
-    kafka: _Kafka = None,
-    kafka_config: _KafkaConfig = None,
-    interval: _Interval = None,
-    placing: _Placing = "topic_partition",
+    log: PlacedLogOptions,
     as_json: JsonEventsOption = False,
     link: ConnectionOptions,
 ) -> None:
@@ -228,40 +222,16 @@ def consume(
         release_when_behind=release_when_behind,
         rebalance=rebalance,
     )
-    options = _log_options(link, kafka, kafka_config, log, interval, placing, may_create=True)
-    run_consumer(consume_messages(how, options, as_json=as_json))
+    run_consumer(consume_messages(how, log, link, as_json=as_json))
 
 
-def _log_options(  # noqa: PLR0917 - the options of all commands, in their order
-    link: ConnectionOptions,
-    kafka: str | None,
-    kafka_config: Path | None,
-    log: str | None,
-    interval: float | None,
-    placing: Literal["topic_partition", "topic"] = "topic_partition",
-    *,
-    may_create: bool = False,
-) -> LogOptions:
-    from keylane.cli.marshal.log_access import LogOptions
-
-    return LogOptions(
-        link=link,
-        kafka=kafka,
-        kafka_config=kafka_config,
-        log=log,
-        interval_s=interval,
-        placing=placing,
-        may_create=may_create,
-    )
-
-
-def _with_log(options: LogOptions, work: Any) -> None:
+def _with_log(log: LogOptions, link: ConnectionOptions, work: Any) -> None:
     """Open the log, do the work, close. A signal cancels the work, which is no failure."""
 
     async def run() -> None:
         from keylane.cli.marshal.log_access import open_log
 
-        async with open_log(options) as opened:
+        async with open_log(log, link) as opened:
             await work(opened)
 
     run_until_signal(run())

@@ -9,9 +9,11 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from keylane.cli.event_lines import STOPPING, EventLines, stop_on_signals
+from keylane.cli.command import ConnectionOptions
+from keylane.cli.event_lines import EventLines, wait_for_end
 from keylane.cli.formatting import excerpt, payload_fields, printable
-from keylane.cli.marshal.log_access import LogOptions, open_log
+from keylane.cli.marshal.commands import PlacedLogOptions
+from keylane.cli.marshal.log_access import open_log
 from keylane.core.claim_choice import Appetite, TopicPartition
 from keylane.marshal.consumer import Consumer
 from keylane.marshal.message import MarshalMessage
@@ -33,7 +35,9 @@ class MarshalConsumeOptions:
     rebalance: bool
 
 
-async def consume(options: MarshalConsumeOptions, log: LogOptions, *, as_json: bool) -> None:
+async def consume(
+    options: MarshalConsumeOptions, log: PlacedLogOptions, link: ConnectionOptions, *, as_json: bool
+) -> None:
     """Until a signal, or until something ends it. Raises the error if one did."""
     lines = EventLines(as_json=as_json)
 
@@ -44,7 +48,7 @@ async def consume(options: MarshalConsumeOptions, log: LogOptions, *, as_json: b
         if lines.failure is not None:
             raise lines.failure  # it was not printed
 
-    async with open_log(log) as opened:
+    async with open_log(log, link, may_create=True) as opened:
         consumer = Consumer(
             opened.log,
             opened.source,
@@ -61,19 +65,7 @@ async def consume(options: MarshalConsumeOptions, log: LogOptions, *, as_json: b
             hooks=_hooks(lines),
         )
         await consumer.start()
-        with stop_on_signals(lines.stop):
-            # Not in a task group: whichever ends first decides how the other one ends.
-            ended = asyncio.create_task(consumer.wait())
-            stopped = asyncio.create_task(lines.stop.wait())
-            try:
-                await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
-                if not ended.done():
-                    lines.write("stopping", STOPPING)
-                await consumer.terminate()
-            finally:
-                stopped.cancel()
-                ended.cancel()
-                await asyncio.gather(stopped, ended, return_exceptions=True)
+        await wait_for_end(lines, consumer.wait(), consumer.terminate)
     if lines.failure is not None:
         raise lines.failure
 

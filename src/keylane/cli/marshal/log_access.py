@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from keylane.cli.connection_options import ConnectionOptions
+from keylane.cli.command import ConnectionOptions
+from keylane.cli.marshal.commands import LogOptions, PlacedLogOptions
 from keylane.core.claim_records import Placing
 from keylane.errors import CoordinationLogError, ExtraMissing, InvalidInput, NoSuchTopic, NotFound
 from keylane.marshal.admin import Admin
@@ -22,60 +22,48 @@ if TYPE_CHECKING:
     from keylane.kafka import KafkaAddress
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogOptions:
-    """Which log, as given on the command line."""
-
-    link: ConnectionOptions
-    kafka: str | None
-    kafka_config: Path | None
-    log: str | None
-    interval_s: float | None
-    """None: the interval that the log has, or 10 s if it has none."""
-    placing: Placing = "topic_partition"
-    may_create: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class OpenLog:
     log: CoordinationLog
     source: Source
-    options: LogOptions
-
-    @property
-    def admin(self) -> Admin:
-        return Admin(self.log, placing=self.options.placing)
+    admin: Admin
 
 
-def open_log(options: LogOptions, **hooks: Any) -> AbstractAsyncContextManager[OpenLog]:
+def open_log(
+    options: LogOptions, link: ConnectionOptions, *, may_create: bool = False
+) -> AbstractAsyncContextManager[OpenLog]:
     """The log, open for as long as the block lasts."""
     if options.kafka is None and options.kafka_config is None:
-        return _on_jetstream(options, **hooks)
+        return _on_jetstream(options, link, may_create=may_create)
     for spec in fields(ConnectionOptions):
-        if spec.name != "timeout" and getattr(options.link, spec.name) is not None:
+        if spec.name != "timeout" and getattr(link, spec.name) is not None:
             raise InvalidInput(f"--{spec.name} is for NATS and --kafka for Kafka: give one of the two")
-    return _on_kafka(options)
+    return _on_kafka(options, link.timeout, may_create=may_create)
+
+
+def placing_of(options: LogOptions) -> Placing:
+    return options.placing if isinstance(options, PlacedLogOptions) else "topic_partition"
 
 
 @asynccontextmanager
-async def _on_jetstream(options: LogOptions, **hooks: Any) -> AsyncIterator[OpenLog]:
+async def _on_jetstream(options: LogOptions, link: ConnectionOptions, *, may_create: bool) -> AsyncIterator[OpenLog]:
     from keylane.jetstream import streams
     from keylane.marshal.jetstream_log import open_jetstream_log
     from keylane.marshal.stream_source import StreamSource
 
     name = options.log or "marshal"
-    async with await options.link.connect(**hooks) as connection:
-        if not options.may_create:
+    async with await link.connect() as connection:
+        if not may_create:
             try:
                 await streams.info(connection, name)
             except NotFound as error:
                 raise _no_log(name) from error
-        async with open_jetstream_log(connection, name, interval_s=options.interval_s) as log:
-            yield OpenLog(log, StreamSource(connection), options)
+        async with open_jetstream_log(connection, name, interval_s=options.interval) as log:
+            yield OpenLog(log, StreamSource(connection), Admin(log, placing=placing_of(options)))
 
 
 @asynccontextmanager
-async def _on_kafka(options: LogOptions) -> AsyncIterator[OpenLog]:
+async def _on_kafka(options: LogOptions, timeout_s: float, *, may_create: bool) -> AsyncIterator[OpenLog]:
     import logging
 
     address = _address(options)
@@ -86,21 +74,20 @@ async def _on_kafka(options: LogOptions) -> AsyncIterator[OpenLog]:
     # A command prints what happens itself; log lines would break its screen.
     logging.getLogger("keylane").addHandler(logging.NullHandler())
     name = check_topic_name(options.log or DEFAULT_TOPIC)
-    async with open_kafka(address, timeout_s=options.link.timeout) as link:
-        if not options.may_create:
+    async with open_kafka(address, timeout_s=timeout_s) as link:
+        if not may_create:
             try:
                 await describe(link, name)
             except NoSuchTopic as error:
                 raise _no_log(name) from error
-        interval_s = DEFAULT_INTERVAL_S if options.interval_s is None else options.interval_s
+        interval_s = DEFAULT_INTERVAL_S if options.interval is None else options.interval
         async with open_kafka_log(link, name, interval_s=interval_s) as log, open_kafka_source(link) as source:
-            yield OpenLog(log, source, options)
+            yield OpenLog(log, source, Admin(log, placing=placing_of(options)))
 
 
 def _address(options: LogOptions) -> KafkaAddress:
     try:
-        from keylane.kafka.client import KafkaAddress
-        from keylane.kafka.properties import read_properties
+        from keylane.kafka.client import KafkaAddress, read_properties
     except ModuleNotFoundError as error:
         raise ExtraMissing('--kafka needs confluent-kafka: pip install "keylane[kafka]"') from error
     if options.kafka_config is not None:

@@ -10,16 +10,14 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from keylane.cli.display import Display, WatchEvent
 from keylane.cli.formatting import clock
-from keylane.cli.live_display import Display, WatchEvent
-from keylane.cli.marshal.json import claim_object, now_of, pause_object, select_claims
 from keylane.cli.marshal.log_access import OpenLog
-from keylane.cli.marshal.render import claim_table
+from keylane.cli.marshal.render import claim_object, claim_table, now_of, pause_object, select_claims
 from keylane.core.claim_facts import Claim, Key, Owner
-from keylane.core.claims import World
+from keylane.core.world import World
 from keylane.errors import KeylaneError
 from keylane.marshal.log import catch_up
-from keylane.marshal.retry import is_transient
 
 POLL_INTERVAL_S = 0.5
 
@@ -73,7 +71,7 @@ class MarshalWatch:
             try:
                 await catch_up(opened.log, world)
             except KeylaneError as error:
-                if not is_transient(error):
+                if not error.is_transient:
                     raise
                 self._set_error(str(error))
             else:
@@ -107,11 +105,7 @@ class MarshalWatch:
         self._display.add(WatchEvent(event, text, facts))
 
 
-def _claim_event(
-    claim: Claim,
-    before: _ClaimState | None,
-    now: _ClaimState,
-) -> tuple[str, str]:
+def _claim_event(claim: Claim, before: _ClaimState | None, now: _ClaimState) -> tuple[str, str]:
     where = f"{claim.key.group} {claim.key.topic}/{claim.key.partition}"
     owner, token, freshness = now
     if owner is None:

@@ -18,27 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from keylane.cli.command import INTERRUPTED
-from keylane.cli.connection_options import ConnectionOptions, takes_connection
-from keylane.cli.errors import exit_on_invalid_input
+from keylane.cli.command import INTERRUPTED, ConnectionOptions, connected, exit_on_invalid_input, expand_options, family
 from keylane.cli.pipeline.options import OPTIONS, PipelineArguments, gather, signature
 
 if TYPE_CHECKING:
     from keylane.spark.address import Address
     from keylane.spark.pipelines.interface import PipelineReport
 
-app = typer.Typer(
-    help="Pipelines on Spark: what a stream, its journal and a coordination log tell.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
-run_app = typer.Typer(
-    help="Run a pipeline. Each takes its options from the command line, from --config, or both.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
+app = family("Pipelines on Spark: what a stream, its journal and a coordination log tell.")
+run_app = family("Run a pipeline. Each takes its options from the command line, from --config, or both.")
 app.add_typer(run_app, name="run")
 
 _LINE_INTERVAL_S = 5.0
@@ -82,7 +70,7 @@ def _add(name: str) -> None:
     command.__doc__ = _HELP[name]
     command.__signature__ = signature(name)  # type: ignore[attr-defined]
     command.__annotations__ = {one.name: one.annotation for one in signature(name).parameters.values()}
-    run_app.command(name)(takes_connection(command))
+    run_app.command(name)(expand_options(command))
 
 
 for _name in OPTIONS:
@@ -219,7 +207,6 @@ def _text(path: Path | None) -> str | None:
 
 def _check_stream(link: ConnectionOptions, stream: str) -> None:
     """Raise an error if server or stream is missing, before Spark starts."""
-    from keylane.cli.command import connected
     from keylane.jetstream import streams
 
     connected(link, lambda connection: streams.info(connection, stream))

@@ -17,13 +17,12 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
 
 from keylane.core.claim_facts import LogRecord
 from keylane.errors import NoSuchTopic
-from keylane.kafka.client import KafkaAddress, open_kafka
+from keylane.kafka.client import KafkaAddress, open_kafka, read_properties
 from keylane.kafka.log import KafkaLog, open_kafka_log
-from keylane.kafka.properties import read_properties
 from keylane.kafka.topic import DEFAULT_TOPIC, check_topic_name, describe
 from keylane.marshal.log import Bounds
 from keylane.spark.pipelines.claims_log import no_such_log
-from keylane.spark.pipelines.claims_records import ROWS, ROWS_DDL
+from keylane.spark.pipelines.claims_replay import ROWS, ROWS_DDL
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -1,7 +1,6 @@
-"""Loads over members: bring what each member carries down to a cap, with few moves.
+"""Plans by load: bring what each member carries down to a cap, with few moves.
 
-Owns: the search behind `plans.weighted`. Knows loads and members only as numbers: never a name, never a rule
-of plans.
+Owns: `weighted`, and the search behind it, which knows loads and members only as numbers.
 
 A partition cannot be split. So a member may carry the cap, or a partition hotter than the cap and a little
 besides, but nobody more than the hottest partition needs. The task is hard in general (packing), so this is a
@@ -12,15 +11,132 @@ the moves are is measured, not proven: the tests hold it beside every plan there
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_left, insort
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
+
+from keylane.core.partitions import check_partition_count
+from keylane.core.plans import Move, Plan, check_range, check_whole, distinct_names, sticky
+from keylane.core.subjects import shown
+from keylane.errors import InvalidInput
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedPlan:
+    """What `weighted` came to. Imbalance is the largest load of a member divided by the mean; 1.0 is even."""
+
+    plan: Plan
+    moves: tuple[Move, ...]
+    imbalance_before: float
+    """Of the current plan among the members it had."""
+    imbalance_after: float
+    max_imbalance: float
+    """The cap that was asked for."""
+    floor: float
+    """No plan can be below this, most often because the hottest partition cannot be split."""
+    unmeasured: tuple[int, ...]
+    """Partitions without a load. They count as 0."""
+
+    @property
+    def is_within_cap(self) -> bool:
+        """False where no plan within the cap was found; `floor` says whether there can be one."""
+        return self.imbalance_after <= self.max_imbalance
+
+
+def weighted(
+    current: Plan,
+    members: Iterable[str],
+    partitions: int,
+    loads: Mapping[int, float],
+    *,
+    max_imbalance: float = 1.15,
+) -> WeightedPlan:
+    """The current plan with few moves, so that no member carries more than `max_imbalance` times the mean.
+
+    `loads` is what each partition costs in any unit, such as messages per second; a missing partition counts
+    as 0. With nothing measured the plan is the sticky one. No member is idle while another owns two
+    partitions, because an idle one is not stored.
+
+    A partition hotter than the cap cannot be split: its member stays above, with little besides. Where the
+    cap cannot be met the largest load comes as near to it as was found, at most 4/3 of the best there is. It
+    never rises, unless partitions without a member have to go somewhere.
+
+    >>> current = Plan({"a": [0, 1, 2], "b": [3]})
+    >>> weighted(current, ["a", "b"], 4, {0: 50, 1: 30, 2: 20, 3: 10}).moves
+    (Move(partition=0, source='a', target='b'),)
+    """
+    names = distinct_names(members)
+    check_partition_count(partitions)
+    check_range(current, partitions)
+    weights = _exact_loads(loads, partitions)
+    if not _is_number(max_imbalance) or not 1 <= max_imbalance < math.inf:
+        raise InvalidInput(
+            f"max_imbalance {shown(max_imbalance)} is out of range: "
+            "the heaviest member carries at least the mean; give 1.0 or more, such as 1.15"
+        )
+    floor = 1.0
+    if not names or not any(weights):
+        plan = sticky(current, names, partitions)
+    else:
+        mean = Fraction(sum(weights), len(names))
+        floor = float(lowest_top(weights, len(names)) / mean)
+        plan = _spread_plan(current, names, weights, cap=math.floor(Fraction(max_imbalance) * mean))
+    return WeightedPlan(
+        plan=plan,
+        moves=tuple(plan.moves_from(current)),
+        imbalance_before=_imbalance(current, weights),
+        imbalance_after=_imbalance(plan, weights),
+        max_imbalance=max_imbalance,
+        floor=floor,
+        unmeasured=tuple(partition for partition in range(partitions) if partition not in loads),
+    )
+
+
+def _spread_plan(current: Plan, names: list[str], weights: list[int], cap: int) -> Plan:
+    numbers: dict[str | None, int] = {name: number for number, name in enumerate(names)}
+    homes = [numbers.get(current.owner_of(partition), -1) for partition in range(len(weights))]
+    owned: dict[str, list[int]] = {name: [] for name in names}
+    for partition, holder in enumerate(spread_loads(weights, homes, len(names), cap)):
+        owned[names[holder]].append(partition)
+    return Plan(owned)
+
+
+def _imbalance(plan: Plan, weights: list[int]) -> float:
+    sums = [sum(weights[partition] for partition in owned) for _, owned in plan.shares]
+    return max(sums) * len(sums) / sum(sums) if any(sums) else 1.0
+
+
+def _exact_loads(loads: Mapping[int, float], partitions: int) -> list[int]:
+    """Loads as multiples of the largest unit they have in common, so that nothing is ever rounded."""
+    for partition, load in loads.items():
+        check_whole(partition, f"partition {shown(partition)} in the loads")
+        if not 0 <= partition < partitions:
+            raise InvalidInput(f"partition {partition} in the loads is out of range: give 0 to {partitions - 1}")
+        if not _is_number(load) or not 0 <= load < math.inf:
+            raise InvalidInput(
+                f"load {shown(load)} of partition {partition} is not a load: give a finite number, 0 or more"
+            )
+    ratios = [loads.get(partition, 0).as_integer_ratio() for partition in range(partitions)]
+    fine = math.lcm(*(below for _, below in ratios))
+    weights = [above * (fine // below) for above, below in ratios]
+    common = math.gcd(*weights) or 1
+    return [weight // common for weight in weights]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# ---- the search ----------------------------------------------------------------------------------
 
 
 def lowest_top(weights: list[int], members: int) -> int:
-    """A largest sum that no spread can go below.
+    """A lower bound for the largest sum of any distribution.
 
-    It is no less than the mean. And of the heaviest k x members + 1 partitions, some member holds k + 1.
+    It is at least the mean. And of the heaviest k x members + 1 partitions, some member holds k + 1.
     """
     falling = sorted(weights, reverse=True)
     crowded = [sum(falling[at - at // members : at + 1]) for at in range(0, len(falling), members)]
@@ -30,9 +146,9 @@ def lowest_top(weights: list[int], members: int) -> int:
 def spread_loads(weights: list[int], homes: list[int], members: int, cap: int) -> list[int]:
     """The holder of each partition: no member overloaded, few partitions away from home.
 
-    `homes` are the holders before, -1 for nobody. The cap is no less than the mean, rounded down. Where it
-    cannot be met or no way was found, the sums are the lowest that were found. Without homeless partitions
-    the largest sum never rises. No member is idle while another holds two.
+    `homes` are the previous holders, -1 for nobody. The cap is at least the mean, rounded down. If it cannot be met or
+    no solution was found, the sums are the lowest found. Without homeless partitions the largest sum never rises. No
+    member is idle while another holds two.
 
     >>> spread_loads([5, 5, 1, 1], homes=[0, 0, 1, 1], members=2, cap=6)
     [1, 0, 0, 1]
@@ -56,14 +172,14 @@ class _Task:
     homes: list[int]
     members: int
     target: int
-    """What a member without a hot partition may carry: the cap, or what crowding makes of it."""
+    """What a member without a hot partition may carry: the cap, or more if the cap cannot be met."""
     slack: int
-    """What a member with a partition above the target may carry besides."""
+    """What a member with a partition above the target may carry in addition."""
     hottest: int
 
 
 class _Spread:
-    """Who holds what at some point of the search. `held` are pairs of load and partition, ascending."""
+    """Who holds what at one point of the search. `held` are pairs of load and partition, ascending."""
 
     def __init__(self, task: _Task) -> None:
         self.task = task
@@ -90,7 +206,7 @@ class _Spread:
         return sorted(found, key=lambda member: (-self.sums[member], member))
 
     def limit(self, member: int, extra: int = 0) -> int:
-        """What a member may carry, given the heaviest it holds or the `extra` partition it would hold."""
+        """What a member may carry, given its heaviest partition or the `extra` one that it would hold."""
         heaviest = max(extra, self.held[member][-1][0]) if self.held[member] else extra
         if heaviest <= self.task.target:
             return self.task.target
@@ -111,7 +227,7 @@ class _Spread:
 
 
 def _from_homes(task: _Task, *, loosen: bool) -> _Spread:
-    """Everything at home, then what is loose is placed, and moved on until nobody is overloaded."""
+    """Start with everything at home, place loose partitions, and move partitions until nobody is overloaded."""
     spread = _Spread(task)
     for partition, home in enumerate(task.homes):
         spread.give(partition, home)
@@ -125,9 +241,9 @@ def _from_homes(task: _Task, *, loosen: bool) -> _Spread:
 
 
 def _afresh(task: _Task) -> _Spread:
-    """Piles made as if there were no homes, then each given to the member it has most in common with.
+    """Build piles as if there were no homes, then give each to the member it has most in common with.
 
-    Heaviest first, each to the lightest pile: that is within 4/3 of the lowest top there is.
+    Heaviest first, each to the lightest pile: that is within 4/3 of the lowest possible top.
     """
     piles = _Spread(task)
     _place_loose(piles)
@@ -152,7 +268,7 @@ def _afresh(task: _Task) -> _Spread:
 
 
 def _loosen(spread: _Spread) -> None:
-    """Take from overloaded members as few partitions as it needs, and of those the lightest."""
+    """Take as few partitions as necessary from overloaded members, and of those the lightest."""
     for member in spread.overloaded():
         held = spread.held[member]
         while (excess := spread.sums[member] - spread.limit(member)) > 0:
@@ -161,7 +277,7 @@ def _loosen(spread: _Spread) -> None:
 
 
 def _place_loose(spread: _Spread) -> None:
-    """Give partitions without a holder away, the heaviest first, each to the lightest member."""
+    """Assign partitions without a holder, the heaviest first, each to the lightest member."""
     loose = [(-spread.task.weights[at], at) for at, holder in enumerate(spread.holders) if holder < 0]
     lightest = [(spread.sums[member], len(held), member) for member, held in enumerate(spread.held)]
     heapq.heapify(lightest)
@@ -172,7 +288,7 @@ def _place_loose(spread: _Spread) -> None:
 
 
 def _seat_idle(spread: _Spread) -> None:
-    """While a member is idle and another holds two, let it share the load of the heaviest such member."""
+    """While a member is idle and another holds two, give it a share of the heaviest such member."""
     for idle in [member for member, held in enumerate(spread.held) if not held]:
         crowded = [member for member, held in enumerate(spread.held) if len(held) > 1]
         if not crowded:
@@ -186,7 +302,7 @@ def _seat_idle(spread: _Spread) -> None:
 def _level(spread: _Spread) -> None:
     """Move or swap between the heaviest overloaded member and another while that makes the heavier lighter.
 
-    Searches for swaps cost the most and gain ever less where the target is out of reach: they are counted.
+    The number of searches for swaps is limited: they cost most, and gain less and less if the target is out of reach.
     """
     searches_left = 2 * spread.task.members
     while overloaded := spread.overloaded():
@@ -204,7 +320,7 @@ def _level(spread: _Spread) -> None:
 
 
 def _best_move(spread: _Spread, giver: int) -> tuple[int, int, None] | None:
-    """The move to the lightest member that does not overload it and leaves both most alike."""
+    """The move to the lightest member that does not overload it and leaves both most equal."""
     taker = min(range(len(spread.sums)), key=lambda member: (spread.sums[member], member))
     carried = spread.sums[taker]
     gap = spread.sums[giver] - carried
@@ -236,7 +352,7 @@ def _best_exchange(spread: _Spread, giver: int) -> tuple[int, int, int | None] |
 
 
 def _send_home(spread: _Spread) -> None:
-    """Undo the moves that turned out not to be needed, the lightest first."""
+    """Undo moves that turned out to be unnecessary, the lightest first."""
     reached = spread.overload
     for weight, partition in sorted(zip(spread.task.weights, range(len(spread.holders)), strict=True)):
         home, holder = spread.task.homes[partition], spread.holders[partition]

@@ -1,4 +1,6 @@
-"""The display that all `watch` commands share: a live table with a log of events in a terminal, lines in a pipe, JSON.
+"""What commands show with rich: tables and panels, and the live display that all `watch` commands share.
+
+The live display is a table with a log of events in a terminal, lines in a pipe, or JSON lines.
 
 A watch calls `add` for each event and `refresh` with a `WatchView` of what it knows now. Owns the layout of the screen
 and the lines; the view owns the columns.
@@ -8,17 +10,40 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
 from rich.text import Text
 
 from keylane.cli.formatting import as_utc, clock
+
+_PIPE_WIDTH = 160
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console for tables. A pipe has no width, and truncated names are useless, so it gets a wide one."""
+    found = Console(stderr=stderr)
+    return found if found.is_terminal else Console(stderr=stderr, width=_PIPE_WIDTH)
+
+
+def facts_panel(title: str, facts: Iterable[tuple[str, Text | str]]) -> Panel:
+    """Names and values in two columns."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts:
+        table.add_row(name, value if isinstance(value, Text) else Text(value))  # a name may look like markup
+    heading = Text(title, style="bold")
+    return Panel(table, title=heading, title_align="left", box=box.ROUNDED, expand=False, padding=(0, 1))
+
 
 _KEPT_EVENTS = 200
 _FEWEST_EVENT_LINES = 5

@@ -1,19 +1,19 @@
 """Balancing partitions over consumers: which one a consumer asks for, and which one its owner gives up.
 
-A consumer that has less than others asks: it claims a partition that somebody owns. The claim loses, and is in the
-log for everybody to see (`Claim.requests`); those who know nothing of this ignore it. The owner gives the partition up
-if it owns at least two more than whoever asks, so each move makes the shares more even, and they end within one of each
-other.
+A consumer that has fewer partitions than others asks: it claims a partition that somebody owns. The claim loses, and
+everybody can read it in the log (`Claim.requests`); consumers without this feature ignore it. The owner gives the
+partition up if it owns at least two more than the consumer that asks, so each move makes the shares more even, and they
+end within one of each other.
 
-Owns: both rules. They follow from the log alone, and decide nothing about who owns what: a released partition is won by
-the first claim, as ever. What keeps it from going to somebody else is courtesy (`is_spoken_for`).
+Owns: both rules. They follow from the log alone, and do not decide who owns what: the first claim wins a released
+partition, as usual. Other consumers merely refrain from claiming it (`is_spoken_for`).
 
 What bounds the moves
 1. A move goes from a larger share to one that is smaller by two or more, so the sum of the squares of all shares falls.
-   What is asked for counts as if it were given, so nobody is given too much at once.
-2. A partition stays with its owner for an interval at least.
-3. A request may be met for two intervals; then its writer may have died. It counts for four, since its owner may take
-   a while to let go of the partition.
+   A requested partition counts as already given, so nobody is given too much at once.
+2. A partition stays with its owner for at least one interval.
+3. A request may be met for two intervals; then its writer may have died. It counts for four, since the owner may take
+   a while to release the partition.
 4. A consumer asks for `MOST_REQUESTS` at a time.
 """
 
@@ -51,15 +51,14 @@ class GroupView(NamedTuple):
         return any(one.owner == owner for claim in self.claims for one in self.requests(claim))
 
     def shares(self) -> Counter[Owner]:
-        """How many partitions everybody owns."""
+        """How many partitions each consumer owns."""
         return Counter(one.owner for one in self.claims if one.owner is not None and self.holds(one))
 
 
 def to_give_up(view: GroupView, me: Owner, leaving: Collection[Key] = ()) -> dict[Key, Owner]:
-    """What `me` should release, and who asked for it. `leaving`: what it is already releasing.
+    """The partitions that `me` should release, and who asked for each. `leaving`: those it is already releasing.
 
-    Requests are judged in the order in which they came. The share of whoever asks is what it owns, and what else it has
-    asked for before.
+    Requests are judged in their order. The share of a consumer that asks is what it owns plus its earlier requests.
     """
     shares, asked = view.shares(), Counter[Owner]()
     shares[me] -= sum(view.holds(one) and one.owner == me for one in view.claims if one.key in leaving)
@@ -82,10 +81,10 @@ def to_ask_for(
     choose: Callable[[int], int],
     most: int | None = None,
 ) -> list[Key]:
-    """What `me` should claim although somebody owns it. `most`: the most that it wants to own.
+    """The partitions that `me` should claim although somebody owns them. `most`: the maximum that it wants to own.
 
-    `may_ask`: whether a partition is worth it: of a topic that `me` reads, and not refused lately. `choose(n)`: a
-    number from 0 to n - 1. Takes from the largest shares first; what was asked for already counts.
+    `may_ask`: whether to ask for a partition: of a topic that `me` reads, and not recently refused. `choose(n)`: a
+    number from 0 to n - 1. Takes from the largest shares first; earlier requests count.
     """
     shares = view.shares()
     asked = 0
@@ -115,7 +114,7 @@ def to_ask_for(
 
 
 def is_spoken_for(claim: Claim, me: Owner, now_ms: int, interval_ms: int) -> bool:
-    """Whether a partition was released for somebody else, who has an interval to claim it."""
+    """Whether a partition was released for another consumer, which has one interval to claim it."""
     released = claim.released
     if released is None or not _is_just_released(claim, now_ms, interval_ms):
         return False
@@ -134,6 +133,6 @@ def _may_move(view: GroupView, claim: Claim, request: Request) -> bool:
 
 
 def _in_order(view: GroupView) -> Iterable[tuple[Claim, Request]]:
-    """All that count, the oldest first."""
+    """All requests that count, the oldest first."""
     found = [(claim, one) for claim in view.claims for one in view.requests(claim)]
     return sorted(found, key=lambda pair: (pair[1].time_ms, pair[0].log_partition, pair[1].at))

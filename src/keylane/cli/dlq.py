@@ -13,19 +13,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from keylane.cli.command import ForceOption, JsonOption, StreamArgument, command, connected, print_answer
-from keylane.cli.connection_options import ConnectionOptions
+from keylane.cli.command import (
+    ConnectionOptions,
+    ForceOption,
+    JsonOption,
+    StreamArgument,
+    command,
+    confirm,
+    connected,
+    family,
+    naming_the_stream,
+    print_answer,
+)
 
 if TYPE_CHECKING:
-    from keylane.groups.dead_letters import DeadLetter
-    from keylane.jetstream.connection import Connection
+    from datetime import datetime
 
-app = typer.Typer(
-    help="Dead letters: messages that groups gave up.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
+    from rich.panel import Panel
+    from rich.table import Table
+
+    from keylane.groups.dead_letters import DeadLetter
+    from keylane.jetstream import Connection
+
+_MAX_BYTES = 4_000
+
+app = family("Dead letters: messages that groups gave up.")
 
 _SEQUENCES = re.compile(r"(\d{1,19})(-(\d{1,19})?)?")
 
@@ -39,11 +51,18 @@ _SelectionArguments = Annotated[
 _Group = Annotated[
     str | None, typer.Option("--group", metavar="NAME", help="The group, where its name looks like a sequence.")
 ]
-_Key = Annotated[str | None, typer.Option("--key", metavar="KEY", help="Only messages of this key.")]
-_Partition = Annotated[
-    int | None, typer.Option("--partition", metavar="N", min=0, help="Only messages of this partition.")
-]
 _All = Annotated[bool, typer.Option("--all", help="All that match the group, key and partition.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectionOptions:
+    """Which dead letters, as given on the command line. Each field is one option."""
+
+    group: _Group = None
+    key: Annotated[str | None, typer.Option("--key", metavar="KEY", help="Only messages of this key.")] = None
+    partition: Annotated[
+        int | None, typer.Option("--partition", metavar="N", min=0, help="Only messages of this partition.")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +92,13 @@ def ls(
     stream: StreamArgument,
     words: _SelectionArguments = None,
     *,
-    group: _Group = None,
-    key: _Key = None,
-    partition: _Partition = None,
+    only: SelectionOptions,
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Show at most this many.")] = 100,
     as_json: JsonOption = False,
     link: ConnectionOptions,
 ) -> None:
     """List dead letters, oldest first."""
-    selection = _parse_selection(stream, words, group, key, partition)
+    selection = _parse_selection(stream, words, only)
 
     async def read(connection: Connection) -> list[DeadLetter]:
         return await _read_letters(connection, selection, limit + 1)
@@ -92,10 +109,9 @@ def ls(
     if found and not as_json:
         from datetime import UTC, datetime
 
-        from keylane.cli.dlq.render import dead_letter_table
-        from keylane.cli.panels import console
+        from keylane.cli.display import console
 
-        console().print(dead_letter_table(found, datetime.now(UTC)))
+        console().print(_dead_letter_table(found, datetime.now(UTC)))
         if following is not None:
             typer.echo(f"and more, from sequence {following} on: add {following}- to the command, or a higher --limit")
         return
@@ -115,7 +131,7 @@ def show(
     """Show dead letters in full: what happened, headers, data."""
     from keylane.errors import InvalidInput
 
-    selection = _parse_selection(stream, words, group)
+    selection = _parse_selection(stream, words, SelectionOptions(group=group))
     if not selection.ranges or any(first != last for first, last in selection.ranges):
         raise InvalidInput("show takes single sequences, such as 5: `keylane dlq ls` lists them")
 
@@ -129,12 +145,11 @@ def show(
         return
     from datetime import UTC, datetime
 
-    from keylane.cli.dlq.render import dead_letter_panel
-    from keylane.cli.panels import console
+    from keylane.cli.display import console
 
     screen = console()
     for one in found:
-        screen.print(dead_letter_panel(one, datetime.now(UTC)))
+        screen.print(_dead_letter_panel(one, datetime.now(UTC)))
 
 
 # ---- replay and drop ----------------------------------------------------------------------------------------------
@@ -146,9 +161,7 @@ def replay(
     words: _SelectionArguments = None,
     *,
     everything: _All = False,
-    group: _Group = None,
-    key: _Key = None,
-    partition: _Partition = None,
+    only: SelectionOptions,
     force: ForceOption = False,
     as_json: JsonOption = False,
     link: ConnectionOptions,
@@ -160,8 +173,7 @@ def replay(
     """
     from keylane.groups import dead_letters, list_groups
 
-    selection = _parse_selection(stream, words, group, key, partition)
-    _check_selection(selection, everything=everything)
+    selection = _parse_selection(stream, words, only, everything=everything)
 
     async def ask(connection: Connection) -> str:
         readers = ", ".join(sorted({one.group for one in await list_groups(connection, stream)}))
@@ -184,9 +196,7 @@ def drop(
     words: _SelectionArguments = None,
     *,
     everything: _All = False,
-    group: _Group = None,
-    key: _Key = None,
-    partition: _Partition = None,
+    only: SelectionOptions,
     force: ForceOption = False,
     as_json: JsonOption = False,
     link: ConnectionOptions,
@@ -194,8 +204,7 @@ def drop(
     """Delete dead letters for good. Asks first."""
     from keylane.groups import dead_letters
 
-    selection = _parse_selection(stream, words, group, key, partition)
-    _check_selection(selection, everything=everything)
+    selection = _parse_selection(stream, words, only, everything=everything)
 
     async def ask(_: Connection) -> str:
         return "They are gone for good then."
@@ -205,15 +214,6 @@ def drop(
         return {"sequence": sequence}
 
     _apply(selection, link, ("drop", "dropped"), ask, act, force=force, as_json=as_json)
-
-
-def _check_selection(selection: _Selection, *, everything: bool) -> None:
-    from keylane.errors import InvalidInput
-
-    if everything and selection.ranges:
-        raise InvalidInput("sequences and --all: give one of them")
-    if not everything and not selection.ranges:
-        raise InvalidInput("no dead letter named: give sequences, such as 5 or 5-9, or --all")
 
 
 def _apply(
@@ -227,7 +227,6 @@ def _apply(
     as_json: bool,
 ) -> None:
     """Find the dead letters, ask, and act on exactly those that were found, in order."""
-    from keylane.cli.confirmation import confirm
 
     verb, past = verbs
 
@@ -253,10 +252,7 @@ def _apply(
 
 
 async def _each(
-    connection: Connection,
-    found: Sequence[int],
-    past: str,
-    act: Callable[[Connection, int], Awaitable[dict[str, Any]]],
+    connection: Connection, found: Sequence[int], past: str, act: Callable[[Connection, int], Awaitable[dict[str, Any]]]
 ) -> tuple[list[dict[str, Any]], list[int]]:
     from keylane.errors import GroupError, KeylaneError, NotFound
 
@@ -276,16 +272,16 @@ async def _each(
 
 
 def _parse_selection(
-    stream: str, words: list[str] | None, group: str | None, key: str | None = None, partition: int | None = None
+    stream: str, words: list[str] | None, only: SelectionOptions, *, everything: bool | None = None
 ) -> _Selection:
-    """Parse and check the arguments before the command connects."""
+    """Parse and check the arguments before the command connects. `everything`: --all, or else sequences are needed."""
     from keylane.core.names import check_group_name
     from keylane.core.subjects import shown
     from keylane.errors import InvalidInput
     from keylane.groups.dead_letters import dead_letter_stream
 
     dead_letter_stream(stream)
-    rest = list(words or ())
+    rest, group = list(words or ()), only.group
     if rest and not _SEQUENCES.fullmatch(rest[0]) and group is None:
         group = rest.pop(0)
     if group is not None:
@@ -300,7 +296,11 @@ def _parse_selection(
         if first < 1 or (last is not None and last < first):
             raise InvalidInput(f"sequence {shown(word)}: sequences start at 1, and the lower one comes first")
         ranges.append((first, last))
-    return _Selection(stream, group, tuple(ranges), key, partition)
+    if everything and ranges:
+        raise InvalidInput("sequences and --all: give one of them")
+    if everything is False and not ranges:
+        raise InvalidInput("no dead letter named: give sequences, such as 5 or 5-9, or --all")
+    return _Selection(stream, group, tuple(ranges), only.key, only.partition)
 
 
 async def _read_letters(connection: Connection, selection: _Selection, limit: int) -> list[DeadLetter]:
@@ -361,7 +361,6 @@ def _check_match(one: DeadLetter, selection: _Selection) -> None:
 
 async def _check_stream(connection: Connection, stream: str) -> None:
     """Raise `NotFound` if there is neither the stream nor its dead letters, which may outlive it."""
-    from keylane.cli.errors import naming_the_stream
     from keylane.errors import NotFound
     from keylane.groups.dead_letters import dead_letter_stream
     from keylane.jetstream import streams
@@ -384,3 +383,67 @@ def _dead_letter_object(one: DeadLetter, *, data: bool = False) -> dict[str, Any
         del answer["traceback"]
         return answer
     return answer | payload_fields(one.data)
+
+
+# ---- tables and panels ------------------------------------------------------------------------------------------
+
+
+def _dead_letter_table(found: Sequence[DeadLetter], now: datetime) -> Table:
+    """One row for each dead letter."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from keylane.cli.formatting import age, printable
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("sequence", justify="right", no_wrap=True)
+    table.add_column("group", no_wrap=True)
+    table.add_column("partition", justify="right")
+    table.add_column("key", overflow="fold")
+    table.add_column("tries", justify="right")
+    table.add_column("ago", no_wrap=True, justify="right")
+    table.add_column("error", overflow="fold")
+    for one in found:
+        table.add_row(
+            str(one.sequence),
+            Text(printable(one.group)),
+            str(one.partition),
+            Text(printable(one.key)),
+            str(one.tries),
+            age(one.time, now),
+            Text(printable(one.error)),
+        )
+    return table
+
+
+def _dead_letter_panel(one: DeadLetter, now: datetime) -> Panel:
+    """One dead letter in full, with the beginning of its data."""
+    from keylane.cli.display import facts_panel
+    from keylane.cli.formatting import age, as_utc, printable
+
+    facts = [
+        ("subject", one.subject),
+        ("original", f"sequence {one.source_sequence:,} of stream {one.stream}"),
+        ("group", f"{one.group}, member {one.member}"),
+        ("key", f"{one.key}, partition {one.partition}"),
+        ("tries", f"{one.tries:,}"),
+        ("error", one.error),
+        ("since", f"{as_utc(one.time)} ({age(one.time, now)} ago)"),
+        *((f"header {name}", value) for name, value in one.headers.items()),
+        ("bytes", f"{len(one.data):,}"),
+    ]
+    lines = [(printable(name), printable(value)) for name, value in facts]
+    traceback = [("traceback", _lines(one.traceback))] if one.traceback else []
+    return facts_panel(f"{one.stream} / dead letter {one.sequence}", [*lines, *traceback, ("data", _data(one.data))])
+
+
+def _data(data: bytes) -> str:
+    text = _lines(data[:_MAX_BYTES].decode("utf-8", "backslashreplace"))
+    return text if len(data) <= _MAX_BYTES else f"{text}… (--json has all of it)"
+
+
+def _lines(text: str) -> str:
+    from keylane.cli.formatting import printable
+
+    return "\n".join(printable(line) for line in text.split("\n"))

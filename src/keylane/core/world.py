@@ -122,7 +122,7 @@ class World:
         return self._part(log_partition).next_offset
 
     def claim_of(self, group: str, topic: str, partition: int) -> Claim | None:
-        """What the log says about a key; None if it has no record of it."""
+        """The claim on a key, according to the log; None if it has no record of the key."""
         part, state = self._state(group, topic, partition)
         return None if state is None else part.claim_view(state)
 
@@ -142,9 +142,9 @@ class World:
         return None if claim is None else claim.freshness(self._parts[claim.log_partition].now_ms)
 
     def verdict_of(self, log_partition: int, offset: int) -> Verdict | None:
-        """What became of the claim (of a partition or of messages) in this record.
+        """The verdict on the claim (of a partition or of messages) in this record.
 
-        None: the log was not read that far, or the verdict is no longer remembered (the newest 10,000 are).
+        None: the log was not read that far, or the verdict is no longer remembered (only the newest 10,000 are).
         """
         return self._part(log_partition).verdicts.get(offset)
 
@@ -162,7 +162,7 @@ class World:
     def owned_by(self, group: str, client: str, instance: str | None = None) -> list[Claim]:
         """The claims that hold for a client, or for one instance of it, in the order of keys.
 
-        An instance must release at once the claims that it does not know of: it won them after it had given up.
+        An instance must immediately release claims that it does not know: it won them after it had given up.
         """
         found = [
             claim
@@ -202,7 +202,7 @@ class World:
 
     @property
     def misplaced(self) -> int:
-        """How many records are where the hash does not put them."""
+        """How many records are in a partition where the hash does not put them."""
         return sum(part.misplaced for part in self._parts)
 
     @property
@@ -213,8 +213,8 @@ class World:
     def other_hash(self, elapsed_ms: Callable[[int], int] = lambda _: 0) -> Misplaced | None:
         """A record in the partition of the other hash, whose writer may be alive: stop, two hashes are in use.
 
-        `elapsed_ms`: how much later than the newest record of a partition of the log it is. Two intervals after such a
-        record nothing can be owned by it; a record that fits neither hash means nothing.
+        `elapsed_ms`: the time since the newest record of a partition of the log. Two intervals after such a record its
+        writer cannot own anything; a record that fits neither hash is ignored.
         """
         for part in self._parts:
             found = part.other_hash
@@ -223,7 +223,7 @@ class World:
         return None
 
     def snapshot(self) -> Snapshot:
-        """An immutable copy of the present state. Only keys that changed since the last snapshot are built again."""
+        """An immutable copy of the current state. Only keys that changed since the last snapshot are built again."""
         return Snapshot(
             claims=MappingProxyType({claim.key: claim for claim in self.claims()}),
             pauses=tuple(self.pauses()),
@@ -244,9 +244,9 @@ class World:
         return sorted(found, key=lambda tenure: (tenure.key, tenure.since))
 
     def take_ended(self, log_partition: int) -> list[Tenure]:
-        """The tenures of a partition of the log that ended since this was last asked. `tenures` forgets them.
+        """The tenures of a partition of the log that ended since the last call. `tenures` forgets them.
 
-        For histories that are stored as they grow: with `keep_history` and this, memory stays bounded.
+        Use it to store a history as it grows: with `keep_history` and this, memory stays bounded.
         """
         part = self._part(log_partition)
         ended = part.ended

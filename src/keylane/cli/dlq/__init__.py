@@ -1,1 +1,0 @@
-"""`keylane dlq`: dead letters."""
