@@ -1,0 +1,544 @@
+"""One worker of a fleet, from its first read to its end: a state machine without I/O.
+
+How to use it:
+
+    worker = FleetWorker(spec=…, identity=WorkerIdentity(run=random_token, host=…), planner=…, clock_offset_s=…)
+    for action in step(worker, FleetSignal.TIMER, now):
+        …perform it (core/fleet_events.py says how), and report what came of it: step(worker, event, now)
+
+    token = worker.token_of(partition, now, pin_confirmed_at)   # before every start of a message; None: do not start
+
+`step` changes the worker and returns actions; each is performed once, in order. The first step, with any event, begins.
+`clock_offset_s` is the wall clock less the clock of `now`, read once at the start.
+
+Theory of operation. The worker looks at the leases and at the leader every lease_s / 6, and acts on what it sees:
+- its id and lease: `core/fleet_lease.py`;
+- the partitions that the newest assignment gives to it: `core/fleet_claims.py`;
+- the fleet, while it is the leader: `core/fleet_leadership.py`;
+- what it knows of the store, and whether that can be true: `core/fleet_view.py`.
+
+What may be handled when:
+
+| the lease | the store | a message of an owned partition starts |
+| --- | --- | --- |
+| renewed within 0.9 lease_s | answers | yes |
+| older | does not answer (state `degraded: store unreachable`) | only while the server confirms the pin, see below |
+| in doubt: a renewal was refused | answers | no, until the record was read |
+| lost | | no: everything stops, and the worker joins again as another instance |
+
+While the store does not answer, a message starts only within `pin_trust_s` after the server was asked for the pin of
+its partition, if it named this worker. Whoever takes a partition over without a release clears the pin first, and waits
+as long before it starts. So a fleet goes on without its store, and still has one owner for each partition.
+
+A store that went back (wiped, made anew, rolled back) shows in one of these: another creation time, a renewal or a
+claim that had to be written again, a revision that was used before. Then, for twice lease_s, nobody claims, expires or
+assigns anything; each worker writes its own lease and claims again and goes on (state `degraded: recovering`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from keylane.core.fleet_claims import ClaimStep, Ownership
+from keylane.core.fleet_events import (
+    FleetAction,
+    FleetEvent,
+    FleetSignal,
+    PartitionDrained,
+    PartitionPinned,
+    ReadFailed,
+    RecordEntry,
+    RecordHint,
+    RecordsRead,
+    ReportState,
+    SetTimer,
+    SpecRefused,
+    StopEverything,
+    WorkerEnded,
+    WorkerState,
+    WriteConfirmed,
+    WriteConflict,
+    WriteUnknown,
+)
+from keylane.core.fleet_leadership import AssignmentPlanner, LeaderRole, Leadership
+from keylane.core.fleet_lease import IdLease, LeasePhase, WorkerIdentity
+from keylane.core.fleet_records import (
+    ASSIGNMENT,
+    LEADER,
+    SPEC,
+    WORKERS,
+    BrokenFleetRecord,
+    FleetAssignment,
+    FleetClaim,
+    FleetSpec,
+    LeaderLease,
+    WorkerLease,
+    from_json,
+    partition_of,
+    worker_key,
+    worker_of,
+)
+from keylane.core.fleet_requests import StoreRequests
+from keylane.core.fleet_view import FleetView
+
+LOOKS_PER_LEASE = 6
+LOOKS_PER_AUDIT = 20
+"""Every so many looks the worker also reads the claims that it holds, the assignment and the spec."""
+ID_GRACE_S = 30.0
+
+
+@dataclass(slots=True, kw_only=True)
+class FleetWorker:
+    """The state of one worker."""
+
+    spec: FleetSpec
+    identity: WorkerIdentity
+    planner: AssignmentPlanner
+    clock_offset_s: float
+    id_grace_s: float = ID_GRACE_S
+    view: FleetView = field(init=False)
+    requests: StoreRequests = field(init=False)
+    lease: IdLease = field(init=False)
+    ownership: Ownership | None = None
+    leadership: Leadership | None = None
+    spec_checked: bool = False
+    refused: bool = False
+    fenced: bool = False
+    """The lease is lost, and handlers of before may still run."""
+    stopping: bool = False
+    leave_by: float = 0.0
+    ended: bool = False
+    looking: bool = False
+    look_at: float = 0.0
+    looks: int = 0
+    audit_due: bool = False
+    wanted_for: tuple[object, ...] = ()
+    """What the wanted partitions follow from: they are computed again when it changes."""
+    timer: float = -1.0
+    reported: tuple[WorkerState, str | None] | None = None
+
+    def __post_init__(self) -> None:
+        self.view = FleetView(self.spec.lease_s, self.clock_offset_s)
+        self.requests = StoreRequests(self.view)
+        self.lease = IdLease(self.view, self.requests, self.identity, self.spec.pool, self.id_grace_s)
+
+    @property
+    def worker_id(self) -> str | None:
+        """`<prefix>-<n>`; None: it has none now."""
+        return f"{self.spec.prefix}-{self.lease.worker}" if self.ownership is not None else None
+
+    @property
+    def pin_trust_s(self) -> float:
+        return self.spec.lease_s / 10
+
+    def token_of(self, partition: str, now: float, pin_confirmed_at: float | None = None) -> int | None:
+        """The token to start a message of this partition with, now; None: it must not start.
+
+        `pin_confirmed_at`: when the server was last asked for the pin of this partition and named this worker. It
+        matters only while the store does not answer.
+        """
+        if self.ownership is None or self.fenced or self.lease.phase is not LeasePhase.HELD:
+            return None
+        is_pinned = pin_confirmed_at is not None and now < pin_confirmed_at + self.pin_trust_s
+        return self.ownership.token(partition) if now < self.lease.deadline or is_pinned else None
+
+
+def step(worker: FleetWorker, event: FleetEvent, now: float) -> list[FleetAction]:
+    """What an event makes of a worker, and what is to be done now."""
+    if worker.ended or worker.refused:
+        return []
+    _take(worker, event, now)
+    _proceed(worker, now)
+    _report(worker, now)
+    _set_timer(worker, now)
+    return worker.requests.take()
+
+
+# ---- events --------------------------------------------------------------------------------------------------
+
+
+def _take(worker: FleetWorker, event: FleetEvent, now: float) -> None:  # noqa: C901, PLR0912 - a case for each event
+    match event:
+        case RecordsRead():
+            _read(worker, event, now)
+        case ReadFailed(asked):
+            worker.requests.read_ended(asked)
+            worker.looking = worker.looking and WORKERS not in asked
+        case WriteConfirmed(key, revision):
+            _confirmed(worker, key, revision, now)
+        case WriteConflict(key):
+            _conflicted(worker, key)
+        case WriteUnknown(key):
+            _unknown(worker, key)
+        case RecordHint():
+            _hinted(worker, event, now)
+        case PartitionDrained(partition):
+            if worker.ownership is not None:
+                worker.ownership.drained(partition, now)
+        case PartitionPinned(partition):
+            if worker.ownership is not None:
+                worker.ownership.pinned(partition)
+        case FleetSignal.STOP:
+            _stop(worker, now)
+        case FleetSignal.HANDLERS_ENDED:
+            _handlers_ended(worker)
+        case FleetSignal.TIMER:
+            pass
+
+
+def _read(worker: FleetWorker, event: RecordsRead, now: float) -> None:
+    view = worker.view
+    worker.requests.read_ended(event.asked)
+    if view.created is not None and event.created != view.created:
+        _went_back(worker, now)
+    view.created = event.created
+    for key in event.asked:
+        if key == WORKERS:
+            _looked(worker, event, now)
+        else:
+            _read_key(worker, key, event, now)
+    if worker.leadership is not None and worker.lease.is_sure(now) and not worker.fenced:
+        if WORKERS in event.asked:
+            worker.leadership.act(now)
+        elif ASSIGNMENT in event.asked:
+            worker.leadership.plan(now)
+
+
+def _read_key(worker: FleetWorker, key: str, event: RecordsRead, now: float) -> None:
+    entry = event.entries.get(key)
+    if key == LEADER:
+        worker.view.read_leader(entry, now)
+        if worker.leadership is not None:
+            worker.leadership.found(entry, now)
+    elif key == ASSIGNMENT:
+        worker.view.read_assignment(entry)
+    elif key == SPEC:
+        _read_spec(worker, entry, now)
+    elif (number := worker_of(key)) is not None:
+        worker.view.read_worker(number, entry, now)
+        if number == worker.lease.worker:
+            worker.lease.found(entry, now)
+    elif (partition := partition_of(key)) is not None and worker.ownership is not None:
+        worker.ownership.found(partition, entry, now)
+
+
+def _looked(worker: FleetWorker, event: RecordsRead, now: float) -> None:
+    """All leases, or as many as the store told."""
+    worker.looking = False
+    if worker.ownership is not None:
+        worker.ownership.ready |= worker.ownership.standby
+    found = {number for key in event.entries if (number := worker_of(key)) is not None}
+    for number in found:
+        worker.view.read_worker(number, event.entries[worker_key(number)], now)
+    # A listing may be cut short: what it lacks is read by its name before it counts as absent.
+    named = worker.view.assignment.workers.keys() if worker.view.assignment is not None else ()
+    holders = worker.ownership.holders() if worker.ownership is not None else ()
+    for number in {*worker.view.workers, *named, *holders} - found:
+        if not worker.view.is_gone(number):
+            worker.requests.look(worker_key(number))
+    own = worker.lease.worker
+    if own in found and own is not None:
+        worker.lease.found(event.entries[worker_key(own)], now)
+
+
+def _read_spec(worker: FleetWorker, entry: RecordEntry | None, now: float) -> None:
+    if entry is None or entry.value is None:
+        if not worker.requests.is_writing(SPEC):
+            worker.requests.write(worker.spec, entry.revision if entry is not None else 0, now)
+        return
+    try:
+        stored = from_json(SPEC, entry.value)
+    except BrokenFleetRecord as error:
+        differences: tuple[str, ...] = (str(error),)
+    else:
+        assert isinstance(stored, FleetSpec)
+        differences = worker.spec.differences(stored)
+    if not differences:
+        worker.spec_checked = True
+    elif not worker.spec_checked:  # a running worker goes on: it is the newcomer that is refused
+        worker.refused = True
+        worker.requests.do(SpecRefused(differences))
+
+
+def _confirmed(worker: FleetWorker, key: str, revision: int, now: float) -> None:
+    write = worker.requests.answered(key)
+    if write is None:
+        return
+    if revision <= write.above:
+        _went_back(worker, now)
+    worker.view.highest_revision = max(worker.view.highest_revision, revision)
+    match write.record:
+        case FleetSpec():
+            worker.spec_checked = True
+        case WorkerLease(instance=instance) if instance == worker.lease.instance:
+            worker.lease.confirmed(write, revision)
+        case FleetClaim():
+            if worker.ownership is not None and write.record.instance == worker.lease.instance:
+                worker.ownership.confirmed(write, revision, now)
+        case WorkerLease() | LeaderLease() | FleetAssignment():
+            if worker.leadership is not None:
+                worker.leadership.confirmed(write, revision, now)
+            if isinstance(write.record, WorkerLease):
+                worker.look_at = now  # it is expired: plan without it
+
+
+def _conflicted(worker: FleetWorker, key: str) -> None:
+    write = worker.requests.answered(key)
+    if write is None:
+        return
+    match write.record:
+        case FleetSpec():
+            worker.requests.read(SPEC)
+        case WorkerLease(instance=instance) if instance == worker.lease.instance:
+            worker.lease.conflicted()
+        case FleetClaim():
+            if worker.ownership is not None and write.record.instance == worker.lease.instance:
+                worker.ownership.conflicted(write)
+        case _:
+            if worker.leadership is not None:
+                worker.leadership.conflicted(write)
+
+
+def _unknown(worker: FleetWorker, key: str) -> None:
+    write = worker.requests.answered(key)
+    if write is None:
+        return
+    match write.record:
+        case FleetSpec():
+            worker.requests.read(SPEC)
+        case WorkerLease(instance=instance) if instance == worker.lease.instance:
+            worker.lease.unknown()
+        case FleetClaim():
+            if worker.ownership is not None and write.record.instance == worker.lease.instance:
+                worker.ownership.unknown(write)
+        case _:
+            if worker.leadership is not None:
+                worker.leadership.unknown(write)
+
+
+def _hinted(worker: FleetWorker, event: RecordHint, now: float) -> None:
+    key = event.key
+    if key == ASSIGNMENT:
+        worker.requests.read(ASSIGNMENT)
+    elif (partition := partition_of(key)) is not None:
+        waits = worker.ownership.partitions.get(partition) if worker.ownership is not None else None
+        if waits is not None and waits.step in (ClaimStep.STANDBY, ClaimStep.HELD):
+            worker.requests.read(key)
+    elif event.value is not None and (key == LEADER or _leads(worker)):
+        _hinted_lease(worker, key, event.value, now)
+
+
+def _leads(worker: FleetWorker) -> bool:
+    return worker.leadership is not None and worker.leadership.role is LeaderRole.LEADER
+
+
+def _hinted_lease(worker: FleetWorker, key: str, value: bytes, now: float) -> None:
+    try:
+        record = from_json(key, value)
+    except BrokenFleetRecord:
+        return  # the next look reads it, and tells what is wrong
+    worker.view.hinted(key, record, now)
+    if isinstance(record, LeaderLease):
+        if not record.state.is_held or record.version > worker.view.highest_version:
+            worker.look_at = now
+    elif isinstance(record, WorkerLease):
+        seen = worker.view.workers.get(record.worker)
+        if seen is None or seen.lease.instance != record.instance or seen.lease.state is not record.state:
+            worker.look_at = now
+
+
+def _stop(worker: FleetWorker, now: float) -> None:
+    if not worker.stopping:
+        worker.stopping = True
+        worker.leave_by = now + worker.spec.lease_s
+        worker.lease.leaving = True
+        worker.lease.renew(now)
+
+
+def _handlers_ended(worker: FleetWorker) -> None:
+    if worker.fenced:
+        worker.fenced = False
+        worker.lease.rejoin()
+        worker.look_at = 0.0
+
+
+# ---- what follows --------------------------------------------------------------------------------------------
+
+
+def _proceed(worker: FleetWorker, now: float) -> None:
+    """Everything that is due, whatever the event was."""
+    lease = worker.lease
+    if lease.phase is LeasePhase.LOST and not worker.fenced:
+        _fence(worker, "another worker may hold what this one held: its lease was expired, or its id taken")
+    if lease.went_back or (worker.ownership is not None and worker.ownership.went_back):
+        lease.went_back = False
+        _went_back(worker, now)
+    if worker.fenced:
+        return
+    if lease.is_held and worker.ownership is None:
+        _joined(worker)
+    if worker.stopping and _leave(worker, now):
+        return
+    _keep_lease(worker, now)
+    if worker.ownership is not None:
+        _own(worker, worker.ownership, now)
+    if worker.leadership is not None and lease.is_sure(now):
+        _lead(worker, worker.leadership, now)
+    if now >= worker.look_at and not worker.looking:
+        _look(worker, now)
+
+
+def _keep_lease(worker: FleetWorker, now: float) -> None:
+    lease = worker.lease
+    if lease.phase is LeasePhase.SEEKING:
+        if worker.spec_checked and worker.looks and not worker.looking and not worker.stopping:
+            lease.seek(now)
+    elif lease.phase is LeasePhase.HELD and now >= lease.renew_at:
+        lease.renew(now)
+    elif lease.phase in (LeasePhase.DOUBTED, LeasePhase.TAKING) and now >= lease.renew_at:
+        lease.look_again(now)
+
+
+def _joined(worker: FleetWorker) -> None:
+    assert worker.lease.lease is not None
+    number, instance = worker.lease.lease.worker, worker.lease.instance
+    worker.ownership = Ownership(worker.view, worker.requests, number, instance)
+    worker.leadership = Leadership(worker.view, worker.requests, worker.planner, number, instance)
+
+
+def _own(worker: FleetWorker, ownership: Ownership, now: float) -> None:
+    assignment = worker.view.assignment
+    alone = worker.stopping and all(one.worker == ownership.worker for one in worker.view.live_leases())
+    gives_up = worker.stopping and (alone or now >= worker.leave_by)
+    if worker.wanted_for != (ownership.instance, assignment.rank if assignment is not None else (), gives_up):
+        worker.wanted_for = (ownership.instance, assignment.rank if assignment is not None else (), gives_up)
+        wanted = frozenset() if assignment is None else assignment.partitions_of(ownership.worker, ownership.instance)
+        if worker.stopping:
+            wanted = frozenset() if gives_up else wanted & ownership.partitions.keys()
+        ownership.want(wanted)
+    if worker.lease.is_sure(now) and not worker.stopping:
+        ownership.claim_free(now)
+    ownership.unpin_late(now)
+    if ownership.token_written and worker.lease.phase is LeasePhase.HELD:
+        assert worker.lease.lease is not None
+        if not worker.requests.is_writing(worker_key(worker.lease.lease.worker)):
+            ownership.token_written = False
+            worker.lease.renew(now)
+
+
+def _lead(worker: FleetWorker, leadership: Leadership, now: float) -> None:
+    if not worker.stopping and not worker.view.is_recovering(now):
+        leadership.stand(now)
+    if leadership.role is LeaderRole.LEADER and now >= leadership.renew_at:
+        leadership.renew(now)
+    if leadership.plan_at is not None and now >= leadership.plan_at:
+        leadership.plan_at = None
+        leadership.plan(now)
+
+
+def _look(worker: FleetWorker, now: float) -> None:
+    view, ownership = worker.view, worker.ownership
+    worker.looks += 1
+    worker.looking = True
+    worker.look_at = now + worker.spec.lease_s / LOOKS_PER_LEASE
+    audit = worker.audit_due or worker.looks % LOOKS_PER_AUDIT == 0
+    worker.audit_due = False
+    keys = [LEADER, WORKERS]
+    leader = view.leader.lease if view.leader is not None else None
+    version = leader.version if isinstance(leader, LeaderLease) else 0
+    if audit or not view.assignment_read or view.assignment is None or version > view.assignment.version:
+        keys.append(ASSIGNMENT)
+    if audit or not worker.spec_checked:
+        keys.append(SPEC)
+    if ownership is not None:
+        keys += ownership.unresolved()
+        if audit:
+            keys += ownership.audited()
+    worker.requests.look(*keys)
+
+
+def _leave(worker: FleetWorker, now: float) -> bool:
+    """Whether the worker has ended."""
+    lease, ownership = worker.lease, worker.ownership
+    if lease.phase in (LeasePhase.SEEKING, LeasePhase.LEFT):
+        worker.ended = True
+        worker.requests.do(WorkerEnded())
+        return True
+    if ownership is None or ownership.busy:
+        return False
+    if not ownership.partitions and (worker.leadership is None or worker.leadership.resign(now)):
+        lease.leave(now)
+    if now >= max(worker.leave_by, lease.deadline):
+        worker.ended = True
+        worker.requests.do(WorkerEnded(orderly=False))
+    return worker.ended
+
+
+def _fence(worker: FleetWorker, why: str) -> None:
+    worker.fenced = True
+    worker.ownership = worker.leadership = None
+    worker.requests.do(StopEverything(why))
+
+
+def _went_back(worker: FleetWorker, now: float) -> None:
+    if worker.ownership is not None:
+        worker.ownership.went_back = False
+    if not worker.view.is_recovering(now):
+        worker.audit_due = True
+        worker.look_at = now
+    worker.view.went_back(now)
+
+
+# ---- words and time ------------------------------------------------------------------------------------------
+
+
+def _state(worker: FleetWorker, now: float) -> tuple[WorkerState, str | None]:  # noqa: PLR0911 - one for each state
+    lease, ownership = worker.lease, worker.ownership
+    if worker.ended:
+        return WorkerState.LEFT, None
+    if worker.fenced:
+        return WorkerState.FENCED, "handlers that began before the lease was lost"
+    if worker.stopping:
+        return WorkerState.LEAVING, "handlers that are at work, and the release of their partitions"
+    if ownership is None:
+        if lease.phase is LeasePhase.SEEKING and worker.spec_checked and not worker.looking and worker.looks:
+            return (
+                WorkerState.JOINING,
+                f"a worker id: all {worker.spec.pool} are held, or reserved for their last holders",
+            )
+        return WorkerState.JOINING, None
+    if not lease.is_sure(now):
+        return WorkerState.UNREACHABLE, "the store, to renew the lease"
+    if worker.view.is_recovering(now):
+        return WorkerState.RECOVERING, "the other workers, to write again what the store has lost"
+    is_leading = worker.leadership is not None and worker.leadership.is_leading(now)
+    return WorkerState.LEADING if is_leading else WorkerState.ACTIVE, ownership.obstacles()
+
+
+def _report(worker: FleetWorker, now: float) -> None:
+    state = _state(worker, now)
+    if state != worker.reported:
+        worker.reported = state
+        worker.requests.do(ReportState(*state))
+
+
+def _set_timer(worker: FleetWorker, now: float) -> None:
+    lease, ownership, leadership = worker.lease, worker.ownership, worker.leadership
+    due = [worker.look_at] if not worker.looking else []
+    if lease.is_held or lease.phase is LeasePhase.TAKING:
+        due += [lease.renew_at, lease.deadline]
+    if worker.stopping:
+        due.append(worker.leave_by)
+    if worker.view.is_recovering(now):
+        due.append(worker.view.recovering_until)
+    if ownership is not None and ownership.unpins:
+        due.append(ownership.unpins[0][0])
+    if leadership is not None and leadership.role is LeaderRole.LEADER:
+        due += [leadership.renew_at, *([leadership.plan_at] if leadership.plan_at is not None else [])]
+    later = [at for at in due if at > now]
+    if not later or worker.ended:
+        return
+    at = min(later)
+    if at != worker.timer:
+        worker.timer = at
+        worker.requests.do(SetTimer(at))

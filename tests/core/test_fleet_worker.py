@@ -1,0 +1,190 @@
+"""The tables of a fleet worker: lease, claims, leadership, and a store that went back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from keylane.core.fleet_events import (
+    ClosePartition,
+    DrainPartition,
+    FleetAction,
+    FleetEvent,
+    FleetSignal,
+    OpenPartition,
+    PartitionDrained,
+    ReadRecords,
+    RecordEntry,
+    RecordsRead,
+    SpecRefused,
+    StartPartition,
+    StopEverything,
+    WorkerEnded,
+    WriteConfirmed,
+    WriteConflict,
+    WriteRecord,
+    WriteUnknown,
+)
+from keylane.core.fleet_leadership import AssignmentProposal, LeaderLook
+from keylane.core.fleet_lease import LeasePhase, WorkerIdentity
+from keylane.core.fleet_records import FleetClaim, FleetRecord, FleetSpec, LeaseState, WorkerLease, key_of, to_json
+from keylane.core.fleet_worker import FleetWorker, step
+
+SPEC = FleetSpec(source={"kind": "list"})
+
+
+def plan_one(look: LeaderLook, now: float) -> AssignmentProposal:
+    live = [one.worker for one in look.workers if one.state is LeaseState.LIVE]
+    owners = {"0": live[0]} if live else None
+    return AssignmentProposal(None if look.assignment is not None and look.assignment.owners == owners else owners)
+
+
+class Store:
+    """A store without faults, and one worker on it."""
+
+    def __init__(self, **records: FleetRecord) -> None:
+        self.records: dict[str, RecordEntry] = {}
+        self.sequence = 0
+        self.now = 0.0
+        self.actions: list[FleetAction] = []
+        self.refused: dict[str, type[WriteConflict | WriteUnknown]] = {}
+        for record in records.values():
+            self.store(record)
+        self.worker = FleetWorker(
+            spec=SPEC, identity=WorkerIdentity(run="me", host="h"), planner=plan_one, clock_offset_s=1000.0
+        )
+
+    def store(self, record: FleetRecord) -> int:
+        self.sequence += 1
+        self.records[key_of(record)] = RecordEntry(self.sequence, to_json(record))
+        return self.sequence
+
+    def tell(self, event: FleetEvent) -> None:
+        pending = [event]
+        while pending:
+            for action in step(self.worker, pending.pop(0), self.now):
+                self.actions.append(action)
+                if (answer := self._answer(action)) is not None:
+                    pending.append(answer)
+
+    def _answer(self, action: FleetAction) -> FleetEvent | None:
+        match action:
+            case ReadRecords(keys):
+                found = {key: one for key, one in self.records.items() if key in keys or "worker.*" in keys}
+                return RecordsRead(keys, found, "created")
+            case WriteRecord(key, revision, record):
+                if (refusal := self.refused.pop(key, None)) is not None:
+                    return refusal(key)
+                if (self.records[key].revision if key in self.records else 0) != revision:
+                    return WriteConflict(key)
+                return WriteConfirmed(key, self.store(record))
+            case _:
+                return None
+
+    def run(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            self.now += 0.1
+            self.tell(FleetSignal.TIMER)
+
+    def did(self, *kinds: type) -> list[FleetAction]:
+        return [action for action in self.actions if isinstance(action, kinds)]
+
+    def claim(self) -> FleetClaim:
+        claims = [one.record for one in self.did(WriteRecord) if isinstance(one, WriteRecord)]
+        return next(one for one in reversed(claims) if isinstance(one, FleetClaim))
+
+
+def test_the_first_worker_joins_leads_and_owns() -> None:
+    store = Store()
+    store.run(1)
+    assert store.worker.worker_id == "worker-0"
+    token = store.worker.token_of("0", store.now)
+    assert token == store.claim().token >= 1_000_000
+    assert store.did(OpenPartition, StartPartition) == [OpenPartition("0"), StartPartition("0", token)]
+
+
+def test_another_spec_is_refused() -> None:
+    store = Store(spec=FleetSpec(source={"kind": "list"}, layout="worker"))
+    store.run(1)
+    assert store.did(SpecRefused)
+    assert store.worker.worker_id is None
+
+
+def test_a_worker_gets_its_id_back_and_leaves_those_of_others() -> None:
+    ended: Mapping[str, object] = {"state": LeaseState.LEFT, "ended_ms": 1_000_000, "beat": 3, "taken": 5}
+    store = Store(
+        a=WorkerLease(worker=0, instance="x.1", host="other", **ended),  # type: ignore[arg-type]
+        b=WorkerLease(worker=2, instance="y.1", host="h", **ended),  # type: ignore[arg-type]
+    )
+    store.run(1)
+    assert store.worker.worker_id == "worker-2"
+
+
+def test_a_worker_stops_by_its_own_clock_and_goes_on_under_a_confirmed_pin() -> None:
+    store = Store()
+    store.run(1)
+    late = store.now + 3
+    assert store.worker.token_of("0", late) is None
+    assert store.worker.token_of("0", late, late - 0.1) is not None
+    assert store.worker.token_of("0", late, late - 1) is None
+
+
+def test_a_worker_whose_lease_was_expired_stops_and_joins_as_another_instance() -> None:
+    store = Store()
+    store.run(1)
+    lease = store.worker.lease.lease
+    assert lease is not None
+    store.store(WorkerLease(worker=0, instance="me.1", taken=lease.taken, beat=lease.beat, state=LeaseState.EXPIRED))
+    store.run(1.5)
+    assert store.did(StopEverything)
+    assert store.worker.token_of("0", store.now) is None
+    store.tell(FleetSignal.HANDLERS_ENDED)
+    store.run(1)
+    assert store.worker.lease.phase is LeasePhase.HELD
+    assert store.worker.lease.instance == "me.2"
+
+
+def test_a_partition_is_released_after_it_was_drained() -> None:
+    store = Store()
+    store.run(1)
+    store.tell(FleetSignal.STOP)
+    assert store.did(DrainPartition) == [DrainPartition("0")]
+    assert store.claim().held
+    store.tell(PartitionDrained("0"))
+    store.run(1)
+    assert not store.claim().held
+    assert store.did(ClosePartition, WorkerEnded) == [ClosePartition("0"), WorkerEnded()]
+
+
+def test_a_claim_of_a_live_worker_is_waited_for() -> None:
+    store = Store(
+        lease=WorkerLease(worker=7, instance="x.1", taken=1, beat=1),
+        claim=FleetClaim(partition="0", worker=7, instance="x.1", token=5, held=True),
+    )
+    store.run(1)
+    assert store.worker.ownership is not None
+    assert store.worker.token_of("0", store.now) is None
+    store.run(4)  # its lease does not change: it is expired, and the partition taken over
+    assert store.claim().token > 5
+    assert StartPartition("0", store.claim().token, force=True) in store.actions
+
+
+@pytest.mark.parametrize("outcome", [WriteConflict, WriteUnknown])
+def test_a_claim_without_an_answer_is_written_again(outcome: type[WriteConflict | WriteUnknown]) -> None:
+    store = Store()
+    store.refused["claim.0"] = outcome
+    store.run(2)
+    assert store.worker.token_of("0", store.now) == store.claim().token
+
+
+def test_what_a_wiped_store_lost_is_written_again() -> None:
+    store = Store()
+    store.run(1)
+    token = store.worker.token_of("0", store.now)
+    store.records.clear()
+    store.run(3)
+    assert {"worker.0", "leader", "claim.0", "spec"} <= store.records.keys()
+    assert store.worker.token_of("0", store.now) == token
+    assert not store.did(StopEverything)
