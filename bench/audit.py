@@ -24,8 +24,7 @@ from bench.contest import Say
 from keylane import groups
 from keylane.core.journal_record import BatchHead, Columns, pack, seal
 from keylane.core.partitions import Partitioning
-from keylane.jetstream import streams
-from keylane.jetstream.publish import open_publisher
+from keylane.jetstream import open_publisher, streams
 from keylane.journal.stream import journal_subject, prepare
 from keylane.server import NatsServer
 from tests.peers.spark import find_spark, spark_environment

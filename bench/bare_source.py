@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from keylane.spark.columns import ARROW, DDL
+from keylane.spark.tasks import arrow_schema, ddl
 
 
 class BareSource(DataSource):
@@ -24,7 +24,7 @@ class BareSource(DataSource):
         return "bare"
 
     def schema(self) -> str:
-        return DDL
+        return ddl(with_headers=False)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         return BareReader(int(self.options["batches"]))
@@ -50,4 +50,6 @@ class BareReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [InputPartition(end["at"])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        yield pa.RecordBatch.from_pylist([{"subject": "x", "sequence": partition.value}], schema=ARROW)
+        yield pa.RecordBatch.from_pylist(
+            [{"subject": "x", "sequence": partition.value}], schema=arrow_schema(with_headers=False)
+        )

@@ -20,8 +20,7 @@ from chaos.load import FILTER, Load, load
 from chaos.members import Group, MemberProcess, Members, Peer, members
 from keylane import groups
 from keylane.groups.consumer_spec import GO_01_ACK_WAIT_S
-from keylane.jetstream import streams
-from keylane.jetstream.connection import Connection
+from keylane.jetstream import Connection, streams
 from keylane.server import NatsServer
 from tests.peers.go import program
 from tests.peers.presence import PeerMissing

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import keylane
 from bench.contest import Contestant, Figures, Say, python_contestant, ratios, run_contest, table
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import Outgoing, consumers, publish_many, streams
 from keylane.server import NatsServer
 from tests.peers.go import program
 from tests.peers.presence import PeerMissing

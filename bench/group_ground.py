@@ -14,9 +14,7 @@ import keylane
 from keylane import groups
 from keylane.core.partitions import Partitioning, partition_filters
 from keylane.groups.config import Dialect
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import Connection, Outgoing, consumers, publish_many, streams
 
 Kind = Literal["static", "elastic"]
 Storage = Literal["memory", "file"]

@@ -17,8 +17,7 @@ import keylane
 import keylane.spark
 from bench.contest import cpu_seconds
 from keylane.core.partitions import Partitioning
-from keylane.jetstream import streams
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import Outgoing, publish_many, streams
 from keylane.server import NatsServer
 from tests.peers.spark import spark_session
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 import keylane
 from bench.contest import Say
-from keylane.jetstream import streams
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import Outgoing, publish_many, streams
 from keylane.server import NatsServer
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.evidence import Handled, verdict
-from keylane.jetstream.connection import Connection
+from keylane.jetstream import Connection
 from keylane.journal import JournalRecord, read_journal
 
 FINAL = ("done", "dead", "terminated")

@@ -31,9 +31,7 @@ from chaos.worker import gives_up
 from keylane import groups
 from keylane.errors import KeylaneError
 from keylane.groups.dead_letters import list_dead_letters
-from keylane.jetstream import streams
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.direct import read_all
+from keylane.jetstream import Connection, read_all, streams
 from keylane.server import NatsServer
 from keylane.testing import Verdict
 

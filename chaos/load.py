@@ -13,8 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from keylane.errors import NotStored, OutcomeUnknown
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.publish import PublishAck, Publisher, open_publisher
+from keylane.jetstream import Connection, PublishAck, Publisher, open_publisher
 
 PREFIX = "orders."
 FILTER = "orders.*"

@@ -20,7 +20,7 @@ from chaos.load import FILTER, KEYS, Load
 from chaos.load import load as stream_load
 from chaos.members import RunBroken
 from keylane.core.partitions import Partitioning
-from keylane.jetstream.connection import Connection
+from keylane.jetstream import Connection
 from keylane.marshal import CoordinationLog, Source, StreamSource, open_jetstream_log
 from keylane.server import NatsServer
 

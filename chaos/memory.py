@@ -19,9 +19,7 @@ import keylane
 from chaos.load import FILTER, KEYS, PREFIX
 from chaos.members import Group, MemberProcess, RunBroken, members
 from keylane import groups
-from keylane.jetstream import streams
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.publish import PublishAck, open_publisher
+from keylane.jetstream import Connection, PublishAck, open_publisher, streams
 from keylane.server import NatsServer
 
 Say = Callable[[str], None]

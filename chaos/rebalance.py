@@ -23,8 +23,7 @@ from chaos.members import Group, Members, Peer, RunBroken, members
 from chaos.timing import Change
 from keylane import groups
 from keylane.groups.admin import PlanName
-from keylane.jetstream import streams
-from keylane.jetstream.connection import Connection
+from keylane.jetstream import Connection, streams
 from keylane.server import NatsServer
 from keylane.testing import Verdict
 from tests.peers.go import program

@@ -29,10 +29,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]  # it has no types
 import keylane
 from chaos.members import RunBroken
 from chaos.spark_driver import OUT, SECONDS_TO_FINISH, Into, Query
-from keylane.jetstream import streams
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.direct import read_all
-from keylane.jetstream.publish import open_publisher
+from keylane.jetstream import Connection, open_publisher, read_all, streams
 from keylane.server import NatsServer
 from keylane.testing import Effect, judge
 from tests.peers import tether

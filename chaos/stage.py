@@ -19,7 +19,7 @@ from chaos.members import MemberProcess, Members, RunBroken
 from chaos.worker import CRASHED
 from keylane import groups
 from keylane.errors import KeylaneError
-from keylane.jetstream.connection import Connection
+from keylane.jetstream import Connection
 from keylane.server import NatsServer
 from tests.waiter import until
 

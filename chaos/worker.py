@@ -41,8 +41,7 @@ from keylane.errors import (
     RequestTimeout,
     ServerUnreachable,
 )
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.consumers import ConsumerConfig
+from keylane.jetstream import Connection, ConsumerConfig
 from keylane.journal import Journal
 from tests.integration.odd_handlers import FAILING, RETURNING
 

@@ -24,8 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 import keylane
 from keylane import Connection, groups
 from keylane.exactly_once import ExactlyOnce
-from keylane.jetstream import streams
-from keylane.jetstream.consumers import ConsumerConfig
+from keylane.jetstream import ConsumerConfig, streams
 from keylane.server import NatsServer
 
 PAYMENTS = 200

@@ -7,8 +7,7 @@ import asyncio
 
 import keylane
 from bench.contestants.measured import Watch, contestant
-from keylane.jetstream.feed import FeedOptions, open_feed
-from keylane.jetstream.message import Message
+from keylane.jetstream import FeedOptions, Message, open_feed
 
 
 async def consume(options: argparse.Namespace, watch: Watch) -> int:

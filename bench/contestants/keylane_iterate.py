@@ -6,7 +6,7 @@ import argparse
 
 import keylane
 from bench.contestants.measured import Watch, contestant
-from keylane.jetstream.feed import open_feed
+from keylane.jetstream import open_feed
 
 
 async def consume(options: argparse.Namespace, watch: Watch) -> int:

@@ -20,10 +20,7 @@ from typing import Any
 
 import keylane
 from bench.spark_ground import PARTITIONING, STREAM, Part
-from keylane.jetstream import consumers
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.feed import FeedOptions, open_feed
-from keylane.jetstream.message import Message
+from keylane.jetstream import Connection, FeedOptions, Message, consumers, open_feed
 
 _ROWS = 10_000
 _DEADLINE_S = 110.0

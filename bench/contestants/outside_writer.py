@@ -8,7 +8,7 @@ import multiprocessing
 import time
 
 import keylane
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import Outgoing, publish_many
 
 _CHUNK = 50_000
 

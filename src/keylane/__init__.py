@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from keylane.lazy import loader
 
 if TYPE_CHECKING:
-    from keylane.jetstream.connection import Connection, connect
+    from keylane.jetstream import Connection, connect
     from keylane.loop import run
 
 __version__ = "0.1.0"
@@ -19,8 +19,8 @@ __version__ = "0.1.0"
 __all__ = ["Connection", "__version__", "connect", "run"]
 
 _HOMES = {
-    "Connection": "keylane.jetstream.connection",
-    "connect": "keylane.jetstream.connection",
+    "Connection": "keylane.jetstream",
+    "connect": "keylane.jetstream",
     "run": "keylane.loop",
 }
 

@@ -12,7 +12,7 @@ from keylane.core.plans import Plan
 from keylane.errors import BrokenGroupRecord, InvalidInput
 from keylane.groups.config import Dialect, ElasticConfig, StaticConfig, partition_limit
 from keylane.groups.consumer_spec import asking_for, check_settings, consumer_config, covers, difference
-from keylane.jetstream.consumers import ConsumerConfig, DeliverPolicy
+from keylane.jetstream import ConsumerConfig, DeliverPolicy
 
 WHERE = "record 'ORDERS.billing' in bucket 'x'"
 

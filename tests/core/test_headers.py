@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keylane.errors import InvalidInput
-from keylane.jetstream.headers import encode_headers, header_items, parse_headers, status_of
+from keylane.jetstream import encode_headers, parse_headers, status_of
+from keylane.jetstream.headers import header_items
 
 names = st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters=":"), min_size=1, max_size=20)
 values = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\n"), max_size=40).map(str.strip)

@@ -17,15 +17,17 @@ from tests.core.claim_histories import INTERVAL_S, history, told_claim
 
 pa = pytest.importorskip("pyarrow")
 
-from keylane.spark.pipelines.claims_records import (  # noqa: E402 - needs pyarrow
+from keylane.spark.pipelines.claims_replay import (  # noqa: E402 - needs pyarrow  # noqa: E402 - needs pyarrow
+    ENDS,
     ROWS,
     LogPiece,
     LogReader,
+    Record,
+    Replayer,
     Survey,
     first_trouble,
     measure,
 )
-from keylane.spark.pipelines.claims_replay import ENDS, Record, Replayer  # noqa: E402 - needs pyarrow
 
 Row = Mapping[str, Any]
 Rows = list[dict[str, Any]]

@@ -8,9 +8,9 @@ import pytest
 
 from keylane.errors import InvalidInput, KeylaneError, LakeBroken, ReadIncomplete
 from keylane.spark.address import Address
+from keylane.spark.options import read_options
 from keylane.spark.pipelines.spark_jobs import _is_scan, plain_error
 from keylane.spark.pipelines.stream_range import StreamRange, address_options, bounds
-from keylane.spark.read_options import read_options
 
 NOW = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
 

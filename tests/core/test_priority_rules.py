@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 
 from keylane.errors import InvalidInput, PriorityGroupMissing, PullRefused
-from keylane.jetstream.consumers import ConsumerConfig, PriorityPolicy
-from keylane.jetstream.pull_errors import refusal
+from keylane.jetstream import ConsumerConfig, PriorityPolicy
+from keylane.jetstream.pull_loop import refusal
 from keylane.priority.rules import (
     POLICIES,
     check_config,

@@ -16,7 +16,7 @@ from keylane.core.partitions import Partitioning  # noqa: E402 - Arrow is option
 from keylane.spark.address import Address  # noqa: E402
 from keylane.spark.driver.layout import Layout  # noqa: E402
 from keylane.spark.key_order import grouped, runs, why_layout_spreads  # noqa: E402
-from keylane.spark.read_options import ReadOptions  # noqa: E402
+from keylane.spark.options import ReadOptions  # noqa: E402
 
 Rows = list[tuple[str | None, int]]
 

@@ -12,7 +12,7 @@ from keylane.core.subjects import matches
 from keylane.errors import InvalidInput, NotAMember
 from keylane.groups import ElasticConfig, StaticConfig
 from keylane.spark.driver.layout import GroupRecord, Layout, lay_out, numbering
-from keylane.spark.read_options import read_options
+from keylane.spark.options import read_options
 
 ORDERS = Partitioning("orders.*", (1,), 3)
 

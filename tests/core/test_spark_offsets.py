@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keylane.errors import DataLost, InvalidInput
-from keylane.spark.data_loss import Loss, Losses
 from keylane.spark.driver.offsets import Offset, planned, resume
-from keylane.spark.stream_state import StreamSnapshot
+from keylane.spark.stream_state import Loss, Losses, StreamSnapshot
 
 
 def state(first: int, last: int, created: str = "t1") -> StreamSnapshot:

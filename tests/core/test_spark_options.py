@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from keylane.core.partitions import Partitioning
 from keylane.errors import InvalidInput
 from keylane.spark.address import ADDRESS_NAMES
-from keylane.spark.read_options import NAMES, Mode, RangeBound, read_options
+from keylane.spark.options import READER_NAMES, Mode, RangeBound, read_options
 
 SEED = "SUhunter2".upper() + "A" * 52
 CREDS = "-----BEGIN NATS USER JWT-----\nhunter2"
@@ -197,7 +197,7 @@ BOTH: list[tuple[dict[str, str], str]] = [
     ({"stream": "S", "startingOffsets": "1", "startingTimestamp": "1"}, r"'startingOffsets' \('1'\) and 'starting"),
     ({"stream": "S", "startingTimestamp": "yesterday"}, r"'startingTimestamp' is 'yesterday': give a time such as"),
     ({"stream": "S", "startingTimestamp": "2025-03-31T12:00:00"}, r"without a time zone"),
-    ({"stream": "S", "startingTimestamp": "99999999999999999999"}, r"are no date"),
+    ({"stream": "S", "startingTimestamp": "99999999999999999999"}, r"are not a date"),
     ({"stream": "S", "failOnDataLoss": "yes"}, r"option 'failOnDataLoss' is 'yes': give true or false"),
     ({"stream": "S", "includeHeaders": "1"}, r"option 'includeHeaders' is '1'"),
     ({"stream": "S", "includeData": "no"}, r"option 'includeData' is 'no'"),
@@ -256,7 +256,7 @@ def test_mistakes_are_told_before_the_mode_is_known(options: dict[str, str], tol
         read_options(options)
 
 
-@given(st.dictionaries(st.sampled_from((*NAMES, *ADDRESS_NAMES)), st.text(max_size=12), max_size=5))
+@given(st.dictionaries(st.sampled_from((*READER_NAMES, *ADDRESS_NAMES)), st.text(max_size=12), max_size=5))
 def test_any_text_is_read_or_refused(options: dict[str, str]) -> None:
     for mode in MODES:
         with suppress(InvalidInput):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from keylane.spark.driver.batch_plan import MOST_PIECES, SplitRange, plan
 from keylane.spark.driver.offsets import admit
-from keylane.spark.read_options import SplitBy
+from keylane.spark.options import SplitBy
 from keylane.spark.stream_state import StreamSnapshot
 
 

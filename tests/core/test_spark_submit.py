@@ -83,8 +83,8 @@ def test_forms_of_masters(master: str) -> None:
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (Submission(app="a.py", master="spark:/host"), "--master 'spark:/host' is none of local, "),
-        (Submission(app="a.py", master="local[x]"), "none of"),
+        (Submission(app="a.py", master="spark:/host"), "--master 'spark:/host' is not one of local, "),
+        (Submission(app="a.py", master="local[x]"), "is not one of"),
         (Submission(app="a.py", master="spark://host"), "spark://HOST:PORT"),
         (Submission(app="a.py", deploy_mode="kluster"), "--deploy-mode 'kluster' must be client or cluster"),
         (Submission(app="a.py", deploy_mode="cluster"), "nothing that Spark can do for Python programs"),

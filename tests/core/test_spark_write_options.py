@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from keylane.errors import InvalidInput
-from keylane.spark.write_options import WriteOptions, check_columns, write_options
+from keylane.spark.options import WriteOptions, check_columns, write_options
 
 
 def test_defaults() -> None:

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Coroutine
 
     from keylane.errors import NotFound
-    from keylane.jetstream.connection import Connection
-    from keylane.jetstream.consumers import ConsumerInfo, PriorityGroupState
+    from keylane.jetstream import Connection, ConsumerInfo, PriorityGroupState
     from keylane.priority import Pinned, Unpinned
 
 

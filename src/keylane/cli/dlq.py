@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from keylane.groups.dead_letters import DeadLetter
-    from keylane.jetstream.connection import Connection
+    from keylane.jetstream import Connection
 
 _MAX_BYTES = 4_000
 

@@ -14,7 +14,7 @@ only after ack_wait, behind everything newer: the reader resets the consumer in 
 delivery: if its last holder died and there is nothing new to deliver, or no more messages may be in flight, nobody is
 pinned before ack_wait ends. A waiting reader then resets the consumer for whoever will be pinned.
 
-`step` says what to do with each event; `jetstream/pin_performer.py` does it. Nothing here knows a clock or a socket.
+`step` says what to do with each event; `jetstream/feed_pin.py` does it. Nothing here knows a clock or a socket.
 """
 
 from __future__ import annotations

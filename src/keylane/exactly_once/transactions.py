@@ -24,7 +24,7 @@ from keylane.exactly_once.fencing import FenceClaim, InstanceClaims, LedgerEntry
 from keylane.exactly_once.ledger import DoneElsewhere, EpochChanged, Limits, Superseded
 from keylane.exactly_once.tables import prepare
 from keylane.groups import GroupMessage, Origin
-from keylane.jetstream.settings import check_seconds
+from keylane.jetstream import check_seconds
 
 T = TypeVar("T")
 

@@ -16,9 +16,7 @@ from keylane.groups import consumer_spec
 from keylane.groups.config import ElasticConfig, GroupConfig, Kind, StaticConfig
 from keylane.groups.creation import Mappings, check_names, plan_of, refuse_to_stop_go_members, warn_of_idle_members
 from keylane.groups.store import StoredGroup, bucket_of, change_elastic, read_any
-from keylane.jetstream import consumers
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.consumers import ConsumerInfo
+from keylane.jetstream import Connection, ConsumerInfo, consumers
 
 PlanName = Literal["balanced", "sticky"]
 

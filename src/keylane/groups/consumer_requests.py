@@ -12,9 +12,7 @@ from typing import Any
 
 from keylane.errors import ApiError, GroupConflict, KeylaneError, NotFound, RequestTimeout
 from keylane.groups import consumer_spec
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.consumers import ConsumerConfig, ConsumerInfo
+from keylane.jetstream import Connection, ConsumerConfig, ConsumerInfo, consumers, streams
 
 FILTERS_OVERLAP = 10100
 NOT_CHANGEABLE = 10012
@@ -54,7 +52,7 @@ class RemoteConsumer:
         return self._connection.supports("consumer_reset")
 
     async def stream_facts(self) -> StreamFacts:
-        wire = await self._connection.api.request(f"STREAM.INFO.{self.stream}")
+        wire = await streams.info_json(self._connection, self.stream)
         return StreamFacts(
             made=streams.StreamState.from_wire(wire).created,
             clustered="name" in wire.get("cluster", {}),
@@ -125,10 +123,10 @@ class RemoteConsumer:
         count, transform = wire["state"]["messages"], wire["config"].get("subject_transform") or {}
         if not count or "{{partition(" in str(transform.get("dest", "")).lower():
             return None
-        first = await self._connection.api.request(
-            f"STREAM.MSG.GET.{self.stream}", {"seq": wire["state"]["first_seq"], "next_by_subj": ">"}
+        first = await streams.get_message(
+            self._connection, self.stream, sequence=wire["state"]["first_seq"], next_by_subject=">"
         )
-        subject = str(first["message"]["subject"])
+        subject = str(first["subject"])
         if subject.split(".", 1)[0].isdecimal():
             return None
         return (
@@ -139,7 +137,7 @@ class RemoteConsumer:
 
     async def _stream_info(self, stream: str) -> dict[str, Any] | None:
         try:
-            return await self._connection.api.request(f"STREAM.INFO.{stream}", timeout_s=_LOOK_S)
+            return await streams.info_json(self._connection, stream, timeout_s=_LOOK_S)
         except NotFound:
             return None
 
@@ -202,12 +200,13 @@ class RemoteConsumer:
 
     async def _next_message(self, subject_filter: str, start: int) -> int | None:
         """The sequence of the stream's next message with such a subject, as its leader has it."""
-        question = {"seq": start, "next_by_subj": subject_filter}
         try:
-            answer = await self._connection.api.request(f"STREAM.MSG.GET.{self.stream}", question)
+            found = await streams.get_message(
+                self._connection, self.stream, sequence=start, next_by_subject=subject_filter
+            )
         except NotFound:
             return None
-        return int(answer["message"]["seq"])
+        return int(found["seq"])
 
     async def is_free(self, filters: tuple[str, ...]) -> bool:
         """Whether no consumer of the work queue has one of these filters, so that another one may have them."""

@@ -14,7 +14,7 @@ from typing import Any
 from keylane.core.subjects import is_subset, matches
 from keylane.errors import InvalidInput
 from keylane.groups.config import ElasticConfig, GroupConfig, StaticConfig
-from keylane.jetstream.consumers import ConsumerConfig
+from keylane.jetstream import ConsumerConfig
 
 STATIC_BUCKET = "static-consumer-groups"
 ELASTIC_BUCKET = "elastic-consumer-groups"

@@ -21,9 +21,7 @@ from keylane.groups import consumer_spec
 from keylane.groups.config import Dialect, ElasticConfig, GroupConfig, Kind, StaticConfig, check_group_filters
 from keylane.groups.store import bucket_of, read_any, read_group
 from keylane.groups.stream_subjects import check_filters_match, check_partition_numbers
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.kv import KvEntry, change
+from keylane.jetstream import Connection, KvEntry, change, consumers, streams
 
 _log = logging.getLogger("keylane.groups")
 
@@ -306,7 +304,7 @@ async def _make_queue(
     if sources is not None and await read_group(connection, "elastic", stream, group) is not None:
         return
     try:
-        await connection.api.request(f"STREAM.CREATE.{queue}", _queue_config(queue, stream, config, source))
+        await streams.create_json(connection, _queue_config(queue, stream, config, source))
     except ApiError as error:
         if error.err_code != _STREAM_EXISTS_DIFFERENTLY:
             raise

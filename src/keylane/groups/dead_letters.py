@@ -19,7 +19,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
 from nats.js.api import StorageType
@@ -40,17 +40,20 @@ from keylane.errors import (
     RequestTimeout,
 )
 from keylane.groups.message import GroupMessage
-from keylane.jetstream import streams
-from keylane.jetstream.consumers import parse_time
-from keylane.jetstream.direct import StoredMessage, read_batch
-from keylane.jetstream.headers import parse_headers
-from keylane.jetstream.publish import PublishAck
-from keylane.jetstream.raw_publish import publish_raw
-from keylane.jetstream.settings import check_seconds
+from keylane.jetstream import (
+    PublishAck,
+    StoredMessage,
+    check_seconds,
+    parse_headers,
+    parse_time,
+    publish_raw,
+    read_batch,
+    streams,
+)
 from keylane.retrying import Backoff
 
 if TYPE_CHECKING:
-    from keylane.jetstream.connection import Connection
+    from keylane.jetstream import Connection
 
 _log = logging.getLogger("keylane.groups")
 
@@ -297,7 +300,7 @@ async def ensure_dead_letter_stream(connection: Connection, stream: str, *, like
         "allow_direct": True,
     }
     try:
-        await connection.api.request(f"STREAM.CREATE.{name}", wanted)
+        await streams.create_json(connection, wanted)
     except ApiError as error:
         if error.err_code == _SUBJECTS_OVERLAP:
             raise GroupConflict(
@@ -440,7 +443,7 @@ async def drop(connection: Connection, stream: str, sequence: int) -> None:
     name = dead_letter_stream(stream)
     _check_sequence(sequence)
     try:
-        await connection.api.request(f"STREAM.MSG.DELETE.{name}", {"seq": sequence, "no_erase": True})
+        await streams.delete_message(connection, name, sequence)
     except NotFound as error:
         raise _no_letter(stream, sequence, error) from error
     except ApiError:
@@ -467,10 +470,9 @@ async def _stored(connection: Connection, stream: str, sequence: int) -> _Stored
     name = dead_letter_stream(stream)
     _check_sequence(sequence)
     try:
-        answer = await connection.api.request(f"STREAM.MSG.GET.{name}", {"seq": sequence})
+        wire = await streams.get_message(connection, name, sequence=sequence)
     except NotFound as error:
         raise _no_letter(stream, sequence, error) from error
-    wire: dict[str, Any] = answer["message"]
     head, data = (base64.b64decode(wire.get(part, "")) for part in ("hdrs", "data"))
     return _Stored(wire["subject"], head, data, parse_time(wire["time"]), wire["time"])
 

@@ -12,8 +12,7 @@ from typing import NamedTuple
 from keylane.errors import Fenced, NotFound
 from keylane.groups.consumer_spec import key_of_group
 from keylane.groups.store import bucket_of
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.connection import Connection
+from keylane.jetstream import Connection, consumers, streams
 
 _LOOKS = 5
 _CATCH_UP_S = 0.1

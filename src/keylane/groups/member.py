@@ -30,11 +30,7 @@ from keylane.groups.member_consumer import MemberConsumer, MemberConsumerHooks
 from keylane.groups.message import GroupMessage, KeyOf, placing_by
 from keylane.groups.message_processor import MessageProcessor
 from keylane.groups.store import StoredGroup, bucket_of, read_any, read_group, record_name
-from keylane.jetstream import streams
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.consumers import ConsumerConfig
-from keylane.jetstream.hooks import Hooks
-from keylane.jetstream.settings import check_seconds
+from keylane.jetstream import Connection, ConsumerConfig, Hooks, check_seconds, streams
 from keylane.retrying import backoff_s
 
 __all__ = ["STOP_TIMEOUT_S", "Member", "MemberHooks", "Order", "join"]

@@ -33,11 +33,16 @@ from keylane.groups.consumer_requests import (
 from keylane.groups.instance import Origin
 from keylane.groups.message import GroupMessage, Placing
 from keylane.groups.message_processor import MessageProcessor
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.consumers import ConsumerConfig, ConsumerInfo
-from keylane.jetstream.feed import Feed, FeedOptions, open_feed
-from keylane.jetstream.message import Message
-from keylane.jetstream.pin_performer import PinOptions
+from keylane.jetstream import (
+    Connection,
+    ConsumerConfig,
+    ConsumerInfo,
+    Feed,
+    FeedOptions,
+    Message,
+    PinOptions,
+    open_feed,
+)
 
 T = TypeVar("T")
 

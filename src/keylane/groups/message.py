@@ -13,10 +13,10 @@ from keylane.core.partitions import Partitioning, strip_partition
 from keylane.core.subjects import matches
 from keylane.errors import InvalidInput
 from keylane.groups.instance import Origin
-from keylane.jetstream.message import Message
+from keylane.jetstream import Message
 
 if TYPE_CHECKING:
-    from keylane.jetstream.client import Client
+    from keylane.jetstream import Client
 
 
 class Place(NamedTuple):

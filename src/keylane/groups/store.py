@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from keylane.errors import GroupError, InvalidInput, NoSuchGroup
 from keylane.groups.config import ElasticConfig, Kind, StaticConfig
 from keylane.groups.consumer_spec import ELASTIC_BUCKET, STATIC_BUCKET, key_of_group
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.kv import Bucket, KvEntry, change
+from keylane.jetstream import Bucket, Connection, KvEntry, change
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from nats.js.api import StreamConfig, StreamInfo, StreamSource, SubjectTransform
 from keylane.core.subjects import is_subset, overlaps
 from keylane.errors import InvalidInput, KeylaneError, NotFound
 from keylane.groups.config import ElasticConfig, StaticConfig
-from keylane.jetstream.connection import Connection
+from keylane.jetstream import Connection, streams
 
 _log = logging.getLogger("keylane.groups")
 
@@ -161,7 +161,7 @@ async def _has_message(connection: Connection, source: StreamInfo, subject_filte
     if not source.state.messages:
         return False
     try:
-        await connection.api.request(f"STREAM.MSG.GET.{source.config.name}", {"last_by_subj": subject_filter})
+        await streams.get_message(connection, source.config.name or "", last_by_subject=subject_filter)
     except NotFound:
         return False
     except KeylaneError as error:  # this is for a warning only

@@ -1,1 +1,120 @@
-"""The JetStream adapter: connection, API, consumers, feed, publishing."""
+"""The adapter to NATS: connections, publishing, feeds, and the JetStream API. Other packages import from here only.
+
+`consumers` and `streams` are modules, used as `streams.create(connection, config)`. Every name is loaded when it is
+first used: importing this package alone does not import the NATS client.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from keylane.lazy import loader
+
+if TYPE_CHECKING:
+    from keylane.jetstream import consumers, streams
+    from keylane.jetstream.client import Client
+    from keylane.jetstream.connection import Connection, connect
+    from keylane.jetstream.consumers import (
+        AckPolicy,
+        ConsumerConfig,
+        ConsumerInfo,
+        DeliverPolicy,
+        PriorityGroupState,
+        PriorityPolicy,
+        parse_time,
+    )
+    from keylane.jetstream.direct import MOST_BYTES, OWN_HEADERS, StoredMessage, read_all, read_batch
+    from keylane.jetstream.features import Version, supports
+    from keylane.jetstream.feed import Feed, open_feed
+    from keylane.jetstream.feed_options import FeedOptions, Notice, PinOptions
+    from keylane.jetstream.headers import encode_headers, number_in, parse_headers, status_of
+    from keylane.jetstream.hooks import Hooks
+    from keylane.jetstream.kv import Bucket, KvEntry, change
+    from keylane.jetstream.message import Message
+    from keylane.jetstream.publish import (
+        Outgoing,
+        PublishAck,
+        Publisher,
+        open_publisher,
+        publish_atomic,
+        publish_many,
+        publish_raw,
+        read_answer,
+    )
+    from keylane.jetstream.settings import check_seconds
+    from keylane.jetstream.streams import RetentionPolicy, StorageType, StreamConfig, StreamInfo, StreamState
+
+__all__ = [
+    "MOST_BYTES",
+    "OWN_HEADERS",
+    "AckPolicy",
+    "Bucket",
+    "Client",
+    "Connection",
+    "ConsumerConfig",
+    "ConsumerInfo",
+    "DeliverPolicy",
+    "Feed",
+    "FeedOptions",
+    "Hooks",
+    "KvEntry",
+    "Message",
+    "Notice",
+    "Outgoing",
+    "PinOptions",
+    "PriorityGroupState",
+    "PriorityPolicy",
+    "PublishAck",
+    "Publisher",
+    "RetentionPolicy",
+    "StorageType",
+    "StoredMessage",
+    "StreamConfig",
+    "StreamInfo",
+    "StreamState",
+    "Version",
+    "change",
+    "check_seconds",
+    "connect",
+    "consumers",
+    "encode_headers",
+    "number_in",
+    "open_feed",
+    "open_publisher",
+    "parse_headers",
+    "parse_time",
+    "publish_atomic",
+    "publish_many",
+    "publish_raw",
+    "read_all",
+    "read_answer",
+    "read_batch",
+    "status_of",
+    "streams",
+    "supports",
+]
+
+_HOMES = {
+    "": "consumers streams",
+    ".client": "Client",
+    ".connection": "Connection connect",
+    ".consumers": "AckPolicy ConsumerConfig ConsumerInfo DeliverPolicy PriorityGroupState PriorityPolicy parse_time",
+    ".direct": "MOST_BYTES OWN_HEADERS StoredMessage read_all read_batch",
+    ".features": "Version supports",
+    ".feed": "Feed open_feed",
+    ".feed_options": "FeedOptions Notice PinOptions",
+    ".headers": "encode_headers number_in parse_headers status_of",
+    ".hooks": "Hooks",
+    ".kv": "Bucket KvEntry change",
+    ".message": "Message",
+    ".publish": "Outgoing PublishAck Publisher open_publisher publish_atomic publish_many publish_raw read_answer",
+    ".settings": "check_seconds",
+    ".streams": "RetentionPolicy StorageType StreamConfig StreamInfo StreamState",
+}
+
+if not TYPE_CHECKING:  # a type checker that saw this would take every misspelt name for good
+    __getattr__ = loader(__name__, {name: __name__ + home for home, names in _HOMES.items() for name in names.split()})
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

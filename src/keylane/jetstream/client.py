@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import nats.aio.client
@@ -24,8 +25,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.aio.transport import WebSocketTransport
 
-from keylane.errors import PermissionDenied
-from keylane.jetstream.pending_requests import Outstanding, let_go
+from keylane.errors import KeylaneError, PermissionDenied
 from keylane.jetstream.protocol import BrokenProtocol, BulkRoute, Control, Event, Route, Scanner, Unrouted, parse_info
 from keylane.jetstream.transport import DirectTransport
 
@@ -59,6 +59,60 @@ class _Parser:
             await self._client.give_up_link(error)
 
 
+class PendingRequests:
+    """The requests that wait for an answer, so that what makes an answer impossible ends them at once."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[asyncio.Future[Msg], str] = {}
+        self._barred: tuple[type[KeylaneError], str] | None = None
+
+    @contextmanager
+    def waiting_on(self, subject: str) -> Iterator[asyncio.Future[Msg]]:
+        """A future that fails when the answer cannot come any more."""
+        if self._barred is not None:
+            kind, text = self._barred
+            raise kind(f"{subject} was not asked: {text}")
+        trouble: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        self._waiting[trouble] = subject
+        try:
+            yield trouble
+        finally:
+            del self._waiting[trouble]
+            _let_go(trouble)
+
+    def fail(self, kind: type[KeylaneError], text: str) -> None:
+        """End all requests."""
+        for trouble, subject in self._waiting.items():
+            if not trouble.done():
+                trouble.set_exception(kind(f"no answer on {subject}: {text}"))
+
+    def deny(self, denied: PermissionDenied) -> None:
+        """End the requests that the server does not allow."""
+        for trouble, subject in self._waiting.items():
+            if subject == denied.subject and not trouble.done():
+                trouble.set_exception(PermissionDenied(str(denied), operation=denied.operation, subject=denied.subject))
+
+    def bar(self, kind: type[KeylaneError], text: str) -> None:
+        """End all requests, and refuse new ones until `unbar`."""
+        self._barred = (kind, text)
+        self.fail(kind, text)
+
+    @property
+    def barred(self) -> bool:
+        return self._barred is not None
+
+    def unbar(self) -> None:
+        self._barred = None
+
+
+def _let_go(future: asyncio.Future[Msg]) -> None:
+    """Cancel what nobody waits for any more, or take note of how it ended."""
+    if not future.done():
+        future.cancel()
+    elif not future.cancelled():
+        future.exception()
+
+
 class Client(nats.aio.client.Client):
     """A nats-py client whose routed subscriptions bypass nats-py's message path."""
 
@@ -71,7 +125,7 @@ class Client(nats.aio.client.Client):
         self._flushes: set[asyncio.Future[bool]] = set()
         self._listeners: list[LinkListener] = []
         self._denial_listeners: list[DenialListener] = []
-        self.outstanding = Outstanding()
+        self.outstanding = PendingRequests()
         self._wake: asyncio.Event = asyncio.Event()
         self._scan_error: Exception | None = None
         self._ended = False
@@ -219,7 +273,7 @@ class Client(nats.aio.client.Client):
                 if trouble.done():
                     return trouble.result()
             finally:
-                let_go(asked)
+                _let_go(asked)
         raise errors.TimeoutError
 
     # ---- in -----------------------------------------------------------------------------------------

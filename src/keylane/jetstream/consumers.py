@@ -249,6 +249,18 @@ async def delete(connection: Connection, stream: str, consumer: str) -> None:
     await _call(connection, "DELETE", stream, consumer)
 
 
+def post_delete(connection: Connection, stream: str, consumer: str) -> None:
+    """Delete a consumer without waiting for the answer."""
+    target = connection.api.subject(f"CONSUMER.DELETE.{stream}.{consumer}")
+    connection.nats.post(b"PUB %b 0\r\n\r\n" % target.encode())
+    connection.nats.push()
+
+
+def next_subject(connection: Connection, stream: str, consumer: str) -> str:
+    """Where pulls go."""
+    return connection.api.subject(f"CONSUMER.MSG.NEXT.{stream}.{consumer}")
+
+
 async def list_all(connection: Connection, stream: str) -> AsyncIterator[ConsumerInfo]:
     """Every consumer of the stream, page by page."""
     check_stream_name(stream)

@@ -19,6 +19,7 @@ from keylane.errors import ApiError, InvalidInput, NotFound, PermissionDenied, R
 from keylane.jetstream.consumers import parse_time
 from keylane.jetstream.headers import header_items, number_in, status_of
 from keylane.jetstream.settings import check_seconds
+from keylane.jetstream.streams import direct_subject
 
 if TYPE_CHECKING:
     from keylane.jetstream.connection import Connection
@@ -153,7 +154,7 @@ async def read_batch(
         request["next_by_subj"] = check_filter(subject_filter)
     client = connection.nats
     inbox = client.new_inbox()
-    target = connection.api.subject(f"DIRECT.GET.{stream}")
+    target = direct_subject(connection, stream)
     answer = _Answer(stream, target, inbox)
     client.listen_for_denials(answer.denied)
     subscription = await client.route(inbox, answer)

@@ -1,4 +1,4 @@
-"""What a feed may hold, how long its pulls live, and whom it tells."""
+"""What a feed may hold, how long its pulls live, and its callbacks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 from keylane.core.pulls import Meaning
 from keylane.errors import InvalidInput
 from keylane.jetstream.message import Message
-from keylane.jetstream.pin_performer import PinOptions
 from keylane.jetstream.settings import check_seconds
 
 
@@ -23,11 +22,27 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PinOptions:
+    """How a feed takes part in a `pinned_client` group."""
+
+    group: str
+    timeout_s: float
+    """The consumer's priority_timeout."""
+    reset_on_takeover: bool
+    on_pinned: Callable[[str], None] | None = None
+    """Called with the pin id before the first message under it is handed out."""
+    on_unpinned: Callable[[str], None] | None = None
+    """Called with the pin id when the pin is known to be lost, or when deliveries under it are: then `on_pinned`
+    follows with the same id, and all messages that are not acked come again. A handler may be running then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FeedOptions:
     """Bounds and timers of a feed.
 
-    `max_messages` and `max_bytes` bound what is held: buffered plus asked for. `expires_s` is the life of one
-    pull; a server that sends neither messages nor heartbeats for two `heartbeat_s` is asked anew.
+    `max_messages` and `max_bytes` bound what a feed holds: what is buffered plus what the server was asked for.
+    `expires_s` is the lifetime of one pull. A server that sends neither messages nor heartbeats for two `heartbeat_s`
+    is asked again.
     """
 
     max_messages: int = 1000
@@ -39,10 +54,10 @@ class FeedOptions:
     """Sent with every pull: the terms of a priority group."""
     pin: PinOptions | None = None
     on_demand: bool = False
-    """Ask only when `fetch` is called."""
+    """Pull only when `fetch` is called."""
     on_messages: Callable[[list[Message]], None] | None = None
-    """Given every batch inside the socket's read callback, instead of iteration: the shortest way from the
-    server to code that never waits. What bounds it is the consumer's `max_ack_pending`."""
+    """Called with every batch inside the socket's read callback, instead of iteration: the shortest way from the
+    server to code that never waits. The consumer's `max_ack_pending` bounds it."""
 
     around_reset: Callable[[], AbstractContextManager[None]] | None = None
     """Entered while the consumer is reset: acks that are sent meanwhile may not count."""

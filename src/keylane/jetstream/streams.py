@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -25,8 +25,13 @@ __all__ = [
     "StreamInfo",
     "StreamState",
     "create",
+    "create_json",
     "delete",
+    "delete_message",
+    "direct_subject",
+    "get_message",
     "info",
+    "info_json",
     "list_all",
     "names",
     "purge",
@@ -67,16 +72,31 @@ async def create(connection: Connection, config: StreamConfig) -> StreamInfo:
     return await _apply(connection, "CREATE", config)
 
 
+async def create_json(connection: Connection, config: Mapping[str, Any]) -> None:
+    """As `create`, for a configuration with fields or values that nats-py does not know."""
+    await connection.api.request(f"STREAM.CREATE.{config['name']}", config)
+
+
 async def update(connection: Connection, config: StreamConfig) -> StreamInfo:
     return await _apply(connection, "UPDATE", config)
 
 
 async def info(connection: Connection, stream: str) -> StreamInfo:
-    return _stream_info(await _info(connection, stream))
+    check_stream_name(stream)
+    return _stream_info(await info_json(connection, stream))
+
+
+async def info_json(
+    connection: Connection, stream: str, *, subjects_filter: str | None = None, timeout_s: float | None = None
+) -> dict[str, Any]:
+    """As `info`, with every field that the server sent; with a filter also the count of messages per subject."""
+    request = None if subjects_filter is None else {"subjects_filter": subjects_filter}
+    return await connection.api.request(f"STREAM.INFO.{stream}", request, timeout_s)
 
 
 async def state(connection: Connection, stream: str) -> StreamState:
-    return StreamState.from_wire(await _info(connection, stream))
+    check_stream_name(stream)
+    return StreamState.from_wire(await info_json(connection, stream))
 
 
 async def names(connection: Connection) -> list[str]:
@@ -121,9 +141,41 @@ async def step_down(connection: Connection, stream: str) -> None:
     await connection.api.request(f"STREAM.LEADER.STEPDOWN.{stream}")
 
 
-async def _info(connection: Connection, stream: str) -> dict[str, Any]:
-    check_stream_name(stream)
-    return await connection.api.request(f"STREAM.INFO.{stream}")
+async def get_message(
+    connection: Connection,
+    stream: str,
+    *,
+    sequence: int | None = None,
+    start_time: datetime | None = None,
+    last_by_subject: str | None = None,
+    next_by_subject: str | None = None,
+) -> dict[str, Any]:
+    """A stored message as the leader sends it, headers and data in Base64.
+
+    The message at `sequence`, the last one on subjects, or the next one on subjects from `sequence` or `start_time`
+    (UTC) on. Raises `NotFound` if there is none.
+    """
+    request = {
+        "seq": sequence,
+        "start_time": start_time.isoformat().replace("+00:00", "Z") if start_time is not None else None,
+        "last_by_subj": last_by_subject,
+        "next_by_subj": next_by_subject,
+    }
+    answer = await connection.api.request(
+        f"STREAM.MSG.GET.{stream}", {name: value for name, value in request.items() if value is not None}
+    )
+    message: dict[str, Any] = answer["message"]
+    return message
+
+
+async def delete_message(connection: Connection, stream: str, sequence: int) -> None:
+    """Delete one message. Its bytes are not overwritten."""
+    await connection.api.request(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence, "no_erase": True})
+
+
+def direct_subject(connection: Connection, stream: str) -> str:
+    """Where any replica answers requests for stored messages (`direct.py`)."""
+    return connection.api.subject(f"DIRECT.GET.{stream}")
 
 
 async def _apply(connection: Connection, verb: str, config: StreamConfig) -> StreamInfo:

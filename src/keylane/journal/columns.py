@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from keylane.core.journal_record import Columns
-from keylane.jetstream.message import Message
+from keylane.jetstream import Message
 from keylane.journal.stream import journal_subject
 
 _PIN = re.compile(rb"\r\nNats-Pin-Id: ?([^\r]*)\r\n")

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 from keylane.core.journal_record import JournalBatch, JournalRecord, open_batch
 from keylane.errors import BrokenJournal, InvalidInput, JournalError, NotFound, ReadIncomplete
-from keylane.jetstream.direct import StoredMessage, read_batch
-from keylane.jetstream.settings import check_seconds
+from keylane.jetstream import StoredMessage, check_seconds, read_batch, streams
 from keylane.journal.stream import journal_stream, journal_subject
 
 if TYPE_CHECKING:
-    from keylane.jetstream.connection import Connection
+    from keylane.jetstream import Connection
 
 _MESSAGES_A_REQUEST = 64
 """Each holds a thousand records or more: this bounds the memory of a reader to a few megabytes."""
@@ -161,17 +160,17 @@ async def _stored(
 async def _last(connection: Connection, name: str, subject: str) -> int:
     """The sequence of the last message on these subjects; 0 if there is none."""
     try:
-        answer = await connection.api.request(f"STREAM.MSG.GET.{name}", {"last_by_subj": subject})
+        found = await streams.get_message(connection, name, last_by_subject=subject)
     except NotFound as error:
         if error.err_code != 10037:  # no message found
             raise
         return 0
-    return int(answer["message"]["seq"])
+    return int(found["seq"])
 
 
 async def _is_there(connection: Connection, name: str, sequence: int) -> bool:
     try:
-        await connection.api.request(f"STREAM.MSG.GET.{name}", {"seq": sequence})
+        await streams.get_message(connection, name, sequence=sequence)
     except NotFound:
         return False
     return True

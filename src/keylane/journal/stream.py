@@ -12,11 +12,10 @@ from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StoreCompre
 from keylane.core.names import check_group_name, check_member_name, check_stream_name
 from keylane.core.subjects import is_subset
 from keylane.errors import ApiError, InvalidInput, JournalConflict, NotFound
-from keylane.jetstream import streams
-from keylane.jetstream.settings import check_seconds
+from keylane.jetstream import check_seconds, streams
 
 if TYPE_CHECKING:
-    from keylane.jetstream.connection import Connection
+    from keylane.jetstream import Connection
 
 DEFAULT_MAX_AGE_S = 7 * 24 * 3600.0
 DUPLICATE_WINDOW_S = 120.0

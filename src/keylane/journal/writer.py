@@ -26,14 +26,12 @@ from zlib import crc32
 
 from keylane.core.journal_record import OUTCOME_NUMBERS, BatchHead, Columns, Packed, pack, sample_limit, seal
 from keylane.errors import InvalidInput, NotStored, OutcomeUnknown, PublishDenied
-from keylane.jetstream.hooks import Hooks
-from keylane.jetstream.publish import PublishAck, Publisher, open_publisher
-from keylane.jetstream.settings import check_seconds
+from keylane.jetstream import Hooks, PublishAck, Publisher, check_seconds, open_publisher
 from keylane.journal.columns import Handled, Line, Lines, Note, RecordOrigin
 from keylane.journal.stream import journal_stream, prepare
 
 if TYPE_CHECKING:
-    from keylane.jetstream.connection import Connection
+    from keylane.jetstream import Connection
 
 _log = logging.getLogger("keylane.journal")
 

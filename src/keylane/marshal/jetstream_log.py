@@ -33,14 +33,11 @@ from keylane.errors import (
     RevisionConflict,
     UnsafeLog,
 )
-from keylane.jetstream import streams
-from keylane.jetstream.direct import read_batch
-from keylane.jetstream.publish import Publisher, open_publisher
-from keylane.jetstream.settings import check_seconds
+from keylane.jetstream import Publisher, check_seconds, open_publisher, read_batch, streams
 from keylane.marshal.log import DEFAULT_INTERVAL_S, Bounds, Newest, Position
 
 if TYPE_CHECKING:
-    from keylane.jetstream.connection import Connection
+    from keylane.jetstream import Connection
 
 DEFAULT_NAME = "marshal"
 DEFAULT_MAX_AGE_S = 7 * 24 * 3600.0

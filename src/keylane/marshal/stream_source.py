@@ -26,18 +26,22 @@ from keylane.errors import (
     RevisionConflict,
 )
 from keylane.groups import Placing, placing_by
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.consumers import ConsumerConfig
-from keylane.jetstream.direct import read_batch
-from keylane.jetstream.feed import Feed, FeedOptions, open_feed
-from keylane.jetstream.hooks import Hooks
-from keylane.jetstream.kv import Bucket
+from keylane.jetstream import (
+    Bucket,
+    ConsumerConfig,
+    Feed,
+    FeedOptions,
+    Hooks,
+    consumers,
+    open_feed,
+    read_batch,
+    streams,
+)
 from keylane.marshal.log_view import own_clock
 from keylane.marshal.source import Extent, Reader, SourceRecord
 
 if TYPE_CHECKING:
-    from keylane.jetstream.connection import Connection
-    from keylane.jetstream.message import Message
+    from keylane.jetstream import Connection, Message
 
 _log = logging.getLogger("keylane.marshal")
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from keylane.jetstream.consumers import ConsumerConfig, PriorityGroupState
+from keylane.jetstream import ConsumerConfig, PriorityGroupState
 from keylane.priority.advisories import Pinned, Unpinned, advisories
 from keylane.priority.consumers import create, group_state, unpin, update
 from keylane.priority.readers import consume, fetch, open_fetcher

@@ -16,8 +16,7 @@ from nats.aio.subscription import Subscription
 
 from keylane.core.names import check_consumer_name, check_stream_name
 from keylane.errors import Disconnected, PermissionDenied
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.consumers import parse_time
+from keylane.jetstream import Connection, parse_time
 
 _log = logging.getLogger("keylane.priority")
 

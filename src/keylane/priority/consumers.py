@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from keylane.errors import InvalidInput
-from keylane.jetstream import consumers
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.consumers import ConsumerConfig, ConsumerInfo, PriorityGroupState
+from keylane.jetstream import Connection, ConsumerConfig, ConsumerInfo, PriorityGroupState, consumers
 from keylane.priority.rules import check_config, check_update
 
 

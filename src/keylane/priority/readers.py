@@ -7,12 +7,17 @@ from typing import Any
 
 from keylane.awaitable_context import awaitable_context
 from keylane.errors import InvalidInput
-from keylane.jetstream import consumers
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.consumers import ConsumerInfo
-from keylane.jetstream.feed import Feed, FeedOptions, Notice, open_feed
-from keylane.jetstream.message import Message
-from keylane.jetstream.pin_performer import PinOptions
+from keylane.jetstream import (
+    Connection,
+    ConsumerInfo,
+    Feed,
+    FeedOptions,
+    Message,
+    Notice,
+    PinOptions,
+    consumers,
+    open_feed,
+)
 from keylane.priority.consumers import only_group
 from keylane.priority.rules import SERVER_PIN_TIMEOUT_S, check_expiry, check_group, check_terms
 

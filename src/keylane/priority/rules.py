@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from keylane.errors import InvalidInput
-from keylane.jetstream.consumers import ConsumerConfig, PriorityPolicy
+from keylane.jetstream import ConsumerConfig, PriorityPolicy
 
 POLICIES: tuple[PriorityPolicy, ...] = ("overflow", "pinned_client", "prioritized")
 MAX_PRIORITY = 9

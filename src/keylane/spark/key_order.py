@@ -1,8 +1,8 @@
 """Per-key processing on Spark: a function that gets the rows of one key in the order of their sequence.
 
 Owns the grouping and the calls, on executors, Arrow in and Arrow out; and the decision whether a shuffle is needed: a
-look at Spark's analyzed plan tells whether each task of a DataFrame holds its keys whole. What is not known to be whole
-counts as spread.
+look at Spark's analyzed plan tells whether each task of a DataFrame holds its keys whole. Anything not known to be
+whole counts as spread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from keylane.errors import FunctionFailed, InvalidInput
 from keylane.spark.driver.layout import Layout
-from keylane.spark.read_options import ReadOptions, read_options
+from keylane.spark.options import ReadOptions, read_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -6,12 +6,14 @@ query that is stopped while Python works, tells the child nothing: it would run 
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import socket
 import stat
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from ipaddress import ip_address
 from types import FrameType
@@ -36,11 +38,13 @@ class ParentProcess:
         return os.getppid() != self._parent or (self._socket is not None and _is_closed(self._socket))
 
 
-def end_properly() -> None:
-    """Let SIGTERM, with which Spark ends the child of a query that is over, run `finally` blocks first.
+def end_properly(end: Callable[[], None]) -> None:
+    """Let SIGTERM, with which Spark ends the child of a query that is over, run `finally` blocks first, and then `end`.
 
-    Spark calls the reader's `stop()` in such a block; without this, only when the JVM is gone. Works in the main thread
-    of Spark's own child process; elsewhere, and where the program has its own handler, nothing changes.
+    Spark calls the reader's `stop()` in such a block; without this, only when the JVM is gone. SIGTERM may also come
+    while `stop()` runs already, because Spark has closed the socket before: so `end` is called once more before the
+    process exits. Works in the main thread of Spark's own child process; elsewhere, and where the program has its own
+    handler, nothing changes.
     """
     if (
         _spark_peer() is not None
@@ -48,6 +52,7 @@ def end_properly() -> None:
         and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     ):
         signal.signal(signal.SIGTERM, _exit)
+        atexit.register(end)
 
 
 def _exit(number: int, _: FrameType | None) -> None:

@@ -1,6 +1,6 @@
 """The records that queries keep in the KV bucket `keylane-spark`: names, the durable start, and the last written batch.
 
-- `lease.<query>` and `claim.<stream>` belong to `driver.lease` and `driver.queue_ownership`.
+- `lease.<query>` and `claim.<stream>` belong to `driver.lease` and `driver.acknowledgement`.
 - `start.<query>`: where a query with `startingOffsets=latest` starts. Spark asks for the first offset again after every
   restart until the first batch is committed; a new `latest` each time would lose what arrived in between. The record
   is deleted once Spark's own checkpoint holds a commit.
@@ -17,8 +17,7 @@ from typing import Any
 
 from keylane.core.names import check_query_name
 from keylane.errors import InvalidInput, RevisionConflict
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.kv import Bucket, KvEntry, change
+from keylane.jetstream import Bucket, Connection, KvEntry, change
 from keylane.spark.address import Address
 from keylane.spark.retry import ask
 from keylane.spark.tasks import MicroBatch
@@ -46,12 +45,7 @@ def claim_key(stream: str) -> str:
 
 
 async def durable_start(
-    connection: Connection,
-    query: str,
-    offset_if_new: Mapping[str, Any],
-    *,
-    replicas: int = 1,
-    queue: str | None = None,
+    connection: Connection, query: str, offset_if_new: Mapping[str, Any], *, replicas: int = 1, queue: str | None = None
 ) -> dict[str, Any]:
     """The offset that the query starts at: the one recorded before, or this one, recorded now.
 
@@ -107,8 +101,8 @@ def _read_start(entry: KvEntry | None, key: str) -> dict[str, Any] | None:
         known = None
     if not isinstance(known, dict) or not isinstance(known.get("sequence"), int):
         raise InvalidInput(
-            f"record {key!r} in bucket {BUCKET!r} is no offset ({entry.value[:80]!r}): delete this key if the query "
-            "has a checkpoint or may start again from the beginning"
+            f"record {key!r} in bucket {BUCKET!r} is not an offset ({entry.value[:80]!r}): delete this key if the "
+            "query has a checkpoint or may start again from the beginning"
         )
     return known
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from keylane.errors import ApiError, JetStreamDisabled, KeylaneError, NotFound, PublishFailed
-from keylane.jetstream.connection import Connection
+from keylane.jetstream import Connection
 from keylane.retrying import Backoff
 from keylane.spark.address import Address
 from keylane.spark.sync_connection import shared_connection

@@ -28,8 +28,8 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from keylane.errors import InvalidInput
-from keylane.spark.columns import arrow_schema, ddl
-from keylane.spark.read_options import ReadOptions, read_options
+from keylane.spark.options import ReadOptions, read_options
+from keylane.spark.tasks import arrow_schema, ddl
 
 if TYPE_CHECKING:
     from keylane.spark.driver.query import Query

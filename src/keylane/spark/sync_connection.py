@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from keylane.errors import Disconnected, RequestTimeout
-from keylane.jetstream.connection import Connection, connect
+from keylane.jetstream import Connection, connect
 from keylane.spark.address import Address
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""What travels between the driver and its tasks: what a task reads, where a task writes, and its result.
+"""What travels between the driver and its tasks: what a task reads, the columns of its rows, where a task writes.
 
 Spark pickles these. They hold data only and open no connection.
 """
@@ -8,10 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pyspark.sql.datasource import (
-    InputPartition,
-    WriterCommitMessage,
-)
+import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
+from pyspark.sql.datasource import InputPartition, WriterCommitMessage
 
 from keylane.core.partitions import Partitioning
 from keylane.core.subjects import matches
@@ -69,6 +67,44 @@ class Split(InputPartition):
     def __repr__(self) -> str:
         return f"<Split {self.reading.stream} ({self.after}, {self.upto}] {self.subject_filter or 'whole'}>"
 
+
+# ---- the columns of a read ---------------------------------------------------------------------------------------
+
+_TYPES = {
+    "STRING": pa.string(),
+    "BINARY": pa.binary(),
+    "BOOLEAN": pa.bool_(),
+    "INT": pa.int32(),
+    "BIGINT": pa.int64(),
+    "DOUBLE": pa.float64(),
+    "TIMESTAMP": pa.timestamp("us", tz="UTC"),
+}
+_DDL = (
+    "subject STRING, partition INT, key STRING, data BINARY, sequence BIGINT, timestamp TIMESTAMP, "
+    "source_stream STRING, source_sequence BIGINT"
+)
+
+
+def schema_of(ddl: str) -> pa.Schema:
+    """Columns of simple types, as Spark's DDL has them, for Arrow: both must say exactly the same."""
+    columns = (column.split() for column in ddl.split(","))
+    return pa.schema([(name.strip("`"), _TYPES[kind]) for name, kind in columns])
+
+
+_ARROW = schema_of(_DDL)
+_ARROW_WITH_HEADERS = _ARROW.append(pa.field("headers", pa.map_(pa.string(), pa.string())))
+
+
+def ddl(*, with_headers: bool) -> str:
+    """The columns of `format("keylane")` as Spark reads them."""
+    return f"{_DDL}, headers MAP<STRING, STRING>" if with_headers else _DDL
+
+
+def arrow_schema(*, with_headers: bool) -> pa.Schema:
+    return _ARROW_WITH_HEADERS if with_headers else _ARROW
+
+
+# ---- writing -----------------------------------------------------------------------------------------------------
 
 PublishMethod = Literal["ingest", "atomic", "lanes"]
 """How rows are published: fast-ingest batches, atomic batches, or each by itself and one per subject at a time."""

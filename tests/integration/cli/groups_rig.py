@@ -21,8 +21,7 @@ from unittest.mock import patch
 
 from keylane import Connection, groups
 from keylane.cli.main import main
-from keylane.jetstream import streams
-from keylane.jetstream.streams import StreamConfig
+from keylane.jetstream import StreamConfig, streams
 from tests.waiter import until
 
 DEADLINE_S = 60.0

@@ -14,8 +14,7 @@ from keylane import Connection, groups
 from keylane.errors import NotFound
 from keylane.groups import GroupMessage
 from keylane.groups.dead_letters import DeadLetters, dead_letter_stream, list_dead_letters
-from keylane.jetstream import streams
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import Outgoing, publish_many, streams
 from keylane.server import NatsServer
 from tests.integration.cli.groups_rig import DEADLINE_S, Done, here, plain_stream, run
 

@@ -17,8 +17,7 @@ from keylane.cli.groups.render import render_group
 from keylane.cli.groups.snapshot import group_object, read_snapshot
 from keylane.groups import consumer_spec
 from keylane.groups.store import bucket_of
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.consumers import ConsumerConfig
+from keylane.jetstream import ConsumerConfig, consumers, streams
 from keylane.server import NatsServer
 from tests.integration.cli.groups_rig import DEADLINE_S, Done, here, parted_stream, plain_stream, publish, run
 from tests.waiter import until

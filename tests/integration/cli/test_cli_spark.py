@@ -109,7 +109,9 @@ def test_a_program_that_is_not_there(app: str, java: Path, keylane_here: Callabl
 
 
 def test_wrong_master_and_secrets(app: str, java: Path, keylane_here: Callable[..., Done]) -> None:
-    assert "--master 'sprak://x' is none of" in refusal(keylane_here("spark", "submit", "--master", "sprak://x", app))
+    assert "--master 'sprak://x' is not one of" in refusal(
+        keylane_here("spark", "submit", "--master", "sprak://x", app)
+    )
     told = refusal(keylane_here("spark", "submit", "--conf", "spark.executorEnv.NATS_PASSWORD=sesame", app))
     assert "would show a secret" in told
     assert "sesame" not in told
@@ -121,7 +123,7 @@ def test_archives_that_do_not_fit(app: str, java: Path, keylane_here: Callable[.
 
     assert "is no file here: make it with `keylane spark pack -o gone.tar.gz`" in told("gone.tar.gz")
     Path("text.tar.gz").write_text("no archive")
-    assert "is no archive that can be read" in told("text.tar.gz")
+    assert "cannot be read as an archive" in told("text.tar.gz")
     archive(Path("old.tar.gz"), python="3.9")
     assert "is for Python 3.9, and the driver runs on" in told("old.tar.gz")
     archive(Path("other.tar.gz"), source="0")
@@ -151,7 +153,7 @@ def test_json_needs_dry_run(app: str, java: Path, keylane_here: Callable[..., Do
 
 def test_pack_refuses_what_spark_could_not_unpack(app: str, keylane_here: Callable[..., Done]) -> None:
     assert "'env.zip' must end in .tar.gz" in refusal(keylane_here("spark", "pack", "-o", "env.zip"))
-    assert "'gone' is no directory" in refusal(keylane_here("spark", "pack", "-o", "gone/env.tar.gz"))
+    assert "'gone' is not a directory" in refusal(keylane_here("spark", "pack", "-o", "gone/env.tar.gz"))
     told = refusal(keylane_here("spark", "pack", "-o", "env.tar.gz", "--with", "no-such-package"))
     assert "package 'no-such-package' is not installed here" in told
     assert "comes with the cluster's Spark" in refusal(

@@ -11,8 +11,7 @@ import pytest
 
 import keylane
 from keylane import Connection, groups
-from keylane.jetstream import streams
-from keylane.jetstream.streams import StreamConfig
+from keylane.jetstream import StreamConfig, streams
 from keylane.server import NatsServer
 from tests.integration.cli.groups_rig import DEADLINE_S, plain_stream, run
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from keylane.cli.consumer.render import consumer_table
 from keylane.cli.formatting import age
-from keylane.jetstream.consumers import ConsumerInfo
+from keylane.jetstream import ConsumerInfo
 
 NOW = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
 

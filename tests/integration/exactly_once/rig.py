@@ -27,10 +27,7 @@ from keylane.errors import Fenced
 from keylane.groups import GroupMessage, GroupSource
 from keylane.groups.instance import Origin
 from keylane.groups.message import Place
-from keylane.jetstream import streams
-from keylane.jetstream.client import Client
-from keylane.jetstream.consumers import ConsumerConfig
-from keylane.jetstream.message import Message
+from keylane.jetstream import Client, ConsumerConfig, Message, streams
 from keylane.testing import Effect, Verdict, judge
 from tests.integration.groups.rig import Ground
 from tests.waiter import until

@@ -10,8 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from keylane.exactly_once import ack_then_commit
 from keylane.groups import GroupMessage, MemberHooks
-from keylane.jetstream import consumers
-from keylane.jetstream.message import Message
+from keylane.jetstream import Message, consumers
 from tests.integration.exactly_once.rig import CALM, Database, drained, effects, write, write_plainly
 from tests.integration.groups.rig import Ground, flawless
 from tests.waiter import until

@@ -13,8 +13,7 @@ from nats.js.api import SubjectTransform
 from chaos.evidence import Handled, merged, read, verdict
 from chaos.members import Group, Members, members
 from keylane import Connection, groups
-from keylane.jetstream import streams
-from keylane.jetstream.publish import Outgoing, PublishAck, publish_many
+from keylane.jetstream import Outgoing, PublishAck, publish_many, streams
 from keylane.testing import Verdict
 from tests.peers.pcgroups import PcgroupsPeer
 from tests.waiter import until

@@ -15,9 +15,7 @@ import keylane
 from keylane import Connection, groups
 from keylane.errors import KeylaneError, RequestTimeout
 from keylane.groups import GroupMessage, Member
-from keylane.jetstream import streams
-from keylane.jetstream.consumers import ConsumerConfig
-from keylane.jetstream.publish import Outgoing, PublishAck, publish_many
+from keylane.jetstream import ConsumerConfig, Outgoing, PublishAck, publish_many, streams
 from keylane.testing import Effect, Verdict, judge
 from tests.waiter import until
 

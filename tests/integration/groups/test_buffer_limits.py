@@ -15,8 +15,7 @@ import pytest
 
 from keylane import Connection
 from keylane.groups import GroupMessage
-from keylane.jetstream import streams
-from keylane.jetstream.streams import StreamState
+from keylane.jetstream import StreamState, streams
 from tests.integration.groups.rig import Ground, flawless
 from tests.waiter import until
 

@@ -10,8 +10,7 @@ import pytest
 from keylane.groups import Member
 from keylane.groups.config import Kind
 from keylane.groups.store import bucket_of
-from keylane.jetstream import streams
-from keylane.jetstream.consumers import ConsumerConfig
+from keylane.jetstream import ConsumerConfig, streams
 from keylane.server import NatsServer
 from tests.integration.groups.rig import Ground, flawless
 from tests.integration.groups.test_healing import keys, reason_of

@@ -12,9 +12,7 @@ from typing import Literal, TypeVar
 from keylane import groups
 from keylane.errors import KeylaneError
 from keylane.groups import GroupMessage
-from keylane.jetstream import streams
-from keylane.jetstream.consumers import ConsumerConfig
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import ConsumerConfig, Outgoing, publish_many, streams
 from keylane.testing import Verdict
 from tests.integration.groups.rig import Ground, active, flawless, owned
 from tests.waiter import until

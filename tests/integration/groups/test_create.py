@@ -20,8 +20,7 @@ from keylane.errors import (
     NotFound,
 )
 from keylane.groups.store import bucket_of
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.consumers import ConsumerConfig
+from keylane.jetstream import ConsumerConfig, consumers, streams
 from tests.integration.groups.conftest import MakeGround
 from tests.integration.groups.rig import Ground
 from tests.waiter import until

@@ -32,9 +32,7 @@ from keylane.groups.dead_letters import (
     read_dead_letter,
     replay,
 )
-from keylane.jetstream import streams
-from keylane.jetstream.publish import Outgoing, PublishAck, publish_many
-from keylane.jetstream.raw_publish import publish_raw
+from keylane.jetstream import Outgoing, PublishAck, publish_many, publish_raw, streams
 from keylane.server import NatsServer
 from tests.integration.groups.conftest import MakeGround
 from tests.integration.groups.rig import Ground, delete_quietly

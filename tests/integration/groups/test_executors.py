@@ -19,8 +19,7 @@ import pytest
 from keylane.errors import HandlerCrashed, HandlerProcessDied, InvalidInput, RemoteError
 from keylane.groups import GroupMessage, Member, MemberHooks
 from keylane.groups.dead_letters import list_dead_letters
-from keylane.jetstream.consumers import ConsumerConfig
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import ConsumerConfig, Outgoing, publish_many
 from tests.integration.groups import process_handlers
 from tests.integration.groups.rig import Ground
 from tests.integration.odd_handlers import Odd

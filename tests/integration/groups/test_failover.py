@@ -18,8 +18,7 @@ from nats.js.api import SubjectTransform
 from chaos.evidence import Handled, merged, read, verdict
 from chaos.members import Group, MemberProcess, Members, members
 from keylane import Connection, groups
-from keylane.jetstream import streams
-from keylane.jetstream.publish import PublishAck, open_publisher
+from keylane.jetstream import PublishAck, open_publisher, streams
 from keylane.server import NatsServer
 from keylane.testing import Verdict
 from tests.integration.groups.rig import delete_quietly

@@ -14,8 +14,7 @@ from keylane.core.partitions import partition_of
 from keylane.errors import BrokenGroupRecord, GroupError, InvalidInput, NoSuchGroup
 from keylane.groups.config import Kind
 from keylane.groups.store import bucket_of
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.consumers import ConsumerConfig, ConsumerInfo
+from keylane.jetstream import ConsumerConfig, ConsumerInfo, consumers, streams
 from tests.integration.groups.conftest import MakeGround
 from tests.integration.groups.rig import Ground, active, flawless
 from tests.waiter import until

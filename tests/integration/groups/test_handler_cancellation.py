@@ -9,7 +9,7 @@ import pytest
 
 from keylane.groups import GroupMessage, MemberHooks
 from keylane.groups.dead_letters import list_dead_letters
-from keylane.jetstream.consumers import ConsumerConfig
+from keylane.jetstream import ConsumerConfig
 from tests.integration.groups.rig import Ground, active, flawless
 from tests.integration.odd_handlers import FAILING, RETURNING, caught_a_task_group
 from tests.waiter import until

@@ -16,7 +16,7 @@ import pytest
 
 from keylane.errors import HandlerCrashed
 from keylane.groups import GroupMessage, Member, MemberHooks
-from keylane.jetstream.consumers import ConsumerConfig
+from keylane.jetstream import ConsumerConfig
 from tests.integration.groups.conftest import MakeGround
 from tests.integration.groups.rig import Ground, flawless
 from tests.integration.odd_handlers import Odd

@@ -17,9 +17,7 @@ from nats.js.api import SubjectTransform
 from keylane import groups
 from keylane.errors import InvalidInput
 from keylane.groups import GroupMessage, MemberHooks
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.consumers import ConsumerConfig
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import ConsumerConfig, Outgoing, consumers, publish_many, streams
 from tests.integration.groups.conftest import MakeGround
 from tests.integration.groups.rig import QUICK, Ground, flawless
 from tests.waiter import until

@@ -10,8 +10,7 @@ import pytest
 from keylane import groups
 from keylane.errors import Fenced, InvalidInput
 from keylane.groups import GroupMessage, MemberHooks
-from keylane.jetstream import streams
-from keylane.jetstream.consumers import ConsumerConfig
+from keylane.jetstream import ConsumerConfig, streams
 from tests.integration.groups.rig import Ground, active, flawless
 from tests.waiter import until
 

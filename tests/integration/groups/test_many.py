@@ -10,7 +10,7 @@ from keylane import groups
 from keylane.cli.groups.snapshot import read_snapshot
 from keylane.groups import Member
 from keylane.groups.config import Kind
-from keylane.jetstream.consumers import ConsumerConfig
+from keylane.jetstream import ConsumerConfig
 from tests.integration.groups.conftest import MakeGround
 from tests.integration.groups.rig import Ground, flawless, owned
 from tests.waiter import until

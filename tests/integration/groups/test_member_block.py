@@ -10,8 +10,7 @@ import pytest
 from keylane import groups
 from keylane.errors import GroupEnded, InvalidInput
 from keylane.groups import GroupMessage
-from keylane.jetstream import streams
-from keylane.jetstream.consumers import ConsumerConfig
+from keylane.jetstream import ConsumerConfig, streams
 from tests.integration.groups.rig import LONG_S, Ground
 
 SLOW = ConsumerConfig(ack_wait_s=20.0)

@@ -20,9 +20,7 @@ from keylane.errors import (
 )
 from keylane.groups import GroupMessage, Member, MemberHooks
 from keylane.groups.store import bucket_of
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.consumers import ConsumerConfig
-from keylane.jetstream.kv import Bucket
+from keylane.jetstream import Bucket, ConsumerConfig, consumers, streams
 from tests.integration.groups.rig import LONG_S, QUICK, Ground, active, flawless, owned
 from tests.waiter import until
 

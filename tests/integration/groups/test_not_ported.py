@@ -14,8 +14,7 @@ import pytest
 from keylane import groups
 from keylane.errors import GroupEnded
 from keylane.groups import GroupMessage
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.consumers import ConsumerConfig, ConsumerInfo
+from keylane.jetstream import ConsumerConfig, ConsumerInfo, consumers, streams
 from tests.integration.groups.rig import Ground, active, flawless, owned
 from tests.waiter import until
 

@@ -16,10 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 import keylane
 from keylane import Connection, groups
 from keylane.exactly_once import ExactlyOnce
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.consumers import ConsumerConfig
-from keylane.jetstream.feed import open_feed
-from keylane.jetstream.publish import Outgoing, PublishAck, publish_many
+from keylane.jetstream import ConsumerConfig, Outgoing, PublishAck, consumers, open_feed, publish_many, streams
 from keylane.journal import Journal
 from keylane.server import NatsServer
 from tests.integration.groups.rig import QUICK, Evidence

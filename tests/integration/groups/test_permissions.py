@@ -13,12 +13,19 @@ import pytest
 import keylane
 from keylane import Connection, groups, priority
 from keylane.errors import OutcomeUnknown, PermissionDenied, PublishDenied
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.consumers import ConsumerConfig
-from keylane.jetstream.direct import read_batch
-from keylane.jetstream.feed import Feed, open_feed
-from keylane.jetstream.kv import Bucket
-from keylane.jetstream.publish import Outgoing, PublishAck, publish_atomic, publish_many
+from keylane.jetstream import (
+    Bucket,
+    ConsumerConfig,
+    Feed,
+    Outgoing,
+    PublishAck,
+    consumers,
+    open_feed,
+    publish_atomic,
+    publish_many,
+    read_batch,
+    streams,
+)
 from keylane.server import NatsServer
 from tests.integration.groups.rig import Ground, make_ground
 

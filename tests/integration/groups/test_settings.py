@@ -11,8 +11,7 @@ import pytest
 from keylane import groups
 from keylane.errors import InvalidInput
 from keylane.groups import GroupMessage
-from keylane.jetstream import consumers
-from keylane.jetstream.consumers import ConsumerConfig, ConsumerInfo
+from keylane.jetstream import ConsumerConfig, ConsumerInfo, consumers
 from tests.integration.groups.rig import Ground, active, flawless
 from tests.waiter import until
 

@@ -20,10 +20,8 @@ from keylane.core.partitions import partition_number
 from keylane.errors import RequestTimeout
 from keylane.groups import GroupMessage, Member
 from keylane.groups.member_consumer import MemberConsumer
-from keylane.jetstream import consumers
-from keylane.jetstream.consumers import ConsumerConfig, ConsumerInfo
-from keylane.jetstream.feed import Feed
-from keylane.jetstream.pin_performer import Pinning
+from keylane.jetstream import ConsumerConfig, ConsumerInfo, Feed, consumers
+from keylane.jetstream.feed_pin import FeedPin
 from tests.integration.groups.rig import Ground, active, flawless, owned
 from tests.waiter import until
 
@@ -45,22 +43,22 @@ def feed_of(member: Member) -> Feed:
     return feed
 
 
-def pinning_of(feed: Feed) -> Pinning:
-    pinning = feed._pinning
-    assert pinning is not None
-    return pinning
+def pin_of(feed: Feed) -> FeedPin:
+    pin = feed._pin
+    assert pin is not None
+    return pin
 
 
 class Standstill:
     """A reader that stood still and has just gone on: it wants to know whether it is still the pinned one."""
 
     def __init__(self, feed: Feed) -> None:
-        pinning = pinning_of(feed)
+        pin = pin_of(feed)
         self._answered = asyncio.Event()
-        self._ask = pinning.is_ours
+        self._ask = pin.is_ours
         self.over = asyncio.Event()
-        pinning.is_ours = self._is_ours  # type: ignore[method-assign]
-        pinning._asked_at = pinning._doubted_at = time.monotonic() - LONG_AGO_S
+        pin.is_ours = self._is_ours  # type: ignore[method-assign]
+        feed._pulls.asked_at = pin._doubted_at = time.monotonic() - LONG_AGO_S
         assert not feed.may_hand_out()
 
     def __enter__(self) -> Self:
@@ -88,27 +86,27 @@ class Unaware:
     """A reader that lost its pin and has no reason to doubt it: it lost its link and will ask again in a moment."""
 
     def __init__(self, feed: Feed) -> None:
-        pinning = pinning_of(feed)
+        assert pin_of(feed)
         self._feed = feed
-        pinning._asked_at = time.monotonic() + LONG_AGO_S
+        feed._pulls.asked_at = time.monotonic() + LONG_AGO_S
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._feed._pulling = True
+        self._feed._pulls._pulling = True
 
     async def answer(self) -> None:
         """Let it ask, and so be refused."""
-        self._feed._pulling = True
-        self._feed._refill()
+        self._feed._pulls._pulling = True
+        self._feed._pulls.refill()
 
 
 async def fallen_silent(member: Member) -> Feed:
     """Its feed, which asks for nothing any more: the server would tell it that another is pinned."""
     feed = feed_of(member)
-    await feed._close_pulls()
-    feed._pulling = False
+    await feed._pulls._close_pulls()
+    feed._pulls._pulling = False
     return feed
 
 
@@ -154,8 +152,8 @@ async def test_a_late_answer_about_an_old_pin_does_not_touch_new_work(ground: Gr
         await until(lambda: member._consumer and member._consumer._feed, lambda feed: feed not in (None, old))
 
         if unread:
-            assert old._last_handed is not None
-            old._buffer.append(old._last_handed)  # as what comes after the end: then the old feed has not quite ended
+            assert old._buffer.last is not None
+            old._messages.append(old._buffer.last)  # as what comes after the end: then the old feed has not quite ended
         sent += await ground.publish(["k1"])
         await ground.evidence.all_of(sent)
         fails.set()

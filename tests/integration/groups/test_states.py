@@ -12,8 +12,7 @@ import pytest
 from keylane import groups
 from keylane.errors import KeylaneError
 from keylane.groups import GroupMessage, Member, MemberHooks, MemberState
-from keylane.jetstream import streams
-from keylane.jetstream.consumers import ConsumerConfig
+from keylane.jetstream import ConsumerConfig, streams
 from keylane.server import NatsServer
 from tests.integration.groups.conftest import MakeGround
 from tests.integration.groups.rig import Ground, active

@@ -15,11 +15,19 @@ from nats.js.api import StorageType, StreamConfig
 
 from keylane import Connection
 from keylane.core.pulls import Meaning
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.consumers import ConsumerConfig, ConsumerInfo
-from keylane.jetstream.feed import Feed, Notice
-from keylane.jetstream.headers import parse_headers, status_of
-from keylane.jetstream.publish import Outgoing, PublishAck, publish_many
+from keylane.jetstream import (
+    ConsumerConfig,
+    ConsumerInfo,
+    Feed,
+    Notice,
+    Outgoing,
+    PublishAck,
+    consumers,
+    parse_headers,
+    publish_many,
+    status_of,
+    streams,
+)
 from keylane.server import NatsServer
 from keylane.server.ports import ReservedPort
 from tests.waiter import until, wait_until
@@ -64,16 +72,16 @@ async def link_is(connection: Connection, *, up: bool) -> None:
 
 def buffered(feed: Feed) -> int:
     """How many messages it holds that nobody has taken."""
-    return len(feed._buffer)
+    return len(feed._messages)
 
 
 def buffered_bytes(feed: Feed) -> int:
-    return feed._buffered_bytes
+    return feed._buffer.bytes
 
 
 def asked(feed: Feed) -> int:
     """How many messages its open pulls may still bring."""
-    return feed._window.asked
+    return feed._pulls._window.asked
 
 
 class Notices:

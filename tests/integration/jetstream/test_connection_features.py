@@ -7,7 +7,8 @@ from typing import get_args
 import pytest
 
 from keylane.errors import InvalidInput
-from keylane.jetstream.features import MINIMUM_SERVER, SINCE, Feature, parse_version, supports
+from keylane.jetstream import supports
+from keylane.jetstream.features import MINIMUM_SERVER, SINCE, Feature, parse_version
 
 
 @pytest.mark.parametrize(

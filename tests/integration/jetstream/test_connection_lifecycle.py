@@ -24,8 +24,8 @@ from keylane.errors import (
     ServerTooOld,
     ServerUnreachable,
 )
+from keylane.jetstream import Hooks
 from keylane.jetstream.connection import REFUSALS_PER_SERVER
-from keylane.jetstream.hooks import Hooks
 from keylane.jetstream.login import LoginClient
 from keylane.server import NatsCluster, NatsServer
 from tests.waiter import until

@@ -11,8 +11,9 @@ import pytest
 
 import keylane
 from keylane.errors import InvalidInput
+from keylane.jetstream import check_seconds
 from keylane.jetstream.credentials import Token, UserPassword
-from keylane.jetstream.settings import ConnectionSettings, Given, check_seconds, resolve
+from keylane.jetstream.settings import ConnectionSettings, Given, resolve
 from keylane.jetstream.urls import parse_servers, redacted
 
 WriteContext = Callable[..., None]

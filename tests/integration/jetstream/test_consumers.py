@@ -13,10 +13,7 @@ import pytest
 import keylane
 from keylane import Connection
 from keylane.errors import ApiError, InvalidInput, NotFound
-from keylane.jetstream import consumers
-from keylane.jetstream.consumers import ConsumerConfig
-from keylane.jetstream.feed import FeedOptions, open_feed
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import ConsumerConfig, FeedOptions, Outgoing, consumers, open_feed, publish_many
 from keylane.server import NatsServer
 from tests.integration.jetstream.rig import SECOND_NS, all_acked, fill, make_consumer, make_stream
 from tests.waiter import until

@@ -12,9 +12,7 @@ import pytest
 import keylane
 from keylane import Connection
 from keylane.errors import ApiError, InvalidInput, NotFound, ReadIncomplete
-from keylane.jetstream import streams
-from keylane.jetstream.direct import StoredMessage, read_all, read_batch
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import Outgoing, StoredMessage, publish_many, read_all, read_batch, streams
 from keylane.server import NatsServer
 from tests.integration.jetstream.rig import Link, fill, frozen, make_stream
 

@@ -11,8 +11,7 @@ import keylane
 from keylane import Connection
 from keylane.core.pulls import Meaning
 from keylane.errors import ApiError, RequestTimeout
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.feed import FeedOptions, open_feed
+from keylane.jetstream import FeedOptions, consumers, open_feed, streams
 from keylane.server import NatsCluster
 from tests.integration.jetstream.rig import Notices, all_acked, fill, make_consumer, make_stream
 from tests.integration.jetstream.test_feed_recovery import Reading

@@ -16,10 +16,7 @@ from nats.js.api import StreamConfig
 
 import keylane
 from keylane import Connection
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.consumers import ConsumerConfig
-from keylane.jetstream.feed import open_feed
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import ConsumerConfig, Outgoing, consumers, open_feed, publish_many, streams
 from keylane.server import NatsServer
 
 PAGE = Path(__file__).parents[3] / "docs" / "jetstream.md"

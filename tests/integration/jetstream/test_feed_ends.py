@@ -11,10 +11,7 @@ import pytest
 import keylane
 from keylane import Connection
 from keylane.errors import FeedEnded
-from keylane.jetstream import consumers
-from keylane.jetstream.feed import FeedOptions, Notice, open_feed
-from keylane.jetstream.message import Message
-from keylane.jetstream.publish import open_publisher
+from keylane.jetstream import FeedOptions, Message, Notice, consumers, open_feed, open_publisher
 from keylane.server import NatsServer
 from tests.integration.jetstream.rig import (
     Link,
@@ -36,7 +33,7 @@ LINGER_S = 10.0
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A drain takes a server that is only busy with other things for one that still sends."""
-    monkeypatch.setattr("keylane.jetstream.feed._QUIET_S", QUIET_S)
+    monkeypatch.setattr("keylane.jetstream.pull_loop._QUIET_S", QUIET_S)
 
 
 def no_feed_is_left() -> bool:

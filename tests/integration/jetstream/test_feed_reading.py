@@ -11,11 +11,7 @@ import pytest
 from keylane import Connection
 from keylane.core.pulls import Meaning
 from keylane.errors import FeedEnded, InvalidInput, MessageTooLarge, NotFound, PullRefused
-from keylane.jetstream import consumers
-from keylane.jetstream.consumers import ConsumerInfo
-from keylane.jetstream.feed import Feed, FeedOptions, open_feed
-from keylane.jetstream.message import Message
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import ConsumerInfo, Feed, FeedOptions, Message, Outgoing, consumers, open_feed, publish_many
 from tests.integration.jetstream.rig import (
     Notices,
     Pulls,
@@ -360,8 +356,8 @@ async def test_limits_that_change_under_a_feed(connection: Connection, unique: U
         assert "Exceeded MaxRequestBatch of 10" in limit.text
         assert pulls.batches[-1] <= 10
         await consumers.update(connection, stream, config)
-        await feed._read_limits()
-        assert feed._window.max_messages == 50
+        await feed._pulls.read_limits()
+        assert feed._pulls._window.max_messages == 50
 
 
 async def test_pulls_that_live_too_long_are_refused(connection: Connection, unique: Unique) -> None:

@@ -12,9 +12,7 @@ import keylane
 from keylane import Connection
 from keylane.core.pulls import Meaning
 from keylane.errors import ConsumerGone
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.feed import Feed, FeedOptions, open_feed
-from keylane.jetstream.message import Message
+from keylane.jetstream import Feed, FeedOptions, Message, consumers, open_feed, streams
 from keylane.server import NatsServer
 from tests.integration.jetstream.rig import (
     Link,
@@ -325,7 +323,7 @@ async def test_a_link_that_was_given_up_is_not_read_any_more(own_server: NatsSer
             client = connection.nats
             wire = client._transport._wire  # type: ignore[union-attr]
             sid = next(sid for sid, route in client.scanner.routes.items() if route is feed).decode()
-            forged = f"MSG {feed._inbox}.0.1 {sid} $JS.ACK.S.reader.1.1.1.1.0 6\r\nforged\r\n".encode()
+            forged = f"MSG {feed._pulls._inbox}.0.1 {sid} $JS.ACK.S.reader.1.1.1.1.0 6\r\nforged\r\n".encode()
             wire.sink(forged)
             assert buffered(feed) == 1
             await client.force_reconnect()

@@ -15,8 +15,7 @@ import keylane
 from keylane import Connection
 from keylane.core.pulls import Meaning, Status, meaning_of
 from keylane.errors import ConsumerGone, PullRefused
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.feed import FeedOptions, open_feed
+from keylane.jetstream import FeedOptions, consumers, open_feed, streams
 from keylane.server import NatsCluster, NatsServer
 from tests.integration.jetstream.rig import (
     SECOND_NS,

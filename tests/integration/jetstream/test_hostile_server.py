@@ -14,10 +14,8 @@ from nats.aio.msg import Msg
 import keylane
 from keylane import Connection
 from keylane.errors import Disconnected, FeedEnded, OutcomeUnknown, ProtocolViolation, ReadIncomplete
+from keylane.jetstream import Outgoing, PublishAck, open_feed, publish_many, read_batch
 from keylane.jetstream.connection import VIOLATIONS_PER_SERVER
-from keylane.jetstream.direct import read_batch
-from keylane.jetstream.feed import open_feed
-from keylane.jetstream.publish import Outgoing, PublishAck, publish_many
 from keylane.server import NatsServer
 from tests.integration.jetstream.rig import Link, fill, make_consumer, make_stream
 from tests.waiter import until
@@ -167,7 +165,7 @@ async def test_strays_in_a_feeds_inbox_are_skipped_and_counted(
     await make_consumer(connection, stream)
     async with await open_feed(connection, stream, "reader") as feed:
         for words in (b"%b.1.1 4\r\nboo!", b"%b.x 0\r\n", b"%b.x some.reply 0\r\n", b"%b.1.1 $JS.ACKED 0\r\n"):
-            connection.nats.post(b"PUB " + words % feed._inbox.encode() + b"\r\n")
+            connection.nats.post(b"PUB " + words % feed._pulls._inbox.encode() + b"\r\n")
         await connection.flush()
         await fill(connection, stream, 1)
         message = await feed.next(10)

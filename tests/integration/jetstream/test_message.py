@@ -12,10 +12,8 @@ import pytest
 import keylane
 from keylane import Connection
 from keylane.errors import AckFailed, AlreadySettled, InvalidInput, NotADelivery
-from keylane.jetstream import consumers
-from keylane.jetstream.feed import Feed, open_feed
-from keylane.jetstream.message import Delivery, Message, parse_ack_subject
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import Feed, Message, Outgoing, consumers, open_feed, publish_many
+from keylane.jetstream.message import Delivery, parse_ack_subject
 from keylane.server import NatsServer
 from tests.integration.jetstream.rig import all_acked, fill, link_is, make_consumer, make_stream
 from tests.waiter import until

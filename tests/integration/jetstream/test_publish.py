@@ -18,15 +18,15 @@ from keylane.errors import (
     PublishFailed,
     PublishRejected,
 )
-from keylane.jetstream import streams
-from keylane.jetstream.direct import read_all
-from keylane.jetstream.headers import encode_headers
-from keylane.jetstream.publish import (
+from keylane.jetstream import (
     Outgoing,
     PublishAck,
+    encode_headers,
     open_publisher,
     publish_atomic,
     publish_many,
+    read_all,
+    streams,
 )
 from keylane.server import NatsServer
 from tests.integration.jetstream.rig import Link, frozen, link_is, make_stream

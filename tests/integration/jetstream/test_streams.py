@@ -10,9 +10,7 @@ from nats.js.api import RetentionPolicy, StorageType, StreamConfig, SubjectTrans
 
 from keylane import Connection
 from keylane.errors import ApiError, InvalidInput, NotFound
-from keylane.jetstream import streams
-from keylane.jetstream.direct import read_all
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import Outgoing, publish_many, read_all, streams
 from tests.integration.jetstream.rig import fill, make_consumer, make_stream
 
 Unique = Callable[..., str]

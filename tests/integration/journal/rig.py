@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from keylane import Connection
-from keylane.jetstream import streams
-from keylane.jetstream.message import Message
+from keylane.jetstream import Message, streams
 from keylane.journal import Journal, JournalRecord, journal_stream, read_journal
 
 START_NS = 1_790_000_000_000_000_000

@@ -10,7 +10,7 @@ import pytest
 from keylane import Connection
 from keylane.core.journal_record import BatchHead, Columns, pack, seal
 from keylane.errors import BrokenJournal, InvalidInput, JournalError, JournalTooNew, NotFound
-from keylane.jetstream.publish import Outgoing, PublishAck, publish_many
+from keylane.jetstream import Outgoing, PublishAck, publish_many
 from keylane.journal import Journal, read_batches, read_journal
 from keylane.journal.arrow import ARROW_COLUMNS, to_arrow
 from tests.integration.journal.rig import Instance, Worker, read

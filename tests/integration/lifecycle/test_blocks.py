@@ -14,8 +14,7 @@ from nats.js.api import StreamConfig
 import keylane
 from keylane import Connection, groups, priority
 from keylane.errors import NotFound, ServerUnreachable
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.feed import Feed, open_feed
+from keylane.jetstream import Feed, consumers, open_feed, streams
 from keylane.server import NatsCluster, NatsServer
 from tests.waiter import until
 

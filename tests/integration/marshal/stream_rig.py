@@ -11,7 +11,7 @@ from typing import Any
 import keylane
 from keylane import Connection
 from keylane.errors import PublishFailed
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import Outgoing, publish_many
 from keylane.marshal import Consumer, JetStreamLog, StreamSource, open_jetstream_log
 from keylane.server import NatsServer
 

@@ -16,9 +16,7 @@ import keylane
 from keylane import Connection
 from keylane.core.claim_records import ClaimingPartition, Heartbeat, Message, ReleaseGroup, ReleasingPartition
 from keylane.errors import InvalidInput, LogReplaced, NotFound, ReadIncomplete, RevisionConflict, UnsafeLog
-from keylane.jetstream import streams
-from keylane.jetstream.direct import StoredMessage, read_batch
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import Outgoing, StoredMessage, publish_many, read_batch, streams
 from keylane.marshal import (
     Bounds,
     CoordinationLog,

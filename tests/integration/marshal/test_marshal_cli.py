@@ -13,8 +13,7 @@ import pytest
 from keylane import Connection
 from keylane.core.claim_records import ClaimingPartition
 from keylane.errors import NotFound
-from keylane.jetstream import streams
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import Outgoing, publish_many, streams
 from keylane.marshal import StreamSource, open_jetstream_log
 from keylane.marshal.jetstream_log import subject_of
 from keylane.server import NatsServer

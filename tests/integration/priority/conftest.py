@@ -18,10 +18,17 @@ from nats.js.api import RetentionPolicy, StorageType, StreamConfig
 import keylane
 from keylane import Connection
 from keylane.errors import ApiError, KeylaneError, RequestTimeout
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.consumers import ConsumerConfig, ConsumerInfo, PriorityPolicy
-from keylane.jetstream.feed import Feed
-from keylane.jetstream.publish import Outgoing, PublishAck, publish_many
+from keylane.jetstream import (
+    ConsumerConfig,
+    ConsumerInfo,
+    Feed,
+    Outgoing,
+    PriorityPolicy,
+    PublishAck,
+    consumers,
+    publish_many,
+    streams,
+)
 from keylane.priority import consume, create
 from keylane.server import NatsCluster, NatsServer
 from tests.integration.priority.evidence import Line

@@ -22,8 +22,7 @@ from keylane.errors import (
     PriorityOutOfRange,
     PullRefused,
 )
-from keylane.jetstream import consumers
-from keylane.jetstream.feed import FeedOptions, Notice, open_feed
+from keylane.jetstream import FeedOptions, Notice, consumers, open_feed
 from keylane.priority import ConsumerConfig, consume, create, unpin, update
 from tests.integration.priority.conftest import GROUP, MakeGround, OpenClient
 from tests.integration.priority.rawpull import raw_puller

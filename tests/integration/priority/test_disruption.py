@@ -14,10 +14,16 @@ from typing import Any
 import keylane
 from keylane import Connection
 from keylane.errors import ApiError, KeylaneError, PublishFailed
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.consumers import ConsumerInfo, PriorityPolicy
-from keylane.jetstream.publish import Outgoing, PublishAck, publish_many
-from keylane.jetstream.streams import StreamState
+from keylane.jetstream import (
+    ConsumerInfo,
+    Outgoing,
+    PriorityPolicy,
+    PublishAck,
+    StreamState,
+    consumers,
+    publish_many,
+    streams,
+)
 from keylane.priority import unpin
 from keylane.server import NatsCluster, NatsServer
 from tests.integration.priority.conftest import (

@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from keylane.errors import InvalidInput
-from keylane.jetstream import consumers
-from keylane.jetstream.feed import Notice
+from keylane.jetstream import Notice, consumers
 from keylane.priority import consume, fetch, open_fetcher
 from tests.integration.priority.conftest import GROUP, MakeGround, OpenClient, StartReader
 from tests.integration.priority.evidence import judge

@@ -196,9 +196,7 @@ async def test_a_blocked_event_loop_asks_before_it_goes_on(
     first = await feed.next(5)
     assert first is not None
     assert first.sequence == published[0]
-    pinning = feed._pinning
-    assert pinning is not None
-    await until(lambda: time.monotonic() - pinning._asked_at, lambda age_s: age_s >= timeout_s / 4)
+    await until(lambda: time.monotonic() - feed._pulls.asked_at, lambda age_s: age_s >= timeout_s / 4)
     time.sleep(0.85 * timeout_s)  # noqa: ASYNC251 - a handler that blocks the loop is what is tested
     second = await feed.next(5)
     # Nobody else waits: the server unpinned us and pins us again. What was buffered comes again, in order.
@@ -217,18 +215,18 @@ async def test_an_answer_that_comes_after_the_end_is_not_passed_on(
     feed = await consume(await open_client(), place.stream, place.consumer, on_unpinned=lost.append)
     await place.publish(1)
     assert await feed.next(5) is not None
-    pinning = feed._pinning
-    assert pinning is not None
+    pin = feed._pin
+    assert pin is not None
     ended = asyncio.Event()
 
     async def denied() -> bool:
         await ended.wait()
         return False
 
-    monkeypatch.setattr(pinning, "is_ours", denied)
-    pinning._asked_at = pinning._doubted_at = time.monotonic() - 3600
+    monkeypatch.setattr(pin, "is_ours", denied)
+    feed._pulls.asked_at = pin._doubted_at = time.monotonic() - 3600
     assert not feed.may_hand_out()
-    (asking,) = [one for one in pinning._tasks if "_verify" in repr(one.get_coro())]
+    (asking,) = [one for one in pin._tasks if "_verify" in repr(one.get_coro())]
     await feed.drain()
     ended.set()
     await asyncio.wait({asking}, timeout=5)

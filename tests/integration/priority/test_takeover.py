@@ -13,9 +13,7 @@ import pytest
 import keylane
 from keylane import Connection
 from keylane.errors import FeedEnded
-from keylane.jetstream import consumers
-from keylane.jetstream.feed import Feed
-from keylane.jetstream.message import Message
+from keylane.jetstream import Feed, Message, consumers
 from keylane.priority import consume, group_state, open_fetcher
 from keylane.server import NatsServer
 from tests.integration.priority.conftest import (

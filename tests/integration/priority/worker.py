@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 import keylane
-from keylane.jetstream.pin_performer import Pinning
+from keylane.jetstream.feed_pin import FeedPin
 from keylane.priority import consume
 
 
@@ -27,7 +27,7 @@ async def work(job: dict[str, Any]) -> None:
     options = job["options"]
     if options.get("blind"):
         # What would happen without the check: only to show that the test sees it.
-        Pinning.check_for_standstill = lambda self: None  # type: ignore[method-assign]
+        FeedPin.check_for_standstill = lambda self: None  # type: ignore[method-assign]
     async with await keylane.connect(job["url"], name=job["name"]) as connection:
         feed = await consume(
             connection,

@@ -9,7 +9,7 @@ from keylane.core.claim_facts import LogRecord, Tenure
 from keylane.core.world import World
 from keylane.marshal.log import Bounds
 from keylane.spark.pipelines import claims
-from keylane.spark.pipelines.claims_records import ROWS_DDL
+from keylane.spark.pipelines.claims_replay import ROWS_DDL
 from tests.core.claim_histories import told_claim
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import keylane
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import Outgoing, publish_many
 from tests.peers.spark import find_spark
 
 APP = Path(__file__).with_name("cluster_app.py")

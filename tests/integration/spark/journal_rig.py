@@ -17,8 +17,7 @@ from keylane import Connection, groups
 from keylane.core.journal_record import OUTCOME_NUMBERS, BatchHead, Columns, pack, seal
 from keylane.core.partitions import partition_number
 from keylane.errors import NotFound
-from keylane.jetstream import streams
-from keylane.jetstream.publish import open_publisher
+from keylane.jetstream import open_publisher, streams
 from keylane.journal.stream import journal_stream, journal_subject, prepare
 from tests.waiter import until
 

@@ -12,13 +12,13 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
 import keylane
 from keylane import Connection
 from keylane.groups.dead_letters import DeadLetter, list_dead_letters
-from keylane.jetstream.direct import StoredMessage, read_all
+from keylane.jetstream import StoredMessage, read_all
+from keylane.spark.options import WriteOptions, write_options
 from keylane.spark.sink.row_ids import IdScope
-from keylane.spark.sink.target import look_at_target
-from keylane.spark.sink.task_writer import Written, write_batches
+from keylane.spark.sink.task_writer import write_batches
+from keylane.spark.sink.writers import look_at_target
 from keylane.spark.sync_connection import shared_connection
-from keylane.spark.tasks import Target
-from keylane.spark.write_options import WriteOptions, write_options
+from keylane.spark.tasks import Target, TaskDone
 
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ class Sink:
 
     def write(
         self, batches: Iterable[pa.RecordBatch], *, scope: str = "copy", run: str = "query:0", partition: int = 0
-    ) -> Written:
+    ) -> TaskDone:
         return write_batches(self.options, self.target, IdScope(scope, run, partition), batches, group="copy")
 
     def stored(self) -> list[StoredMessage]:

@@ -13,7 +13,7 @@ import keylane
 import keylane.errors
 from keylane import Connection
 from keylane.core.partitions import Partitioning
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import Outgoing, publish_many
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession

@@ -11,9 +11,7 @@ from typing import Any
 
 from keylane.core.partitions import Partitioning
 from keylane.errors import NotFound
-from keylane.jetstream import consumers
-from keylane.jetstream.consumers import parse_time
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import Outgoing, consumers, parse_time, publish_many
 from keylane.spark.address import Address
 from keylane.spark.executor.split_reader import read_split
 from keylane.spark.sync_connection import SyncConnection, shared_connection

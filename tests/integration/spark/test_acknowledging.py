@@ -21,12 +21,18 @@ from keylane.errors import (
     RequestTimeout,
     ServerTooOld,
 )
-from keylane.jetstream import consumers, features, streams
-from keylane.jetstream.consumers import ConsumerConfig
-from keylane.jetstream.publish import Outgoing, publish_many
-from keylane.jetstream.streams import RetentionPolicy, StreamConfig
+from keylane.jetstream import (
+    ConsumerConfig,
+    Outgoing,
+    RetentionPolicy,
+    StreamConfig,
+    consumers,
+    features,
+    publish_many,
+    streams,
+)
 from keylane.server import NatsCluster
-from keylane.spark.driver import queue_ownership
+from keylane.spark.driver import acknowledgement
 from keylane.spark.driver.acknowledgement import Acknowledgement
 from keylane.spark.driver.lease import Lease
 from keylane.spark.query_records import bucket_of, claim_key, lease_key
@@ -388,7 +394,7 @@ async def test_the_claim_of_a_query_that_died_is_taken_after_its_lease(
     dead = await keylane.connect(nats_server.url)
     first = Lease(dead, unique("first"), "a driver that dies", 1.0)
     await first.take()
-    await queue_ownership.claim(queue.connection, queue.stream, await queue.created(), (), first)
+    await acknowledgement.claim(queue.connection, queue.stream, await queue.created(), (), first)
     await dead.close()
     await queue.publish(3)
     second = await asyncio.wait_for(queue.begin(unique("second")), 20)
@@ -412,16 +418,16 @@ async def test_a_query_that_comes_back_while_a_rival_takes_its_claim_keeps_it(
     first = await queue.lease(unique("first"), 6.0)
     await queue.begin(first)
     await first.release()
-    look = queue_ownership.living_holder
+    look = acknowledgement.living_holder
 
     async def comes_back_after_the_look(connection: Connection, query: str, lease: Lease) -> str | None:
         found = await look(connection, query, lease)
         if found is None:
             again = await queue.lease(query, 6.0)
-            await queue_ownership.claim(connection, queue.stream, await queue.created(), (), again)
+            await acknowledgement.claim(connection, queue.stream, await queue.created(), (), again)
         return found
 
-    monkeypatch.setattr(queue_ownership, "living_holder", comes_back_after_the_look)
+    monkeypatch.setattr(acknowledgement, "living_holder", comes_back_after_the_look)
     with pytest.raises(AcknowledgeRefused, match=f"query '{first.name}'"):
         await asyncio.wait_for(queue.begin(unique("second")), 20)
 
@@ -446,7 +452,7 @@ async def test_a_claim_on_a_stream_that_was_made_anew_is_void(queue: Rig, unique
 async def test_a_claim_record_that_cannot_be_read_is_named(queue: Rig, unique: Unique) -> None:
     lease = await queue.lease(unique("query"))
     await bucket_of(queue.connection).put(claim_key(queue.stream), b"{}", revision=0)
-    with pytest.raises(InvalidInput, match=rf"record 'claim\.{queue.stream}' .* is no list of claims"):
+    with pytest.raises(InvalidInput, match=rf"record 'claim\.{queue.stream}' .* is not a list of claims"):
         await queue.begin(lease)
 
 

@@ -13,9 +13,7 @@ import pytest
 import keylane
 import keylane.spark
 from keylane import Connection, groups
-from keylane.jetstream import streams
-from keylane.jetstream.publish import Outgoing, publish_many
-from keylane.jetstream.streams import StreamConfig
+from keylane.jetstream import Outgoing, StreamConfig, publish_many, streams
 from keylane.server import NatsServer
 from tests.waiter import until
 

@@ -18,9 +18,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]  # it has no types
 import pytest
 
 from keylane import Connection
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.publish import Outgoing, publish_many
-from keylane.jetstream.streams import StreamConfig
+from keylane.jetstream import Outgoing, StreamConfig, consumers, publish_many, streams
 from keylane.server import NatsServer
 from keylane.spark import register
 from keylane.spark.driver.lease import LeaseRecord

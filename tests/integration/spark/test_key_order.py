@@ -14,7 +14,7 @@ import pytest
 
 import keylane.spark
 from keylane.errors import InvalidInput
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import Outgoing, publish_many
 from keylane.server import NatsServer
 from keylane.spark import in_key_order
 from keylane.spark.address import Address

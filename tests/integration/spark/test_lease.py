@@ -20,8 +20,7 @@ import pytest
 import keylane
 from keylane import Connection
 from keylane.errors import InvalidInput, KeylaneError, OutcomeUnknown, QueryFenced, RevisionConflict
-from keylane.jetstream import streams
-from keylane.jetstream.kv import Bucket, KvEntry
+from keylane.jetstream import Bucket, KvEntry, StreamConfig, streams
 from keylane.server import NatsCluster, NatsServer
 from keylane.spark.driver.lease import Lease, LeaseRecord, holder_name
 from keylane.spark.parent_process import ParentProcess, end_properly
@@ -314,7 +313,7 @@ async def test_a_record_that_is_no_lease_is_an_error_that_names_it(connection: C
     bucket = bucket_of(connection)
     await bucket.ensure(replicas=1)
     await bucket.put(lease_key(name), b"[]", revision=0)
-    with pytest.raises(InvalidInput, match=rf"record 'lease\.{name}' in bucket '{BUCKET}' is no lease"):
+    with pytest.raises(InvalidInput, match=rf"record 'lease\.{name}' in bucket '{BUCKET}' is not a lease"):
         await Lease(connection, name, "me", 5).take()
 
 
@@ -525,11 +524,11 @@ async def test_a_driver_that_waits_gives_up_when_its_query_is_stopped(
 
 def test_spark_may_end_its_child_twice_and_what_must_be_done_is_done(tmp_path: Path) -> None:
     """Spark sends SIGTERM two times to the child of a query that is over."""
-    done = tmp_path / "done"
+    done, ended_with = tmp_path / "done", tmp_path / "ended"
     program = f"""
 import os, signal, time
 from keylane.spark.parent_process import end_properly
-end_properly()
+end_properly(lambda: open({str(ended_with)!r}, "w").close())
 try:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(30)
@@ -540,10 +539,47 @@ finally:
     environment = {**os.environ, "PYTHON_WORKER_FACTORY_PORT": "1"}
     ended = subprocess.run([sys.executable, "-c", program], env=environment, timeout=30, check=False)
     assert done.exists()
+    assert ended_with.exists()
     assert ended.returncode == 128 + signal.SIGTERM
+
+
+async def test_spark_may_end_its_child_while_it_gives_its_lease_back(
+    connection: Connection, nats_server: NatsServer, unique: Unique
+) -> None:
+    """A query that is stopped closes its socket first, so its child ends by itself, and SIGTERM comes in between."""
+    name, stream = unique("query"), unique("ORDERS")
+    await streams.create(connection, StreamConfig(name=stream, subjects=[f"{stream}.>"]))
+    options = {"url": nats_server.url, "stream": stream, "queryName": name, "leaseSeconds": "600"}
+    program = f"""
+import asyncio, os, signal
+from keylane.spark.driver.lease import Lease
+from keylane.spark.source import StreamReader, read_options
+
+release = Lease.release
+
+async def release_late(lease):
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.sleep(1)
+    await release(lease)
+
+Lease.release = release_late
+reader = StreamReader(read_options({options!r}, "streaming"))
+try:
+    reader.getDefaultReadLimit()
+finally:
+    reader.stop()
+"""
+    environment = {**os.environ, "PYTHON_WORKER_FACTORY_PORT": "1"}
+    ended = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", program], env=environment, timeout=50, check=False
+    )
+    assert ended.returncode == 128 + signal.SIGTERM
+    assert (await bucket_of(connection).get(lease_key(name))) is not None  # it was taken
+    assert LeaseRecord.of(await bucket_of(connection).get(lease_key(name))) is None
+    await streams.delete(connection, stream)
 
 
 def test_a_process_that_is_not_sparks_keeps_its_signals() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    end_properly()
+    end_properly(lambda: None)
     assert signal.getsignal(signal.SIGTERM) is before

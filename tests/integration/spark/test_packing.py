@@ -171,7 +171,7 @@ def test_further_packages_and_own_code_come_along(tmp_path: Path) -> None:
         ("./gone", "'gone' is neither a Python file nor a directory with Python files"),
         ("no-such-thing", "'no-such-thing' is not installed here, and it was asked for"),
         ("PySpark", "pyspark comes with the cluster's Spark"),
-        ("!!", "is no name of a package"),
+        ("!!", "is not the name of a package"),
     ],
 )
 def test_what_cannot_be_packed_is_refused(extra: str, words: str) -> None:

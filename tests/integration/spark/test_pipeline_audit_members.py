@@ -26,9 +26,7 @@ from chaos.evidence import Handled as Seen
 from keylane import Connection, groups
 from keylane.core.partitions import Partitioning
 from keylane.groups import GroupMessage
-from keylane.jetstream import streams
-from keylane.jetstream.consumers import ConsumerConfig
-from keylane.jetstream.message import Message
+from keylane.jetstream import ConsumerConfig, Message, streams
 from keylane.journal import Journal
 from keylane.server import NatsServer
 from keylane.spark.address import Address

@@ -16,7 +16,7 @@ from keylane import Connection, groups
 from keylane.core.partitions import partition_number
 from keylane.core.plans import Plan
 from keylane.errors import GroupError, InvalidInput, NotFound
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import Outgoing, publish_many
 from keylane.server import NatsServer
 from keylane.spark.address import Address
 from keylane.spark.pipelines import skew
@@ -93,7 +93,10 @@ async def test_a_plan_that_is_measured_written_and_applied(
         assert told["plan"]["imbalance"] <= 1.15
         assert chart.read_bytes().startswith(PNG)
 
-        applied = (await here("elastic", "apply-plan", str(plan), "--force", "--json", *at)).json
+        apply = ("elastic", "apply-plan", str(plan), "--force", "--json", *at)
+        assert "2 filters: with a mapping its members in Go stop" in (await here(*apply)).refusal
+        assert (await groups.get_config(connection, stream, name)).plan == before
+        applied = (await here(*apply, "--stop-go-members")).json
         assert applied["moves"] == told["plan"]["moves"]
         assert applied["moved"] == told["plan"]["moved"]
         after = (await groups.get_config(connection, stream, name)).plan

@@ -13,9 +13,7 @@ import pytest
 from keylane import Connection, groups
 from keylane.core.journal_record import in_sample
 from keylane.errors import InvalidInput, NotFound
-from keylane.jetstream import streams
-from keylane.jetstream.direct import read_all
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import Outgoing, publish_many, read_all, streams
 from keylane.journal import journal_stream
 from keylane.server import NatsServer
 from keylane.spark.address import Address
@@ -177,13 +175,13 @@ async def test_nothing_to_look_at(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("handler_p98_ms = 1", "have 'handler_p98_ms', which is none: give handler_p50_ms"),
+        ("handler_p98_ms = 1", "have 'handler_p98_ms', which is not a threshold: give handler_p50_ms"),
         ("handler_p99_ms = 'x'", "handler_p99_ms = 'x': give a number"),
         ("handler_p99_ms = true", "give a number"),
         ("handler_p99_ms = -1", "give a number, 0 or more"),
         ("min_tries = 3", "set none"),
         ("", "set none"),
-        ("[", "are no TOML"),
+        ("[", "are not TOML"),
     ],
 )
 def test_thresholds_that_make_no_sense(tmp_path: Path, text: str, said: str) -> None:

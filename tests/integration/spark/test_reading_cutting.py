@@ -13,8 +13,7 @@ from keylane.jetstream.protocol import BrokenProtocol, Scanner, Unrouted
 from keylane.spark.executor import framing
 from keylane.spark.executor.consumer_reader import delivered_messages
 from keylane.spark.executor.direct_reader import stored_messages
-from keylane.spark.executor.framing import MessageFramer, MessageRun
-from keylane.spark.executor.message_columns import together
+from keylane.spark.executor.framing import MessageFramer, MessageRun, together
 
 pytestmark = pytest.mark.spark
 

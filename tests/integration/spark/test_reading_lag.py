@@ -12,13 +12,11 @@ from contextlib import contextmanager
 import pytest
 
 from keylane.errors import ApiError, RequestTimeout
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.publish import Outgoing
+from keylane.jetstream import Connection, Outgoing
 from keylane.server import NatsCluster, NatsServer
 from keylane.spark.address import Address
 from keylane.spark.executor import split_reader
-from keylane.spark.executor.completeness import what_is_missing
-from keylane.spark.executor.split_reader import read_split
+from keylane.spark.executor.split_reader import read_split, what_is_missing
 from keylane.spark.sync_connection import shared_connection
 from keylane.spark.tasks import ReadMethod, Split
 from tests.integration.spark.splits import WAYS, Ground, ground_at

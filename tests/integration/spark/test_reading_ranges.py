@@ -9,11 +9,10 @@ from itertools import pairwise
 import pytest
 
 from keylane.core.partitions import Partitioning
-from keylane.jetstream.publish import Outgoing
+from keylane.jetstream import Outgoing
 from keylane.server import NatsServer
-from keylane.spark.columns import arrow_schema
 from keylane.spark.executor.split_reader import read_split
-from keylane.spark.tasks import ReadMethod
+from keylane.spark.tasks import ReadMethod, arrow_schema
 from tests.integration.spark.splits import WAYS, Ground, ground_at, rows_of, sequences_of
 
 pytestmark = pytest.mark.spark

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from keylane.errors import ApiError, InvalidInput, NotFound, PermissionDenied, ReadIncomplete
-from keylane.jetstream import consumers
-from keylane.jetstream.publish import Outgoing
+from keylane.jetstream import Outgoing, consumers
 from keylane.server import NatsServer
 from keylane.spark.executor import split_reader
 from keylane.spark.executor.split_reader import read_split

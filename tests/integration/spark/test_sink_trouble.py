@@ -12,8 +12,7 @@ import pytest
 
 from keylane import Connection
 from keylane.errors import ApiError, KeylaneError, PermissionDenied, RequestTimeout, RowRejected, WriteFailed
-from keylane.jetstream import streams
-from keylane.jetstream.direct import StoredMessage, read_all
+from keylane.jetstream import StoredMessage, read_all, streams
 from keylane.server import NatsCluster, NatsServer
 from tests.integration.spark.sink_rig import WAYS, Sink, judge, make_stream, numbered, on, rows
 

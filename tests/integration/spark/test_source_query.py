@@ -27,8 +27,7 @@ from keylane.errors import (
     QueryFenced,
     ServerUnreachable,
 )
-from keylane.jetstream import streams
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import Outgoing, publish_many, streams
 from keylane.server import NatsServer
 from keylane.spark import retry, stream_state
 from keylane.spark.address import Address
@@ -38,8 +37,8 @@ from keylane.spark.driver.lease import LeaseRecord
 from keylane.spark.driver.query import Query
 from keylane.spark.driver.source_stream import SourceStream
 from keylane.spark.executor.split_reader import read_watched
+from keylane.spark.options import read_options
 from keylane.spark.query_records import bucket_of, lease_key
-from keylane.spark.read_options import read_options
 from keylane.spark.stream_state import StreamSnapshot
 from keylane.spark.sync_connection import shared_connection
 from keylane.spark.tasks import Split

@@ -17,7 +17,7 @@ import nkeys  # type: ignore[import-untyped]  # it has no types
 import pytest
 
 import keylane
-from keylane.jetstream.publish import Outgoing, publish_many
+from keylane.jetstream import Outgoing, publish_many
 from keylane.server import NatsServer
 from tests.integration.spark.source_rig import ground, numbers
 from tests.peers.store import REPOSITORY

@@ -71,7 +71,7 @@ async def test_a_record_that_is_no_offset_is_named(connection: Connection, uniqu
     bucket = bucket_of(connection)
     await bucket.ensure(replicas=1)
     await bucket.put(start_key(query), b"7", revision=0)
-    with pytest.raises(InvalidInput, match=rf"record 'start\.{query}' in bucket 'keylane-spark' is no offset"):
+    with pytest.raises(InvalidInput, match=rf"record 'start\.{query}' in bucket 'keylane-spark' is not an offset"):
         await durable_start(connection, query, offset(1))
 
 

@@ -20,8 +20,7 @@ from keylane.cli.command import (
 )
 
 if TYPE_CHECKING:
-    from keylane.jetstream.connection import Connection
-    from keylane.jetstream.consumers import ConsumerInfo, PriorityGroupState
+    from keylane.jetstream import Connection, ConsumerInfo, PriorityGroupState
 
 app = family("Consumers and who is pinned.")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from keylane.cli.command import pin_of
 from keylane.cli.formatting import as_utc
-from keylane.jetstream.consumers import ConsumerInfo
+from keylane.jetstream import ConsumerInfo
 
 
 def policy_of(info: ConsumerInfo) -> str | None:

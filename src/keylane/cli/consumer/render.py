@@ -16,7 +16,7 @@ from keylane.cli.command import pin_of
 from keylane.cli.consumer.json import policy_of
 from keylane.cli.display import facts_panel
 from keylane.cli.formatting import age
-from keylane.jetstream.consumers import ConsumerInfo, PriorityGroupState
+from keylane.jetstream import ConsumerInfo, PriorityGroupState
 
 NOBODY = "nobody"
 

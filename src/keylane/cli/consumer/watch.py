@@ -20,9 +20,7 @@ from keylane.cli.consumer.render import consumer_line, consumer_table
 from keylane.cli.display import Display, WatchEvent
 from keylane.cli.formatting import clock
 from keylane.errors import KeylaneError, NotFound
-from keylane.jetstream import consumers
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.consumers import ConsumerInfo
+from keylane.jetstream import Connection, ConsumerInfo, consumers
 from keylane.priority import Pinned, Unpinned, advisories
 
 POLL_INTERVAL_S = 0.5

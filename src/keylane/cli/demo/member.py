@@ -16,7 +16,7 @@ import time
 
 import keylane
 from keylane import groups
-from keylane.jetstream.consumers import ConsumerConfig
+from keylane.jetstream import ConsumerConfig
 from keylane.journal import Journal
 
 JOURNAL_FLUSH_S = 0.05

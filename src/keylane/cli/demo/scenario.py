@@ -23,9 +23,7 @@ import keylane
 from keylane import groups
 from keylane.cli.demo.member import JOURNAL_FLUSH_S
 from keylane.errors import GroupEnded, KeylaneError, RequestTimeout
-from keylane.jetstream import streams
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.publish import open_publisher
+from keylane.jetstream import Connection, open_publisher, streams
 from keylane.server import NatsServer
 from keylane.testing import DeliveryVerdict, Effect, judge
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from keylane.cli.groups.snapshot import GroupSnapshot
     from keylane.errors import NotAMember
     from keylane.groups.config import Kind
-    from keylane.jetstream.connection import Connection
+    from keylane.jetstream import Connection
 
 MemberArgument = Annotated[str, typer.Argument(metavar="MEMBER", help="The member's name.")]
 MaxMembers = Annotated[

@@ -21,7 +21,7 @@ from keylane.core.member_state import in_words
 from keylane.core.plans import ranges
 from keylane.groups.config import Kind
 from keylane.groups.member import Order
-from keylane.jetstream.consumers import ConsumerConfig
+from keylane.jetstream import ConsumerConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from keylane.core.plans import Plan
     from keylane.groups import ElasticConfig
-    from keylane.jetstream.connection import Connection
+    from keylane.jetstream import Connection
 
 app = family("Elastic groups: on any stream; members are added and dropped while it runs.", group_options)
 add_shared_commands(app, "elastic")

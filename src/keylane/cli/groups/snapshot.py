@@ -20,9 +20,7 @@ from keylane.groups import ElasticConfig, StaticConfig, list_groups
 from keylane.groups.config import Kind
 from keylane.groups.consumer_spec import consumer_name, consumer_stream
 from keylane.groups.store import read_group
-from keylane.jetstream import consumers, streams
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.consumers import ConsumerInfo
+from keylane.jetstream import Connection, ConsumerInfo, consumers, streams
 
 State = Literal["active", "waiting", "absent", "leaving"]
 

@@ -31,7 +31,7 @@ from keylane.cli.groups.commands import (
 
 if TYPE_CHECKING:
     from keylane.groups import StaticConfig
-    from keylane.jetstream.connection import Connection
+    from keylane.jetstream import Connection
 
 app = family("Static groups: on a stream that carries partition numbers; their members never change.", group_options)
 _create = family("Create a static group.")

@@ -16,7 +16,7 @@ import typer
 
 from keylane.cli.command import ConnectionOptions
 from keylane.errors import InvalidInput
-from keylane.spark.secrets import is_secret_name
+from keylane.spark.address import is_secret_name
 
 Kind = type[str] | type[int] | type[float] | type[bool]
 

@@ -105,7 +105,9 @@ def _parse(requirement: str) -> tuple[str, list[str], bool]:
     """Name, extras, and whether it is needed only under some condition."""
     match = _REQUIREMENT.fullmatch(requirement)
     if match is None:
-        raise InvalidInput(f"{requirement!r} is no name of a package: give one as in `pip install`, or a path with a /")
+        raise InvalidInput(
+            f"{requirement!r} is not the name of a package: give one as in `pip install`, or a path with a /"
+        )
     name = re.sub(r"[-_.]+", "-", match[1]).lower()
     extras = [extra.strip() for extra in (match[2] or "").split(",") if extra.strip()]
     return name, extras, match[4] is not None
@@ -218,7 +220,7 @@ def pack(output: Path, *, extra: Sequence[str] = (), interpreter: bool = False) 
     if not output.name.endswith(ENDINGS):
         raise InvalidInput(f"{str(output)!r} must end in .tar.gz: Spark unpacks an archive by its name")
     if not output.parent.is_dir():
-        raise InvalidInput(f"{str(output.parent)!r} is no directory: make it first, or write elsewhere")
+        raise InvalidInput(f"{str(output.parent)!r} is not a directory: make it first, or write elsewhere")
     chosen = choose_packages(extra)
     note = ArchiveNote(
         keylane=chosen.versions["keylane"],
@@ -269,7 +271,7 @@ def read_note(archive: Path) -> ArchiveNote | None:
             assert text is not None
             return ArchiveNote(**json.load(text))
     except (tarfile.TarError, EOFError, gzip.BadGzipFile) as broken:
-        raise InvalidInput(f"{str(archive)!r} is no archive that can be read ({broken}): pack it again") from broken
+        raise InvalidInput(f"{str(archive)!r} cannot be read as an archive ({broken}): pack it again") from broken
 
 
 def python_version() -> str:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from keylane.errors import InvalidInput
-from keylane.spark.secrets import check_argument, check_setting, without_value
+from keylane.spark.address import check_argument, check_setting, without_value
 
 ENVIRONMENT = "environment"
 """Where Spark unpacks the archive, below the directory that an executor runs in."""
@@ -122,7 +122,7 @@ def _check_master(asked: Submission) -> None:
     one_machine = local or _LOCAL_CLUSTER.fullmatch(master) is not None
     standalone = _STANDALONE.fullmatch(master) is not None
     if not (one_machine or standalone or master == _YARN or _KUBERNETES.fullmatch(master)):
-        raise InvalidInput(f"--master {master!r} is none of {_FORMS}")
+        raise InvalidInput(f"--master {master!r} is not one of {_FORMS}")
     if asked.deploy_mode not in ("client", "cluster"):
         raise InvalidInput(f"--deploy-mode {asked.deploy_mode!r} must be client or cluster")
     if asked.deploy_mode == "cluster" and (one_machine or standalone):

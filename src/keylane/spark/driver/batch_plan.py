@@ -8,11 +8,10 @@ from datetime import UTC, datetime
 
 from keylane.core.subjects import shown
 from keylane.errors import InvalidInput
-from keylane.spark.data_loss import Losses
 from keylane.spark.driver.offsets import Offset, ReadableRange, planned
 from keylane.spark.driver.source_stream import SourceStream, warn_without_keys
-from keylane.spark.read_options import RangeBound, ReadOptions, SplitBy
-from keylane.spark.stream_state import StreamSnapshot
+from keylane.spark.options import RangeBound, ReadOptions, SplitBy
+from keylane.spark.stream_state import Losses, StreamSnapshot
 from keylane.spark.tasks import ReadSpec, Split
 
 SEQUENCES_A_PIECE = 250_000
@@ -31,12 +30,7 @@ class SplitRange:
 
 
 def plan(
-    after: int,
-    upto: int,
-    newest: Mapping[str | None, int],
-    *,
-    split_by: SplitBy,
-    min_partitions: int | None = None,
+    after: int, upto: int, newest: Mapping[str | None, int], *, split_by: SplitBy, min_partitions: int | None = None
 ) -> list[SplitRange]:
     """The pieces of (after, upto]: each message that matches a filter is in exactly one of them.
 
@@ -143,13 +137,7 @@ def make_splits(
     )
     return [
         Split(
-            reading,
-            one.after,
-            one.upto,
-            one.subject_filter,
-            one.last,
-            created=state.created,
-            head_may_go=head_may_go,
+            reading, one.after, one.upto, one.subject_filter, one.last, created=state.created, head_may_go=head_may_go
         )
         for one in pieces
     ]

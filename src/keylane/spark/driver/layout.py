@@ -2,7 +2,7 @@
 
 Where stored subjects begin with a partition number, each partition is one filter. Such a stream may also hold messages
 without a number: older than its transform, or outside of the transform's source. Unless partitions are asked for by
-name, these belong to the read too, so they get filters of their own: by their first token, which is no number.
+name, these belong to the read too, so they get filters of their own: by their first token, which is not a number.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from keylane.core.partitions import Partitioning, parse_transform, partition_fil
 from keylane.core.subjects import is_subset
 from keylane.errors import InvalidInput, NotAMember
 from keylane.groups import ElasticConfig, StaticConfig
-from keylane.spark.read_options import ReadOptions, SplitBy
+from keylane.spark.options import ReadOptions, SplitBy
 
 GroupRecord = StaticConfig | ElasticConfig
 

@@ -37,11 +37,10 @@ from keylane.errors import (
     RequestTimeout,
     RevisionConflict,
 )
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.kv import KvEntry
+from keylane.jetstream import Connection, KvEntry
+from keylane.spark.options import LONGEST_LEASE_S, SHORTEST_LEASE_S
 from keylane.spark.parent_process import ParentProcess
 from keylane.spark.query_records import BUCKET, bucket_of, lease_key
-from keylane.spark.read_options import LONGEST_LEASE_S, SHORTEST_LEASE_S
 
 _log = logging.getLogger("keylane.spark.driver.lease")
 
@@ -75,8 +74,8 @@ class LeaseRecord:
             return cls(str(wire["holder"]), str(wire["token"]), float(wire["lease_s"]))
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidInput(
-                f"record {entry.key!r} in bucket {BUCKET!r} is no lease ({entry.value[:80]!r}): if no driver runs this "
-                "query, delete this key"
+                f"record {entry.key!r} in bucket {BUCKET!r} is not a lease ({entry.value[:80]!r}): if no driver runs "
+                "this query, delete this key"
             ) from error
 
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from keylane.core.subjects import shown
 from keylane.errors import InvalidInput
-from keylane.spark.data_loss import Loss
-from keylane.spark.stream_state import StreamSnapshot
+from keylane.spark.stream_state import Loss, StreamSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +38,8 @@ class Offset:
             offset = cls(str(wire["stream"]), str(wire["created"]), int(wire["sequence"]))
         except (KeyError, TypeError, ValueError):
             raise InvalidInput(
-                f"the checkpoint holds {shown(wire)}, which is no offset of format('keylane'): it belongs to another "
-                "source; use a checkpoint directory of its own for every query"
+                f"the checkpoint holds {shown(wire)}, which is not an offset of format('keylane'): it belongs to "
+                "another source; use a checkpoint directory of its own for every query"
             ) from None
         if offset.stream == queue != stream:
             raise InvalidInput(
@@ -93,9 +92,7 @@ def planned(start: Offset, end: Offset, state: StreamSnapshot) -> ReadableRange:
             f"stream {state.stream!r} ends at {state.last}: its newest messages were lost or an older copy was restored"
         )
         return ReadableRange(
-            min(begun.after, state.last),
-            state.last,
-            begun.loss or Loss("cut short", why, state.last + 1, end.sequence),
+            min(begun.after, state.last), state.last, begun.loss or Loss("cut short", why, state.last + 1, end.sequence)
         )
     if begun.after > end.sequence:
         assert begun.loss is not None

@@ -6,22 +6,22 @@ trouble with the server, and asks it as rarely as it can: an idle query asks onc
 
 from __future__ import annotations
 
+import concurrent.futures
 import logging
 import time
 from typing import Any
 
 from keylane.errors import KeylaneError
-from keylane.spark.data_loss import Losses
 from keylane.spark.driver.acknowledgement import Acknowledgement
 from keylane.spark.driver.batch_plan import make_splits, may_begin_later, starting_at
 from keylane.spark.driver.lease import Lease, holder_name
 from keylane.spark.driver.offsets import Offset, ReadableRange, admit, planned, resume
 from keylane.spark.driver.source_stream import SourceStream, warn_without_keys
+from keylane.spark.options import ReadOptions
 from keylane.spark.parent_process import end_properly
 from keylane.spark.query_records import durable_start, forget_start
-from keylane.spark.read_options import ReadOptions
 from keylane.spark.retry import ask
-from keylane.spark.stream_state import StreamSnapshot
+from keylane.spark.stream_state import Losses, StreamSnapshot
 from keylane.spark.sync_connection import SyncConnection, shared_connection
 from keylane.spark.tasks import Split
 
@@ -29,7 +29,7 @@ _log = logging.getLogger("keylane.spark")
 
 IDLE_S = 0.75
 """Between two requests for the state of an idle stream. Spark itself asks about sixty times a second."""
-END_TIMEOUT_S = 5.0
+END_TIMEOUT_S = 10.0
 QUIET_S = 10.0
 """How long a query with filters stays where it is while only other messages arrive.
 
@@ -47,6 +47,7 @@ class Query:
         self._losses = Losses(fatal=options.fail_on_data_loss)
         self._lease: Lease | None = None
         self._acknowledging: Acknowledgement | None = None
+        self._ending: concurrent.futures.Future[None] | None = None
         self._begun = False
         self._first: Offset | None = None
         self._target: Offset | None = None
@@ -121,21 +122,27 @@ class Query:
         self._durable(self._offset(wire))
 
     def end(self) -> None:
-        """The query is over: a standby need not wait."""
+        """The query is over: a standby need not wait. A call that a signal interrupted is repeated."""
         if self._lease is None:
             return
         try:
-            if self._acknowledging is not None:
-                self._link().call(self._acknowledging.finish(), END_TIMEOUT_S)
-            self._link().call(self._lease.release(), END_TIMEOUT_S)
-        except KeylaneError as trouble:
-            _log.warning("query %r ends, and its lease runs out by itself: %s", self.options.query_name, trouble)
-        self._lease = self._acknowledging = None
+            if self._ending is None:
+                self._ending = self._link().start(self._end(self._lease, self._acknowledging))
+            self._ending.result(END_TIMEOUT_S)
+        except (KeylaneError, concurrent.futures.TimeoutError, concurrent.futures.CancelledError) as trouble:
+            reason = str(trouble) or f"no answer within {END_TIMEOUT_S:g} s"
+            _log.warning("query %r ends, and its lease runs out by itself: %s", self.options.query_name, reason)
+        self._lease = self._acknowledging = self._ending = None
 
     # ---- implementation ----------------------------------------------------------------------------
 
+    async def _end(self, lease: Lease, acknowledging: Acknowledgement | None) -> None:
+        if acknowledging is not None:
+            await acknowledging.finish()
+        await lease.release()
+
     def _take_lease(self, query: str) -> None:
-        end_properly()
+        end_properly(self.end)
         link = self._link()
         lease = Lease(link.connection, query, holder_name(), self.options.lease_s, replicas=self._source.replicas)
         link.start(lease.take()).result()

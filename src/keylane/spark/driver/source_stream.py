@@ -14,10 +14,10 @@ from typing import Any
 
 from keylane.errors import ApiUnavailable, InvalidInput, NotFound
 from keylane.groups import ElasticConfig, get_config, queue_stream
-from keylane.jetstream.connection import Connection
+from keylane.jetstream import Connection, streams
 from keylane.spark.driver.layout import GroupRecord, Layout, Numbering, lay_out, numbering
 from keylane.spark.driver.offsets import Offset
-from keylane.spark.read_options import ReadOptions
+from keylane.spark.options import ReadOptions
 from keylane.spark.retry import ask
 from keylane.spark.stream_state import StreamSnapshot, state_of, stream_info
 
@@ -92,10 +92,9 @@ class SourceStream:
     def before(self, time: datetime) -> int | None:
         """The sequence before the first message that is not older than `time`; None if all are older."""
         name = self.layout.stream
-        request = {"start_time": time.isoformat().replace("+00:00", "Z"), "next_by_subj": ">"}
 
         async def look(connection: Connection) -> int | None:
-            found = await _message(connection, name, request)
+            found = await _sequence_of(connection, name, start_time=time, next_by_subject=">")
             return found - 1 if found else None
 
         return ask(self.options.address, look, f"look for the first message since {time.isoformat()} in {name!r}")
@@ -148,7 +147,7 @@ async def _origin(connection: Connection, config: dict[str, Any]) -> dict[str, A
     if not mirror or mirror.get("subject_transforms") or mirror.get("external"):
         return None
     try:
-        found: dict[str, Any] = (await connection.api.request(f"STREAM.INFO.{mirror['name']}"))["config"]
+        found: dict[str, Any] = (await streams.info_json(connection, mirror["name"]))["config"]
     except NotFound:
         return None
     return found
@@ -158,26 +157,26 @@ async def _subjects(connection: Connection, wire: dict[str, Any]) -> Iterable[st
     if wire["state"].get("num_subjects", 0) > _SUBJECTS_LOOKED_AT:
         return ()
     name = wire["config"]["name"]
-    answer = await connection.api.request(f"STREAM.INFO.{name}", {"subjects_filter": ">"})
+    answer = await streams.info_json(connection, name, subjects_filter=">")
     found: Iterable[str] = answer["state"].get("subjects") or ()
     return found
 
 
 async def _last(connection: Connection, stream: str, subject_filter: str | None) -> int:
-    found = await _message(connection, stream, {"last_by_subj": subject_filter or ">"})
+    found = await _sequence_of(connection, stream, last_by_subject=subject_filter or ">")
     if found or subject_filter not in (None, ">"):
         return found
     # For `>` the server looks at the last sequence only, and that one may be deleted.
-    return max([await _message(connection, stream, {"last_by_subj": each}) for each in ("*", "*.>")])
+    return max([await _sequence_of(connection, stream, last_by_subject=each) for each in ("*", "*.>")])
 
 
-async def _message(connection: Connection, stream: str, request: dict[str, Any]) -> int:
-    """The sequence of the message that the request names; 0 if there is none."""
+async def _sequence_of(connection: Connection, stream: str, **message: Any) -> int:
+    """The sequence of a message, named as for `streams.get_message`; 0 if there is none."""
     try:
-        answer = await connection.api.request(f"STREAM.MSG.GET.{stream}", request)
+        found = await streams.get_message(connection, stream, **message)
     except NotFound as error:
         if error.err_code == _NO_MESSAGE:
             return 0
         raise
-    sequence: int = answer["message"]["seq"]
+    sequence: int = found["seq"]
     return sequence

@@ -22,16 +22,14 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
 
 from keylane.core.pulls import Meaning, Pull, PullWindow, Status
 from keylane.errors import ConsumerGone, ReadIncomplete
-from keylane.jetstream import consumers
-from keylane.jetstream.headers import number_in, parse_headers, status_of
-from keylane.spark.executor.arrow_buffers import Octets, Positions, cut_numbers, cut_out, laid_out
-from keylane.spark.executor.framing import MessageFramer, MessageRun
-from keylane.spark.executor.message_columns import Messages
+from keylane.jetstream import consumers, number_in, parse_headers, status_of
+from keylane.spark.executor.framing import MessageFramer, MessageRun, Octets, Positions
+from keylane.spark.executor.message_columns import Messages, cut_numbers, cut_out, laid_out
 from keylane.spark.executor.range_reader import EndOfRead, RangeReader, ReceiveBuffer
 from keylane.spark.tasks import Split
 
 if TYPE_CHECKING:
-    from keylane.jetstream.connection import Connection
+    from keylane.jetstream import Connection
 
 _FIRST_PULL = 512
 _MOST_HELD = 20_000
@@ -63,7 +61,9 @@ class ConsumerReader(RangeReader):
 
     def __init__(self, connection: Connection, split: Split, after: int, buffer: ReceiveBuffer) -> None:
         self._consumer = f"keylane-spark-{secrets.token_hex(8)}"
-        super().__init__(connection, split, after, buffer, f"CONSUMER.MSG.NEXT.{split.reading.stream}.{self._consumer}")
+        super().__init__(
+            connection, split, after, buffer, consumers.next_subject(connection, split.reading.stream, self._consumer)
+        )
         self._after = after
         self._expected = 1
         self._window = PullWindow(_FIRST_PULL, _MOST_BYTES)
@@ -81,9 +81,7 @@ class ConsumerReader(RangeReader):
         """Give the subscription and the consumer back. Without a link the server drops the consumer by itself."""
         await super().close()
         if self._client.is_connected:
-            target = self._connection.api.subject(f"CONSUMER.DELETE.{self._stream}.{self._consumer}")
-            self._client.post(b"PUB %b 0\r\n\r\n" % target.encode())
-            self._client.push()
+            consumers.post_delete(self._connection, self._stream, self._consumer)
 
     def _config(self) -> consumers.ConsumerConfig:
         return consumers.ConsumerConfig(

@@ -15,17 +15,14 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
 
 from keylane.errors import ApiError, ApiUnavailable, InvalidInput, ReadIncomplete
-from keylane.jetstream import streams
-from keylane.jetstream.direct import MOST_BYTES, OWN_HEADERS
-from keylane.jetstream.headers import number_in, parse_headers, status_of
-from keylane.spark.executor.arrow_buffers import Octets, Positions, as_numpy, cut_numbers, cut_out, laid_out
-from keylane.spark.executor.framing import MessageFramer, MessageRun
-from keylane.spark.executor.message_columns import Messages
+from keylane.jetstream import MOST_BYTES, OWN_HEADERS, number_in, parse_headers, status_of, streams
+from keylane.spark.executor.framing import MessageFramer, MessageRun, Octets, Positions
+from keylane.spark.executor.message_columns import Messages, as_numpy, cut_numbers, cut_out, laid_out
 from keylane.spark.executor.range_reader import EndOfRead, RangeReader, ReceiveBuffer
 from keylane.spark.tasks import Split
 
 if TYPE_CHECKING:
-    from keylane.jetstream.connection import Connection
+    from keylane.jetstream import Connection
 
 _BATCH = 10_000
 OPENING = b"NATS/1.0\r\n"
@@ -35,7 +32,7 @@ class DirectReader(RangeReader):
     """Reads by batch direct get."""
 
     def __init__(self, connection: Connection, split: Split, after: int, buffer: ReceiveBuffer) -> None:
-        super().__init__(connection, split, after, buffer, f"DIRECT.GET.{split.reading.stream}")
+        super().__init__(connection, split, after, buffer, streams.direct_subject(connection, split.reading.stream))
         self._in_batch = 0
         self._asked = False
 

@@ -9,15 +9,20 @@ only if all before it were right and its own sizes agree with its own line ends.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from keylane.spark.executor.arrow_buffers import Mask, Octets, Positions
+Positions = npt.NDArray[np.int64]
+"""Places in a buffer, one for each row."""
+Octets = npt.NDArray[np.uint8]
+Mask = npt.NDArray[np.bool_]
 
 _CRLF = b"\r\n"
 _SIZES = re.compile(rb"(?: ([0-9]{1,10}))? ([0-9]{1,10})")
-_FEWEST_TO_GUESS = 64  # fewer are walked sooner than numpy is called
+_FEWEST_TO_GUESS = 64  # walking fewer is quicker than calling numpy
 _ENOUGH = 16  # the end of an inbox's name is random
 
 
@@ -94,7 +99,7 @@ class MessageFramer:
         return places
 
     def _learn(self, written: bytes) -> tuple[int, int] | None:
-        """The sizes of headers and of the whole; None for what is no pair of sizes."""
+        """The sizes of headers and of the whole; None if it is not a pair of sizes."""
         found = _SIZES.fullmatch(written)
         sizes = (int(found[1] or 0), int(found[2])) if found is not None else (1, 0)
         if sizes[0] > sizes[1]:
@@ -190,4 +195,26 @@ def _joined(front: MessageRun, places: list[int]) -> MessageRun:
         np.concatenate([front.bodies, table[:, 1]]),
         np.concatenate([front.payloads, table[:, 2]]),
         np.concatenate([front.ends, table[:, 3]]),
+    )
+
+
+def together(runs: Sequence[MessageRun]) -> MessageRun:
+    """Many runs as one."""
+    if len(runs) == 1:
+        return runs[0]
+    parts: list[memoryview] = []
+    shifts: list[int] = []
+    at = 0
+    for run in runs:
+        begin, end = int(run.lines[0]), int(run.ends[-1]) + 2
+        parts.append(memoryview(run.data)[begin:end])
+        shifts.append(at - begin)
+        at += end - begin
+    pairs = list(zip(runs, shifts, strict=True))
+    return MessageRun(
+        b"".join(parts),
+        np.concatenate([run.lines + shift for run, shift in pairs]),
+        np.concatenate([run.bodies + shift for run, shift in pairs]),
+        np.concatenate([run.payloads + shift for run, shift in pairs]),
+        np.concatenate([run.ends + shift for run, shift in pairs]),
     )

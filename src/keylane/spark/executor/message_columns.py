@@ -1,9 +1,14 @@
-"""The columns of messages: what both readers give, and subject, partition, key, source and headers made from it."""
+"""The columns of messages: what both readers give, and subject, partition, key, source and headers made from it.
+
+Arrays are made from their buffers, without a Python object for each row: `pyarrow.array` imports pandas, which takes a
+worker a second.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -13,8 +18,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from keylane.core.partitions import strip_partition
 from keylane.errors import InvalidInput
-from keylane.spark.executor.arrow_buffers import cut_numbers, cut_out, laid_out, numbers, texts
-from keylane.spark.executor.framing import MessageRun
+from keylane.spark.executor.framing import Mask, Octets, Positions
 from keylane.spark.tasks import ReadSpec
 
 
@@ -32,28 +36,6 @@ class Messages(NamedTuple):
     def cut(self, begin: int, end: int) -> Messages:
         length = end - begin
         return Messages(*(one if one is None else one.slice(begin, length) for one in self))
-
-
-def together(runs: Sequence[MessageRun]) -> MessageRun:
-    """Many runs as one."""
-    if len(runs) == 1:
-        return runs[0]
-    parts: list[memoryview] = []
-    shifts: list[int] = []
-    at = 0
-    for run in runs:
-        begin, end = int(run.lines[0]), int(run.ends[-1]) + 2
-        parts.append(memoryview(run.data)[begin:end])
-        shifts.append(at - begin)
-        at += end - begin
-    pairs = list(zip(runs, shifts, strict=True))
-    return MessageRun(
-        b"".join(parts),
-        np.concatenate([run.lines + shift for run, shift in pairs]),
-        np.concatenate([run.bodies + shift for run, shift in pairs]),
-        np.concatenate([run.payloads + shift for run, shift in pairs]),
-        np.concatenate([run.ends + shift for run, shift in pairs]),
-    )
 
 
 _MOST_KEPT = 100_000
@@ -80,11 +62,7 @@ class SubjectColumns:
         subjects, partitions, keys = zip(*places, strict=True)
         numbered = np.fromiter((-1 if one is None else one for one in partitions), np.int32, len(places))
         rows = encoded.indices
-        return (
-            texts(subjects).take(rows),
-            numbers(numbered, numbered >= 0).take(rows),
-            texts(keys).take(rows),
-        )
+        return (texts(subjects).take(rows), numbers(numbered, numbered >= 0).take(rows), texts(keys).take(rows))
 
     def _place(self, stored: bytes) -> SubjectParts:
         subject, partition, key = self._look_up(stored.decode("utf-8", "surrogateescape"))
@@ -177,3 +155,58 @@ def header_maps(headers: pa.Array | None, rows: int) -> pa.Array:
 
 def _shown(text: bytes) -> str:
     return text.decode("utf-8", "backslashreplace")
+
+
+def cut_out(buffer: pa.Buffer, begins: Positions, ends: Positions, kind: pa.DataType) -> pa.Array:
+    """The ranges [begin, end), ascending and apart from each other, as one array of text or bytes.
+
+    They are laid out together with the gaps between them, and Arrow then copies every second one.
+    """
+    rows = len(begins)
+    offsets = np.empty(2 * rows, np.int32)
+    offsets[0::2] = begins
+    offsets[1::2] = ends
+    both = pa.Array.from_buffers(kind, 2 * rows - 1, [None, pa.py_buffer(offsets), buffer])
+    return both.take(numbers(np.arange(0, 2 * rows - 1, 2, dtype=np.int32)))
+
+
+def cut_numbers(buffer: pa.Buffer, begins: Positions, ends: Positions) -> pa.Array:
+    """The ranges as whole numbers; `pa.ArrowInvalid` where one is none."""
+    return cut_out(buffer, begins, ends, pa.string()).cast(pa.int64())
+
+
+def laid_out(array: pa.Array) -> tuple[pa.Buffer, Octets, Positions]:
+    """The bytes of a text or binary array, as a buffer and as numbers, and where its rows begin and end."""
+    _, offsets, data = array.buffers()
+    places = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
+    data = pa.py_buffer(b"") if data is None else data
+    return data, np.frombuffer(data, np.uint8)[: places[-1]], places
+
+
+# ---- numbers and texts ------------------------------------------------------------------------------
+
+
+def numbers(values: npt.NDArray[np.int32] | npt.NDArray[np.int64], present: Mask | None = None) -> pa.Array:
+    """The same numbers, null where they are not `present`."""
+    kind = pa.int32() if values.dtype == np.int32 else pa.int64()
+    return pa.Array.from_buffers(kind, len(values), [_bitmap(present), pa.py_buffer(values)])
+
+
+def as_numpy(array: pa.Array) -> Positions:
+    """An array of 64-bit numbers without nulls."""
+    values: Positions = np.frombuffer(array.buffers()[1], np.int64)[array.offset : array.offset + len(array)]
+    return values
+
+
+def texts(values: Sequence[str | None]) -> pa.Array:
+    encoded = [b"" if value is None else value.encode() for value in values]
+    offsets = np.fromiter(accumulate(map(len, encoded), initial=0), np.int32, len(values) + 1)
+    present = np.fromiter((value is not None for value in values), np.bool_, len(values))
+    buffers = [_bitmap(present), pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
+    return pa.Array.from_buffers(pa.string(), len(values), buffers)
+
+
+def _bitmap(present: Mask | None) -> pa.Buffer | None:
+    if present is None or present.all():
+        return None
+    return pa.py_buffer(np.packbits(present, bitorder="little"))

@@ -19,7 +19,7 @@ from keylane.spark.executor.framing import MessageFramer, MessageRun
 from keylane.spark.tasks import Split
 
 if TYPE_CHECKING:
-    from keylane.jetstream.connection import Connection
+    from keylane.jetstream import Connection
 
 
 class EndOfRead(Enum):
@@ -106,7 +106,7 @@ class RangeReader(ABC):
     def __init__(self, connection: Connection, split: Split, after: int, buffer: ReceiveBuffer, request: str) -> None:
         """`request`: the subject of the API that its requests go to."""
         self.buffer = buffer
-        self._request = connection.api.subject(request)
+        self._request = request
         self._connection = connection
         self._client = connection.nats
         self._split = split

@@ -1,9 +1,12 @@
 """Reads one split inside an executor: its messages as Arrow record batches, in order, each once, none missing.
 
 `ConsumerReader` or `DirectReader` bring messages from the server on the connection's thread; here they become columns
-on the thread of Spark's worker. When they end early, the leader is asked (`completeness`), and reading goes on behind
-the last message that was handed out: after a lost connection, a restarted server, a consumer that is gone or a replica
-that lags.
+on the thread of Spark's worker. After an early end, the read goes on behind the last message that was handed out.
+
+Any replica may answer a direct get, and a consumer may live on any of them. A replica that lags ends early, and says so
+in the same words as one that has everything; only the leader knows better (`what_is_missing`). A reader always sees
+gaps: messages of other partitions, and deleted ones. Only the first sequence of the stream tells whether messages were
+trimmed before they were read (`LossWatch`).
 """
 
 from __future__ import annotations
@@ -15,25 +18,17 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
 
-from keylane.errors import (
-    ApiUnavailable,
-    ConsumerGone,
-    KeylaneError,
-    NotFound,
-    ReadIncomplete,
-)
-from keylane.spark.columns import arrow_schema
-from keylane.spark.data_loss import Losses
-from keylane.spark.executor.arrow_buffers import as_numpy
-from keylane.spark.executor.completeness import LossWatch, what_is_missing
+from keylane.errors import ApiUnavailable, ConsumerGone, KeylaneError, NotFound, ReadIncomplete
+from keylane.jetstream import Connection, streams
 from keylane.spark.executor.consumer_reader import ConsumerReader, delivered_messages
 from keylane.spark.executor.direct_reader import DirectReader, check_direct, stored_messages
-from keylane.spark.executor.framing import MessageRun
-from keylane.spark.executor.message_columns import Messages, SubjectColumns, header_maps, source_columns, together
+from keylane.spark.executor.framing import MessageRun, together
+from keylane.spark.executor.message_columns import Messages, SubjectColumns, as_numpy, header_maps, source_columns
 from keylane.spark.executor.range_reader import EndOfRead, ReceiveBuffer
 from keylane.spark.retry import may_pass
+from keylane.spark.stream_state import Loss, Losses, state_of
 from keylane.spark.sync_connection import SyncConnection, shared_connection
-from keylane.spark.tasks import Split
+from keylane.spark.tasks import Split, arrow_schema
 
 _log = logging.getLogger("keylane.spark")
 
@@ -48,10 +43,12 @@ _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
 _GONE_AFTER_S = 2.0
 """A server that has just started may not know its streams yet."""
+_CHECK_EVERY_S = 1.0
+_NO_MESSAGE = 10037
 
 
 def read_split(split: Split, *, patience_s: float = PATIENCE_S) -> Iterator[pa.RecordBatch]:
-    """The rows of a split as record batches of `columns.arrow_schema`.
+    """The rows of a split as record batches of `tasks.arrow_schema`.
 
     Raises `ReadIncomplete` when `patience_s` pass without progress, and other errors where waiting cannot help.
     """
@@ -188,3 +185,60 @@ def read_watched(split: Split, *, fatal: bool) -> Iterator[pa.RecordBatch]:
         watch.saw(batch)
         yield batch
     watch.check(split.upto)
+
+
+# ---- completeness ----------------------------------------------------------------------------------------------
+
+
+async def what_is_missing(connection: Connection, split: Split, position: int) -> str | None:
+    """Why a reader that has everything up to `position` is not done; None if it is.
+
+    What was deleted since the split was planned is not missing.
+    """
+    stream = split.reading.stream
+    try:
+        found = await streams.get_message(
+            connection, stream, sequence=position + 1, next_by_subject=split.subject_filter or ">"
+        )
+    except NotFound as error:
+        if error.err_code != _NO_MESSAGE:
+            raise
+    else:
+        following = int(found["seq"])
+        return f"sequence {following}, which the leader has" if following <= split.upto else None
+    # A leader that was just chosen may not have stored yet what the one before it had confirmed.
+    newest = (await streams.state(connection, stream)).last_sequence
+    goal = min(split.last, split.upto)
+    return f"sequence {goal}: the leader itself is only at {newest}" if newest < goal else None
+
+
+class LossWatch:
+    """Asks for the first sequence of the stream every second, and at the end of the read."""
+
+    def __init__(self, split: Split, losses: Losses) -> None:
+        self._split = split
+        self._losses = losses
+        self._checked = split.after
+        self._due = time.monotonic() + _CHECK_EVERY_S
+
+    def saw(self, batch: pa.RecordBatch) -> None:
+        if batch.num_rows and time.monotonic() >= self._due:
+            self.check(batch.column("sequence")[-1].as_py())
+
+    def check(self, position: int) -> None:
+        """Everything up to `position` was read or is not there: make sure that it was not there to begin with."""
+        split = self._split
+        state = state_of(split.reading.address, split.reading.stream)
+        if split.created is not None and state.created != split.created:
+            why = f"stream {state.stream!r} was deleted and recreated while it was read"
+            self._losses.report(Loss("recreated", why, self._checked + 1, split.upto))
+        elif state.first > self._checked + 1 and not self._may_be_trimmed():
+            why = f"stream {state.stream!r} was trimmed or purged while it was read and begins at {state.first} now"
+            self._losses.report(Loss("trimmed", why, self._checked + 1, min(state.first - 1, position)))
+        self._checked = position
+        self._due = time.monotonic() + _CHECK_EVERY_S
+
+    def _may_be_trimmed(self) -> bool:
+        """Whether what is gone was nobody's to miss: the head of a read from the earliest, or of a queue."""
+        split = self._split
+        return split.reading.way == "direct" or (split.head_may_go and self._checked == split.after)

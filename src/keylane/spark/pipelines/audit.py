@@ -1,8 +1,8 @@
 """The audit: reports every violation of what a group promises, from its stream and its journal, with evidence.
 
-`audit_tables` reads the server into tables, `audit_rules` has the definitions, `audit_verdict` runs them over tables.
-This runs both: once over a range, or again and again as the stream grows. A run that follows the stream judges what it
-has read so far by the same rules, so it says what a batch over the same range would say.
+`audit_tables` reads the server into tables, `audit_rules` has the definitions. This runs both: once over a range, or
+again and again as the stream grows. A run that follows the stream judges what it has read so far by the same rules, so
+it says what a batch over the same range would say.
 """
 
 from __future__ import annotations
@@ -10,127 +10,117 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
+from pyspark.sql import Observation
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql.window import Window
+
+from keylane.core.journal_record import sample_limit
 from keylane.errors import InvalidInput
-from keylane.spark.pipelines.interface import GroupSettings, PipelineReport
+from keylane.groups import ElasticConfig
+from keylane.spark.pipelines import audit_rules as rules
+from keylane.spark.pipelines import audit_tables
+from keylane.spark.pipelines.audit_rules import Proof, losses, unhandled
+from keylane.spark.pipelines.audit_tables import JOURNAL_DDL, MESSAGES_DDL, PENDING_DDL, AuditSource, PendingWork
+from keylane.spark.pipelines.interface import FindingsReport, JournalSettings
+from keylane.spark.pipelines.journal_frame import journal_state
 from keylane.spark.pipelines.spark_jobs import Say, no_guessed_broadcasts, plainly, say_nothing
-from keylane.spark.pipelines.stream_range import (
-    StreamRange,
-    address_options,
-    bounds,
-    check_evidence,
-    check_span,
-    find_range,
-    group_of,
-)
-from keylane.spark.pipelines.work_directory import building, check_work, put_in_place, working
-from keylane.spark.read_options import read_options
+from keylane.spark.pipelines.stream_range import StreamRange, check_span, find_range, group_of
+from keylane.spark.pipelines.work_directory import building, put_in_place, working
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import Column, DataFrame, Row, SparkSession
 
-    from keylane.spark.pipelines.audit_tables import AuditSource, PendingWork
 
 FINDINGS = "findings"
 _ABOUT = "about.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings(GroupSettings):
-    """What to audit. It is one batch, unless `available_now` or `follow` is set."""
+class Settings(JournalSettings):
+    """What to audit. It is one batch, unless `available_now` or `follow` is set: these keep their tables and their
+    checkpoint in `work`."""
 
-    end: str | None = None
-    """In the same words; None is the newest message at the time."""
-    work: str | None = None
-    """A directory that driver and executors see under one path. All findings stay in `<work>/findings`, and a run that
-    follows the stream keeps its tables and its checkpoint there. None: one that is removed in the end (batch only)."""
     available_now: bool = False
     """Go on from the last run in `work`, up to now, and judge all of it."""
     follow: bool = False
     """Do that again and again, until stopped."""
     interval_s: float = 60.0
     """From one verdict to the next when following."""
-    tolerance_s: float = 0.5
-    """How far the clocks of two members may be apart."""
-    settle_s: float = 2.0
-    """How long members may take to write down what they have handled."""
-    complete: bool = False
-    """Every instance has stopped and closed its journal: a record that is not there never was."""
-    evidence: int = 20
-    """Rows of each kind of finding in the report; all are in `<work>/findings`."""
 
     def __post_init__(self) -> None:
-        GroupSettings.__post_init__(self)
         if self.available_now and self.follow:
             raise InvalidInput("available_now and follow are both given: one ends by itself, the other does not")
         if self.streaming and self.work is None:
             raise InvalidInput("work is missing: a run that goes on from the last one needs a directory to keep it in")
-        check_work(self.work)
-        check_span("tolerance_s", self.tolerance_s)
-        check_span("settle_s", self.settle_s)
         check_span("interval_s", self.interval_s, 86_400)
-        check_evidence(self.evidence)
-        read_options(self.options)
+        JournalSettings.__post_init__(self)
 
     @property
     def streaming(self) -> bool:
         return self.available_now or self.follow
 
-    @property
-    def options(self) -> dict[str, str]:
-        return address_options(self.address) | {"stream": self.stream} | bounds(self.start, self.end)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report(PipelineReport):
+class Report(FindingsReport):
     """What an audit found."""
 
-    stream: str
-    group: str
-    first: int
-    last: int
+    PIPELINE = "audit"
+    VERDICTS = ("clean", "violations")
+    FIELDS = (
+        "stream", "group", "first", "last", "violations", "unproven", "causes", "facts", "evidence", "findings",
+        "stopped",
+    )  # fmt: skip
+    NAMES: ClassVar = {
+        "lost": "lost",
+        "duplicated": "handled twice",
+        "out_of_order": "out of order",
+        "two_owners": "two owners at once",
+        "late_effect": "late effects",
+        "unproven": "without a record",
+        "order_unproven": "order not provable",
+    }
+
     violations: dict[str, int]
     """How many of each kind: messages; of two owners, pairs of tenures on a key."""
-    unproven: dict[str, int]
-    """What may be a violation and cannot be proven."""
-    causes: dict[str, dict[str, int]]
-    """The reasons of the findings of each kind, and how often."""
-    facts: dict[str, int | float]
-    evidence: dict[str, list[dict[str, Any]]]
-    seconds: float
-    findings: str | None = None
-    """Where all findings are, as Parquet."""
     stopped: bool = False
 
     @property
-    def verdict(self) -> bool:
-        """No violation was found. Unproven findings are reported but do not count as violations."""
-        return not any(self.violations.values())
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "pipeline": "audit",
-            "verdict": "clean" if self.verdict else "violations",
-            "stream": self.stream,
-            "group": self.group,
-            "first": self.first,
-            "last": self.last,
-            "violations": self.violations,
-            "unproven": self.unproven,
-            "causes": self.causes,
-            "facts": self.facts,
-            "evidence": self.evidence,
-            "findings": self.findings,
-            "stopped": self.stopped,
-            "seconds": round(self.seconds, 3),
-        }
+    def proven(self) -> dict[str, int]:
+        return self.violations
 
     def as_text(self) -> str:
-        return as_text(self)
+        facts = self.facts
+        rows: list[tuple[str, str]] = [
+            ("messages", f"{facts['messages']:,} ({self.first:,} to {self.last:,})"),
+            ("handled", f"{facts['handled']:,}"),
+            ("pending", f"{facts['pending']:,}"),
+            *self.counts(),
+            (
+                "journal",
+                f"{facts['records']:,} records in {facts['batches']:,} batches of {facts['instances']:,} instances",
+            ),
+        ]
+        rows += [
+            (words, f"{facts[name]:,}")
+            for name, words in (
+                ("records_dropped", "  dropped records"),
+                ("batches_missing", "  missing batches"),
+                ("batches_broken", "  broken batches"),
+                ("batches_copied", "  copied batches"),
+                ("outside_the_sample", "outside the sample"),
+                ("not_in_the_stream", "not in the stream"),
+            )
+            if facts[name]
+        ]
+        head = self.headline(f"{self.stream}/{self.group}", "no violation")
+        shown = self.evidence_lines({"record": ": ", "other": "; other: "})
+        return "\n".join([head, "", *(f"{name:<22} {value}" for name, value in rows), *shown])
 
 
 def run(
@@ -150,19 +140,14 @@ def run(
 
 class _Run:
     def __init__(self, spark: SparkSession, settings: Settings, directory: Path, say: Say) -> None:
-        from keylane.spark.pipelines import audit_tables  # noqa: PLC0415 - needs pyspark, which is optional and slow
-
         self.spark = spark
         self.settings = settings
         self.directory = directory
         self.say = say
         self.began_s = time.monotonic()
-        self.tables = audit_tables
         self.config = group_of(settings.address, settings.stream, settings.group)
 
     def go(self, stop: threading.Event) -> Report:
-        from keylane.spark.pipelines.journal_frame import journal_state  # noqa: PLC0415 - needs pyspark
-
         journal_state(self.settings.address, self.settings.stream)
         if not self.settings.streaming:
             return self._once()
@@ -184,11 +169,11 @@ class _Run:
         with building(self.directory) as aside:
             where = self._where(aside)
             self.say(f"reading the messages {part.after + 1:,} to {part.upto:,} of {settings.stream}")
-            self.tables.write_messages(self.spark, where, part)
-            pending = self.tables.pending_of(self.spark, where)
+            audit_tables.write_messages(self.spark, where, part)
+            pending = audit_tables.pending_of(self.spark, where)
             last = self._journal_end()
             self.say(f"reading the journal, {last:,} batches")
-            self.tables.write_journal(self.spark, where, part, last)
+            audit_tables.write_journal(self.spark, where, part, last)
             return self._judge(where, pending, must_have=True)
 
     def _check_not_empty(self, part: StreamRange) -> None:
@@ -228,10 +213,10 @@ class _Run:
         self.began_s = time.monotonic()
         where = self._where(self.directory)
         first, last = part.after + 1, part.upto or None
-        self.tables.append_messages(self.spark, where, {"startingOffsets": str(first)}, last)
-        pending = self.tables.pending_of(self.spark, where)
+        audit_tables.append_messages(self.spark, where, {"startingOffsets": str(first)}, last)
+        pending = audit_tables.pending_of(self.spark, where)
         time.sleep(self.settings.settle_s)
-        self.tables.append_journal(self.spark, where, first, last)
+        audit_tables.append_journal(self.spark, where, first, last)
         return self._judge(where, pending, must_have=False)
 
     # ---- both -------------------------------------------------------------------------------------------
@@ -240,11 +225,9 @@ class _Run:
         settings = self.settings
         for table in ("messages", "journal"):
             (directory / table).mkdir(parents=True, exist_ok=True)
-        return self.tables.AuditSource(settings.address, settings.stream, settings.group, self.config, directory)
+        return audit_tables.AuditSource(settings.address, settings.stream, settings.group, self.config, directory)
 
     def _journal_end(self) -> int:
-        from keylane.spark.pipelines.journal_frame import journal_state  # noqa: PLC0415 - needs pyspark
-
         time.sleep(self.settings.settle_s)
         last = journal_state(self.settings.address, self.settings.stream).last
         if not last:
@@ -252,103 +235,243 @@ class _Run:
         return last
 
     def _judge(self, where: AuditSource, pending: PendingWork, *, must_have: bool) -> Report:
-        from keylane.spark.pipelines.audit_verdict import judge  # noqa: PLC0415 - needs pyspark
-
         settings = self.settings
         with building(self.directory) as aside:
             found = judge(self.spark, where, pending, settings, aside, must_have=must_have, say=self.say)
-            kept: Path | None = None
+            kept_at: Path | None = None
             if settings.work is not None:
-                kept = self.directory / FINDINGS
-                put_in_place(aside / FINDINGS, kept)
-        return Report(
-            stream=settings.stream,
-            group=settings.group,
-            first=found.first,
-            last=found.last,
-            violations=found.violations,
-            unproven=found.unproven,
-            causes=found.causes,
-            facts=found.facts,
-            evidence=found.evidence,
-            seconds=time.monotonic() - self.began_s,
-            findings=str(kept) if kept is not None else None,
+                kept_at = self.directory / FINDINGS
+                put_in_place(aside / FINDINGS, kept_at)
+        return replace(
+            found, seconds=time.monotonic() - self.began_s, findings=str(kept_at) if kept_at is not None else None
         )
 
 
-# ---- the report in words -------------------------------------------------------------------------------------
+# ---- from tables to a verdict -----------------------------------------------------------------------------------
+
+_INSTANCE = pa.schema(
+    [("line", pa.int64()), ("writer", pa.string()), ("member", pa.string()), ("instance", pa.string())]
+)
 
 
-_NAMES = {
-    "lost": "lost",
-    "duplicated": "handled twice",
-    "out_of_order": "out of order",
-    "two_owners": "two owners at once",
-    "late_effect": "late effects",
-    "unproven": "without a record",
-    "order_unproven": "order not provable",
-}
+@dataclass(frozen=True, slots=True)
+class JournalLines:
+    """The lines of a journal."""
 
+    found: Sequence[Row]
+    broken: int
+    """Messages that are not whole batches."""
 
-def as_text(report: Report) -> str:
-    """The verdict in the first line; then what was counted, and the first rows of evidence."""
-    facts = report.facts
-    lines = [headline(report), ""]
-    rows: list[tuple[str, str]] = [
-        ("messages", f"{facts['messages']:,} ({report.first:,} to {report.last:,})"),
-        ("handled", f"{facts['handled']:,}"),
-        ("pending", f"{facts['pending']:,}"),
-        *((_NAMES[kind], f"{count:,}") for kind, count in (report.violations | report.unproven).items()),
-        (
-            "journal",
-            f"{facts['records']:,} records in {facts['batches']:,} batches of {facts['instances']:,} instances",
-        ),
-    ]
-    rows += [
-        (words, f"{facts[name]:,}")
-        for name, words in (
-            ("records_dropped", "  dropped records"),
-            ("batches_missing", "  missing batches"),
-            ("batches_broken", "  broken batches"),
-            ("batches_copied", "  copied batches"),
-            ("outside_the_sample", "outside the sample"),
-            ("not_in_the_stream", "not in the stream"),
+    @classmethod
+    def of(cls, journal: DataFrame) -> JournalLines:
+        rows = rules.lines(journal).collect()
+        nameless = [row for row in rows if row["writer"] is None]
+        return cls([row for row in rows if row not in nameless], sum(row["copies"] + 1 for row in nameless))
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def total(self, name: str) -> int:
+        """The sum of `batches`, `missing`, `dropped`, `copies` or `records`."""
+        return sum(row[name] for row in self.found)
+
+    @property
+    def sample(self) -> float:
+        """The least part of the keys that an instance wrote about."""
+        return min((row["sample"] for row in self.found), default=1.0)
+
+    @property
+    def whole(self) -> bool:
+        """Nothing is missing, as far as the batches in the journal show."""
+        return not (self.total("missing") or self.total("dropped") or self.broken)
+
+    def names(self, spark: SparkSession) -> DataFrame:
+        """Which instance a line is."""
+        return spark.createDataFrame(
+            pa.Table.from_pylist(
+                [{name: row[name] for name in _INSTANCE.names} for row in self.found], schema=_INSTANCE
+            )
         )
-        if facts[name]
-    ]
-    lines += [f"{name:<22} {value}" for name, value in rows]
-    for kind, found in report.evidence.items():
-        lines += ["", f"{_NAMES[kind]}:"]
-        lines += [f"  {times:,} times: {why}" for why, times in report.causes[kind].items()]
-        lines += [f"  {_row(one)}" for one in found]
-    if report.findings is not None:
-        lines += ["", f"all findings: {report.findings}"]
-    return "\n".join(lines)
 
 
-def headline(report: Report) -> str:
-    found = [f"{count:,} {_NAMES[kind]}" for kind, count in report.violations.items() if count]
-    open_ends = [f"{count:,} {_NAMES[kind]}" for kind, count in report.unproven.items() if count]
-    who = f"{report.stream}/{report.group}"
-    told = f"{who}: {', '.join(found)}" if found else f"{who}: no violation"
-    return f"{told}; unproven: {', '.join(open_ends)}" if open_ends else told
+def judge(
+    spark: SparkSession,
+    where: AuditSource,
+    pending: PendingWork,
+    settings: Settings,
+    building: Path,
+    *,
+    must_have: bool,
+    say: Say,
+) -> Report:
+    """Run the rules; all findings are in `building/findings` afterwards."""
+    journal = spark.read.schema(JOURNAL_DDL).parquet(where.path("journal"))
+    lines = JournalLines.of(journal)
+    if must_have and not len(lines):
+        raise InvalidInput(
+            f"the journal of stream {settings.stream!r} has nothing of group {settings.group!r}: let its members write "
+            "one, with join(…, journal=…)"
+        )
+    messages = spark.read.schema(MESSAGES_DDL).parquet(where.path("messages"))
+    wanted = F.col("key_crc") < sample_limit(lines.sample)
+    counted = _counted(messages, wanted)
+    if must_have and not counted["messages"]:
+        raise InvalidInput(
+            f"there is nothing to audit: no message of stream {settings.stream!r} in this range is one that group "
+            f"{settings.group!r} is to handle"
+        )
+    of = rules.records(journal, copies=bool(lines.total("copies")))
+    of = of.where(F.col("source_sequence") <= (counted["last"] or 0))
+    final = rules.finals(of)
 
+    say("looking for messages without a record")
+    missed = Observation()
+    left = _with_pending(spark, unhandled(messages.where(wanted), final), final, where, pending).observe(
+        missed,
+        F.count(F.when(F.col("pending"), 1)).alias("pending"),
+        F.count(F.when(~F.col("pending"), 1)).alias("gone"),
+    )
+    left = kept(spark, left, building / "left")
+    counted |= missed.get
 
-def _row(one: dict[str, Any]) -> str:
-    told = f"{one['sequence']} of key {one['key']} (partition {one['partition']})"
-    for side, word in (("record", ": "), ("other", "; other: ")):
-        if one[side] is not None:
-            told += word + record_in_words(one[side])
-    return told
-
-
-def record_in_words(one: dict[str, Any]) -> str:
-    return (
-        f"{one['source_sequence']} {one['outcome']} by {one['member']}/{one['instance']} {_time(one['started_ns'])} to "
-        f"{_time(one['ended_ns'])} (pin {one['pin'] or '-'}, revision {one['revision']}, queue {one['sequence']}, "
-        f"delivery {one['delivered']})"
+    say("comparing the order of every key")
+    tolerance_ns = round(settings.tolerance_s * 1e9)
+    parts, finals = _of_keys(spark, final, tolerance_ns, building)
+    if counted["gone"]:
+        proof = Proof(settings.complete and lines.whole, rules.holes(journal), tolerance_ns)
+        parts.append(losses(left.where("NOT pending").drop("pending"), of, proof))
+    totals, causes, evidence = write_findings(
+        spark, parts, lines.names(spark), building / "findings", kinds=rules.KINDS, most=settings.evidence
+    )
+    if rules.OWNERS in totals:
+        totals[rules.OWNERS] = sum(causes[rules.OWNERS].values())
+    handled = finals - sum(causes.get(rules.DUPLICATE, {}).values())
+    return Report(
+        stream=settings.stream,
+        group=settings.group,
+        seconds=0.0,
+        first=counted["first"] or 0,
+        last=counted["last"] or 0,
+        violations={kind: totals.get(kind, 0) for kind in rules.VIOLATIONS},
+        unproven={kind: totals.get(kind, 0) for kind in rules.KINDS if kind not in rules.VIOLATIONS},
+        causes=causes,
+        facts=_facts(lines, counted, finals, handled),
+        evidence=evidence,
     )
 
 
-def _time(nanoseconds: int) -> str:
-    return datetime.fromtimestamp(nanoseconds / 1e9, UTC).strftime("%H:%M:%S.%f")
+def kept(spark: SparkSession, frame: DataFrame, path: Path) -> DataFrame:
+    """A table that is used several times: computed once."""
+    frame.write.parquet(str(path))
+    return spark.read.schema(frame.schema).parquet(str(path))
+
+
+def _counted(messages: DataFrame, wanted: Column) -> dict[str, Any]:
+    found = messages.agg(
+        F.min("sequence").alias("first"),
+        F.max("sequence").alias("last"),
+        F.count(F.lit(1)).alias("messages"),
+        F.count(F.when(wanted, 1)).alias("in_sample"),
+    ).first()
+    assert found is not None
+    return found.asDict()
+
+
+def _with_pending(
+    spark: SparkSession, left: DataFrame, final: DataFrame, where: AuditSource, pending: PendingWork
+) -> DataFrame:
+    """Messages without a final record; `pending` if the group still had to handle them."""
+    if isinstance(where.config, ElasticConfig):
+        queued = spark.read.schema(PENDING_DDL).parquet(where.path("pending")).distinct()
+        known = left.join(queued.withColumn("queued", F.lit(True)), "sequence", "left")
+        waits = F.coalesce("queued", F.lit(False))
+        if pending.lag:
+            highest = queued.union(final.select("source_sequence")).agg(F.max("sequence")).first()
+            assert highest is not None
+            waits = waits | (F.col("sequence") > (highest[0] or 0))
+        return known.withColumn("pending", waits).drop("queued")
+    floors = list((pending.floors or {}).items())
+    table = pa.table({"of": pa.array([of for of, _ in floors], pa.int32()), "floor": [floor for _, floor in floors]})
+    known = left.join(F.broadcast(spark.createDataFrame(table)), F.col("partition") == F.col("of"), "left")
+    return known.withColumn("pending", F.col("sequence") > F.coalesce("floor", F.lit(0))).drop("of", "floor")
+
+
+def _of_keys(spark: SparkSession, final: DataFrame, tolerance_ns: int, building: Path) -> tuple[list[DataFrame], int]:
+    """What the rules say of the order and the owners of keys; and how many final records there are."""
+    counted, found = Observation(), Observation()
+    suspects = rules.suspects(final, counted).observe(found, F.count(F.lit(1)).alias("keys"))
+    keys = kept(spark, suspects, building / "suspects")
+    if not found.get["keys"]:
+        return [], counted.get["finals"]
+    looked_at = kept(spark, rules.of_suspects(final, keys), building / "looked_at")
+    pairs = rules.successions(kept(spark, rules.tenures(looked_at), building / "tenures"))
+    return [
+        rules.order_findings(rules.order(rules.effects(looked_at), tolerance_ns)),
+        rules.owner_findings(pairs, tolerance_ns),
+        rules.late_findings(looked_at, pairs, tolerance_ns),
+    ], counted.get["finals"]
+
+
+def _facts(lines: JournalLines, counted: dict[str, Any], finals: int, handled: int) -> dict[str, int | float]:
+    messages, in_sample = counted["messages"], counted["in_sample"]
+    return {
+        "messages": messages,
+        "outside_the_sample": messages - in_sample,
+        "handled": handled,
+        "final_records": finals,
+        "pending": counted["pending"],
+        "not_in_the_stream": handled - (in_sample - counted["pending"] - counted["gone"]),
+        "instances": len(lines),
+        "batches": lines.total("batches"),
+        "records": lines.total("records"),
+        "records_dropped": lines.total("dropped"),
+        "batches_missing": lines.total("missing"),
+        "batches_broken": lines.broken,
+        "batches_copied": lines.total("copies"),
+        "sample": lines.sample,
+    }
+
+
+# ---- findings -------------------------------------------------------------------------------------------
+
+Totals = dict[str, int]
+Causes = dict[str, dict[str, int]]
+Evidence = dict[str, list[dict[str, Any]]]
+
+
+def write_findings(
+    spark: SparkSession, parts: list[DataFrame], lines: DataFrame, path: Path, *, kinds: Sequence[str], most: int
+) -> tuple[Totals, Causes, Evidence]:
+    """Write what was found. Of each kind: how many messages, the reasons and how often, and the first rows."""
+    found = rules.together(parts or [rules.no_findings(spark)])
+    findings = kept(spark, rules.named(found, lines), path)
+    if not parts:
+        return {}, {}, {}
+    totals: Totals = {}
+    causes: Causes = {}
+    each = findings.rollup("kind", "why").agg(
+        F.count(F.lit(1)).alias("times"), F.count_distinct("sequence").alias("messages")
+    )
+    for row in sorted(each.where("kind IS NOT NULL").collect(), key=lambda row: (-row["times"], row["why"] or "")):
+        if row["why"] is None:
+            totals[row["kind"]] = row["messages"]
+        else:
+            causes.setdefault(row["kind"], {})[row["why"]] = row["times"]
+    return (
+        totals,
+        {kind: causes[kind] for kind in sorted(causes)},
+        _first_rows(findings, [kind for kind in kinds if kind in totals], most),
+    )
+
+
+def _first_rows(findings: DataFrame, kinds: Sequence[str], most: int) -> Evidence:
+    if not most or not kinds:
+        return {kind: [] for kind in kinds}
+    in_kind = Window.partitionBy("kind").orderBy("sequence", "record.ended_ns", "other.ended_ns")
+    first = findings.withColumn("turn", F.row_number().over(in_kind)).where(F.col("turn") <= most)
+    shown: Evidence = {}
+    for row in sorted(first.collect(), key=lambda row: (kinds.index(row["kind"]), row["turn"])):
+        told = row.asDict(recursive=True)
+        del told["turn"]
+        shown.setdefault(row["kind"], []).append(told)
+    return shown

@@ -31,6 +31,7 @@ record be missing by accident if the whole journal is known to be complete.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING
@@ -52,10 +53,7 @@ RECORD_TYPE = (
     "STRUCT<line: BIGINT, pin: STRING, revision: BIGINT, source_sequence: BIGINT, sequence: BIGINT, delivered: INT, "
     "outcome: STRING, started_ns: BIGINT, ended_ns: BIGINT, batch: BIGINT, row: INT>"
 )
-RECORD_FIELDS = (
-    "line", "pin", "revision", "source_sequence", "sequence", "delivered", "outcome", "started_ns", "ended_ns", "batch",
-    "row",
-)  # fmt: skip
+RECORD_FIELDS = tuple(re.findall(r"(\w+):", RECORD_TYPE))
 _FINDING = {
     "kind": "STRING",
     "key": "STRING",

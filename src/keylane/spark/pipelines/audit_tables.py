@@ -25,55 +25,33 @@ from keylane.core.subjects import matches
 from keylane.errors import BrokenJournal, NotFound
 from keylane.groups import ElasticConfig, StaticConfig, queue_stream
 from keylane.groups.consumer_spec import consumer_name
-from keylane.jetstream import consumers
-from keylane.jetstream.connection import Connection
+from keylane.jetstream import Connection, consumers, streams
 from keylane.journal import open_stored
 from keylane.spark.address import Address
 from keylane.spark.driver.layout import GroupRecord
 from keylane.spark.pipelines.journal_frame import RECORD, raw_batches, records_of, stored_in
 from keylane.spark.pipelines.stream_range import StreamRange, address_options, load
 from keylane.spark.retry import ask
+from keylane.spark.tasks import schema_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
 MESSAGES_DDL = "sequence BIGINT, key STRING, partition INT, key_crc BIGINT, stored TIMESTAMP"
-_MESSAGES = pa.schema(
-    [
-        ("sequence", pa.int64()),
-        ("key", pa.string()),
-        ("partition", pa.int32()),
-        ("key_crc", pa.int64()),
-        ("stored", pa.timestamp("us", tz="UTC")),
-    ]
-)
-
-_OF_HEAD = pa.schema(
-    [
-        ("kind", pa.string()),
-        ("journal_sequence", pa.int64()),
-        ("writer", pa.string()),
-        ("member", pa.string()),
-        ("instance", pa.string()),
-        ("batch", pa.int64()),
-        ("dropped", pa.int64()),
-        ("sample", pa.float64()),
-        ("records", pa.int64()),
-    ]
-)
-_OF_RECORD = (
-    "row", "pin", "revision", "sequence", "source_sequence", "key", "partition", "delivered", "started_ns", "ended_ns",
-    "outcome",
-)  # fmt: skip
-_JOURNAL = pa.schema([*_OF_HEAD, *(RECORD.field(name) for name in _OF_RECORD)])
-JOURNAL_DDL = (
+_MESSAGES = schema_of(MESSAGES_DDL)
+_HEAD_DDL = (
     "kind STRING, journal_sequence BIGINT, writer STRING, member STRING, instance STRING, batch BIGINT, "
-    "dropped BIGINT, sample DOUBLE, records BIGINT, row INT, pin STRING, revision BIGINT, sequence BIGINT, "
-    "source_sequence BIGINT, key STRING, partition INT, delivered INT, started_ns BIGINT, ended_ns BIGINT, "
-    "outcome STRING"
+    "dropped BIGINT, sample DOUBLE, records BIGINT"
 )
-"""`kind`: `head` (one for each stored batch), `record`, or `broken` (a message that is no whole batch)."""
+_HEAD = schema_of(_HEAD_DDL)
+JOURNAL_DDL = (
+    f"{_HEAD_DDL}, row INT, pin STRING, revision BIGINT, sequence BIGINT, source_sequence BIGINT, key STRING, "
+    "partition INT, delivered INT, started_ns BIGINT, ended_ns BIGINT, outcome STRING"
+)
+_JOURNAL = schema_of(JOURNAL_DDL)
+_OF_RECORD = _JOURNAL.names[len(_HEAD) :]
+"""`kind`: `head` (one for each stored batch), `record`, or `broken` (a message that is not a whole batch)."""
 
 PENDING_DDL = "sequence BIGINT"
 
@@ -98,7 +76,7 @@ def look_at_pending(address: Address, stream: str, group: str, config: GroupReco
 
     async def look(connection: Connection) -> PendingWork:
         if isinstance(config, ElasticConfig):
-            wire = await connection.api.request(f"STREAM.INFO.{queue_stream(stream, group)}")
+            wire = await streams.info_json(connection, queue_stream(stream, group))
             lag = sum(one.get("lag", 0) for one in wire.get("sources") or ())
             return PendingWork(queued=wire["state"]["messages"], lag=lag)
         floors = dict.fromkeys(range(config.max_members), 0)
@@ -296,7 +274,7 @@ def _told(kind: str, sequence: int, batch: JournalBatch | None, rows: int) -> pa
         *(getattr(head, name, None) for name in ("writer", "member", "instance", "batch", "dropped", "sample")),
         batch.records if batch is not None else None,
     )
-    same = [pa.repeat(pa.scalar(value, field.type), rows) for value, field in zip(values, _OF_HEAD, strict=True)]
+    same = [pa.repeat(pa.scalar(value, field.type), rows) for value, field in zip(values, _HEAD, strict=True)]
     if kind == "record":
         assert batch is not None
         columns = dict(zip(RECORD.names, records_of(batch), strict=True))

@@ -106,7 +106,7 @@ def _draw_members(axes: Axes, report: SkewReport) -> None:
 
 
 def _draw_partitions(axes: Axes, report: SkewReport) -> None:
-    """Each partition as a bar: its hottest keys on the ground, the rest on top."""
+    """Each partition as a bar: its hottest keys at the bottom, the rest on top."""
     unit, scale = _UNITS[report.by]
     ranked = sorted(report.partitions, key=lambda one: -report.partitions[one].by(report.by))[:_MOST_BARS]
     totals = [report.partitions.get(one, MeasuredLoad()).by(report.by) / scale for one in ranked]

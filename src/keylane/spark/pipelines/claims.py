@@ -1,6 +1,6 @@
 """Claims: a coordination log replayed on Spark: who owned what when, overlaps and gaps, pauses.
 
-The rules are those of `core/world.py`; `claims_replay` applies them in tasks, `claims_tables` queries the result,
+The rules are those of `core/world.py`; `claims_replay` applies them in tasks, `claims_verdict` queries the result,
 `claims_log` knows where the log is. The world is that of one reader who reads the log up to the same place.
 """
 
@@ -91,6 +91,10 @@ class Settings(PipelineSettings):
 class Report(PipelineReport):
     """What a coordination log says."""
 
+    PIPELINE = "claims"
+    VERDICTS = ("clean", "violations")
+    FIELDS = ("log", "partitions", "gap_s", "violations", "facts", "spans", "evidence", "tables")
+
     log: str
     partitions: list[dict[str, int]]
     """Of the log: its partitions, the first record and the last one, how many, and their times in milliseconds."""
@@ -101,7 +105,6 @@ class Report(PipelineReport):
     spans: dict[str, int]
     """How many ended how."""
     evidence: dict[str, list[dict[str, Any]]]
-    seconds: float
     tables: str | None = None
     """Where all tables are, as Parquet."""
 
@@ -111,19 +114,7 @@ class Report(PipelineReport):
         return not any(self.violations.values())
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "pipeline": "claims",
-            "verdict": "clean" if self.verdict else "violations",
-            "log": self.log,
-            "partitions": [told(one) for one in self.partitions],
-            "gap_s": self.gap_s,
-            "violations": self.violations,
-            "facts": told(self.facts),
-            "spans": self.spans,
-            "evidence": {kind: [told(one) for one in rows] for kind, rows in self.evidence.items()},
-            "tables": self.tables,
-            "seconds": round(self.seconds, 3),
-        }
+        return told(PipelineReport.as_json(self))
 
     def as_text(self) -> str:
         return as_text(self)
@@ -172,6 +163,8 @@ def told(row: dict[str, Any]) -> dict[str, Any]:
     for name, value in row.items():
         if isinstance(value, dict):
             found[name] = told(value)
+        elif isinstance(value, list):
+            found[name] = [told(one) for one in value]
         elif name in _LENGTHS:
             found[name.replace("_ms", "_s")] = value / 1000
         elif name.endswith("_ms"):

@@ -22,7 +22,7 @@ from keylane.kafka.log import KafkaLog, open_kafka_log
 from keylane.kafka.topic import DEFAULT_TOPIC, check_topic_name, describe
 from keylane.marshal.log import Bounds
 from keylane.spark.pipelines.claims_log import no_such_log
-from keylane.spark.pipelines.claims_records import ROWS, ROWS_DDL
+from keylane.spark.pipelines.claims_replay import ROWS, ROWS_DDL
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

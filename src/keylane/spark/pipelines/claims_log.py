@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from keylane.core.subjects import shown
 from keylane.errors import CoordinationLogError, ExtraMissing, InvalidInput, NotFound
-from keylane.jetstream import streams
-from keylane.jetstream.connection import Connection
+from keylane.jetstream import Connection, streams
 from keylane.marshal.jetstream_log import DEFAULT_NAME, JetStreamLog, open_jetstream_log, subjects_of
 from keylane.marshal.log import Bounds
 from keylane.spark.address import Address
+from keylane.spark.options import read_options
 from keylane.spark.pipelines.stream_range import SUBJECT_IS_KEY, address_options, bounds, load
-from keylane.spark.read_options import read_options
 from keylane.spark.retry import ask
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keylane.errors import InvalidInput, LakeBroken
-from keylane.spark.pipelines.disk import can_exchange
 from keylane.spark.pipelines.table import DataFile, Table
+from keylane.spark.pipelines.work_directory import can_exchange
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

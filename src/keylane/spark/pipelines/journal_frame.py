@@ -20,6 +20,7 @@ from keylane.journal.stream import journal_stream, journal_subject
 from keylane.spark.address import Address
 from keylane.spark.pipelines.stream_range import SUBJECT_IS_KEY, address_options
 from keylane.spark.stream_state import StreamSnapshot, state_of
+from keylane.spark.tasks import schema_of
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
@@ -29,50 +30,19 @@ BATCHES_A_TASK = 500
 """A batch holds a thousand records mostly: a task reads half a million."""
 _MOST_TASKS = 1000
 
-RECORD = pa.schema(
-    [
-        ("stream", pa.string()),
-        ("group", pa.string()),
-        ("member", pa.string()),
-        ("instance", pa.string()),
-        ("pin", pa.string()),
-        ("revision", pa.int64()),
-        ("sequence", pa.int64()),
-        ("source_sequence", pa.int64()),
-        ("key", pa.string()),
-        ("partition", pa.int32()),
-        ("delivered", pa.int32()),
-        ("started_ns", pa.int64()),
-        ("ended_ns", pa.int64()),
-        ("outcome", pa.string()),
-        ("writer", pa.string()),
-        ("batch", pa.int64()),
-        ("row", pa.int32()),
-    ]
-)
-"""A journal record in types that Spark has. Numbers of the format are unsigned; none of them comes near the limit."""
-
-JOURNAL_DDL = (
+_RECORD_DDL = (
     "stream STRING, `group` STRING, member STRING, instance STRING, pin STRING, revision BIGINT, sequence BIGINT, "
     "source_sequence BIGINT, key STRING, partition INT, delivered INT, started_ns BIGINT, ended_ns BIGINT, "
-    "outcome STRING, writer STRING, batch BIGINT, row INT, journal_sequence BIGINT, sample DOUBLE"
+    "outcome STRING, writer STRING, batch BIGINT, row INT"
 )
-_ROW = RECORD.append(pa.field("journal_sequence", pa.int64())).append(pa.field("sample", pa.float64()))
-
+RECORD = schema_of(_RECORD_DDL)
+"""A journal record in types that Spark has. Numbers of the format are unsigned; none of them comes near the limit."""
+JOURNAL_DDL = f"{_RECORD_DDL}, journal_sequence BIGINT, sample DOUBLE"
+_ROW = schema_of(JOURNAL_DDL)
 _HEAD_DDL = (
     "data BINARY, journal_sequence BIGINT, writer STRING, `group` STRING, member STRING, instance STRING, batch BIGINT"
 )
-_HEAD = pa.schema(
-    [
-        ("data", pa.binary()),
-        ("journal_sequence", pa.int64()),
-        ("writer", pa.string()),
-        ("group", pa.string()),
-        ("member", pa.string()),
-        ("instance", pa.string()),
-        ("batch", pa.int64()),
-    ]
-)
+_HEAD = schema_of(_HEAD_DDL)
 
 
 class StoredBatch(NamedTuple):

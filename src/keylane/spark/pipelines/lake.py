@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 from keylane.core.names import check_stream_name
 from keylane.core.sequence_ranges import Coverage, Span
 from keylane.errors import InvalidInput, KeylaneError, LakeBroken
+from keylane.spark.options import read_options
 from keylane.spark.pipelines.interface import PipelineReport, PipelineSettings
 from keylane.spark.pipelines.spark_jobs import Say, plainly, say_nothing
 from keylane.spark.pipelines.stream_range import StreamRange, address_options, bounds, find_range, load
 from keylane.spark.pipelines.table import Identity, Table
-from keylane.spark.read_options import read_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

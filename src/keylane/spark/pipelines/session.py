@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keylane.errors import ExtraMissing, InvalidInput, KeylaneError
+from keylane.spark.address import check_setting, without_value
 from keylane.spark.cluster.java import find_java, java_cache
-from keylane.spark.secrets import check_setting, without_value
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

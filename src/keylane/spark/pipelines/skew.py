@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
 from keylane.core.plans import Move, Plan
 from keylane.core.weighted_plan import WeightedPlan, weighted
 from keylane.errors import GroupError, InvalidInput, NotFound
 from keylane.groups import ElasticConfig, StaticConfig
 from keylane.groups.admin import write_plan_file
 from keylane.spark.pipelines.interface import GroupSettings, PipelineReport
+from keylane.spark.pipelines.journal_frame import journal_frame
 from keylane.spark.pipelines.spark_jobs import Say, plainly, progress, say_nothing
 from keylane.spark.pipelines.stream_range import (
     StreamRange,
@@ -73,7 +76,6 @@ class Report(PipelineReport):
     proposal: WeightedPlan
     journal: str
     """What the journal holds, or why it holds nothing."""
-    seconds: float
     plan_file: str | None = None
     chart_file: str | None = None
 
@@ -328,8 +330,6 @@ def _per_key(
     spark: SparkSession, base: Mapping[str, str], config: StaticConfig | ElasticConfig, part: StreamRange
 ) -> DataFrame:
     """Messages and bytes of each key of the group."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as everybody writes it
-
     rows = load_group(spark, base, config, part)
     return rows.groupBy("partition", "key").agg(
         F.count(F.lit(1)).alias("messages"), F.sum(F.octet_length("data")).alias("bytes")
@@ -338,10 +338,6 @@ def _per_key(
 
 def _handler_times(spark: SparkSession, settings: Settings, part: StreamRange) -> DataFrame | None:
     """How long handlers worked for each key; None without a journal."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as everybody writes it
-
-    from keylane.spark.pipelines.journal_frame import journal_frame  # noqa: PLC0415 - needs pyarrow
-
     try:
         records = journal_frame(
             spark, settings.address, settings.stream, settings.group, bounds=journal_bounds(settings.address, part)
@@ -377,8 +373,6 @@ def _collected(
     """The number of keys, the partitions and the hottest keys: a few rows, however many keys there are. And the
     journal's sample, None where it has no record.
     """
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as everybody writes it
-
     timed = "time_s" in per_key.columns
     loads = per_key if timed else per_key.withColumns(dict.fromkeys(("time_s", "sample"), F.lit(None).cast("double")))
     measure = {"messages": "messages", "bytes": "bytes", "time": "time_s"}[settings.by]

@@ -17,10 +17,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import Window
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
 from keylane.core.journal_record import sample_limit
 from keylane.errors import InvalidInput
 from keylane.groups import ElasticConfig, StaticConfig
 from keylane.spark.pipelines.interface import GroupSettings, PipelineReport
+from keylane.spark.pipelines.journal_frame import journal_frame
 from keylane.spark.pipelines.spark_jobs import Say, plainly, progress, say_nothing
 from keylane.spark.pipelines.stream_range import (
     StreamRange,
@@ -64,12 +68,12 @@ def read_thresholds(path: Path) -> Thresholds:
     except OSError as error:
         raise InvalidInput(f"thresholds {str(path)!r} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"thresholds {str(path)!r} are no TOML: {error}") from error
+        raise InvalidInput(f"thresholds {str(path)!r} are not TOML: {error}") from error
     known = ", ".join([*LIMITS, "min_tries"])
     limits: dict[str, float] = {}
     for name, value in wire.items():
         if name not in LIMITS and name != "min_tries":
-            raise InvalidInput(f"thresholds {str(path)!r} have {name!r}, which is none: give {known}")
+            raise InvalidInput(f"thresholds {str(path)!r} have {name!r}, which is not a threshold: give {known}")
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
             raise InvalidInput(f"thresholds {str(path)!r} have {name} = {value!r}: give a number, 0 or more")
         if name != "min_tries":
@@ -120,7 +124,6 @@ class Report(PipelineReport):
     thresholds: Thresholds
     breaches: tuple[Breach, ...]
     windows: int
-    seconds: float
     chart_file: str | None = None
 
     @property
@@ -243,9 +246,9 @@ def run(spark: SparkSession, settings: Settings, say: Say = say_nothing) -> Repo
     with plainly(), progress(spark, say, "slo"):
         records = _records(spark, settings, part).persist()
         try:
-            facts = _facts(records, settings)
+            tries, sample, windows = _facts(records, settings)
             messages = _messages(
-                spark, {**base, "group": settings.group}, config, part, records, sample=facts.sample
+                spark, {**base, "group": settings.group}, config, part, records, sample=sample
             ).persist()
             cells = _cells(records, messages, settings.window_s).persist()
             report = Report(
@@ -253,15 +256,15 @@ def run(spark: SparkSession, settings: Settings, say: Say = say_nothing) -> Repo
                 group=settings.group,
                 part=part,
                 window_s=settings.window_s,
-                sample=facts.sample,
-                tries=facts.tries,
+                sample=sample,
+                tries=tries,
                 messages=messages.count(),
                 unhandled=messages.where("finished_ns IS NULL").count(),
                 totals=_totals(records, messages),
                 cells=_collected(cells),
                 thresholds=thresholds,
                 breaches=_breaches(cells, thresholds),
-                windows=facts.windows,
+                windows=windows,
                 seconds=time.monotonic() - began_s,
                 chart_file=settings.chart,
             )
@@ -281,10 +284,6 @@ def run(spark: SparkSession, settings: Settings, say: Say = say_nothing) -> Repo
 
 def _records(spark: SparkSession, settings: Settings, part: StreamRange) -> DataFrame:
     """One row for each try at a message of the range."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as everybody writes it
-
-    from keylane.spark.pipelines.journal_frame import journal_frame  # noqa: PLC0415 - needs pyarrow
-
     frame = journal_frame(
         spark, settings.address, settings.stream, settings.group, bounds=journal_bounds(settings.address, part)
     )
@@ -293,16 +292,8 @@ def _records(spark: SparkSession, settings: Settings, part: StreamRange) -> Data
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    tries: int
-    sample: float
-    windows: int
-
-
-def _facts(records: DataFrame, settings: Settings) -> _Facts:
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as everybody writes it
-
+def _facts(records: DataFrame, settings: Settings) -> tuple[int, float, int]:
+    """The number of tries, the sample of the journal, the number of windows."""
     row = records.agg(F.count(F.lit(1)), F.min("sample"), F.min("started_ns"), F.max("ended_ns")).collect()[0]
     if not row[0]:
         raise InvalidInput(
@@ -315,7 +306,7 @@ def _facts(records: DataFrame, settings: Settings) -> _Facts:
             f"window_s is {settings.window_s:g}, which makes {windows:,} windows of this range: give at least "
             f"{(row[3] - row[2]) / 1e9 / _MOST_WINDOWS:.0f} seconds, or a shorter range"
         )
-    return _Facts(int(row[0]), float(row[1]), windows)
+    return int(row[0]), float(row[1]), windows
 
 
 def _messages(
@@ -328,8 +319,6 @@ def _messages(
     sample: float,
 ) -> DataFrame:
     """One row for each message of the group: published, first started, finished, by whom."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as everybody writes it
-
     published = load_group(spark, {**base, "includeData": "false"}, config, part).select(
         "partition",
         F.col("sequence").alias("source_sequence"),
@@ -359,8 +348,6 @@ def _messages(
 
 def _scoped(frame: DataFrame) -> DataFrame:
     """Each row once for everything, once for its member and once for its partition."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as everybody writes it
-
     scopes = F.array(
         F.struct(F.lit("all").alias("scope"), F.lit("").alias("name")),
         F.struct(F.lit("member").alias("scope"), F.col("member").alias("name")),
@@ -370,8 +357,6 @@ def _scoped(frame: DataFrame) -> DataFrame:
 
 
 def _handler(frame: DataFrame, *by: str) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as everybody writes it
-
     took_ms = (F.col("ended_ns") - F.col("started_ns")) / 1e6
     return frame.groupBy(*by, "scope", "name").agg(
         F.count(F.lit(1)).alias("tries"),
@@ -381,8 +366,6 @@ def _handler(frame: DataFrame, *by: str) -> DataFrame:
 
 
 def _wait(frame: DataFrame, *by: str) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as everybody writes it
-
     # Two clocks: a member's that is behind the server's would make it negative.
     waited_ms = F.greatest(F.lit(0.0), (F.col("started_ns") - F.col("published_ns")) / 1e6)
     started = frame.where("started_ns IS NOT NULL")
@@ -390,8 +373,6 @@ def _wait(frame: DataFrame, *by: str) -> DataFrame:
 
 
 def _percentiles(value: Column, what: str) -> list[Column]:
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as everybody writes it
-
     return [
         F.percentile_approx(value, share, ACCURACY).alias(f"{what}_{name}_ms")
         for name, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
@@ -399,16 +380,11 @@ def _percentiles(value: Column, what: str) -> list[Column]:
 
 
 def _window(nanoseconds: str, window_s: float) -> Column:
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as everybody writes it
-
     return F.floor(F.col(nanoseconds) / int(window_s * 1e9)).alias("window")
 
 
 def _cells(records: DataFrame, messages: DataFrame, window_s: float) -> DataFrame:
     """One row for each window and each of everything, members and partitions."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as everybody writes it
-    from pyspark.sql.window import Window  # noqa: PLC0415
-
     on = ["window", "scope", "name"]
     handler = _handler(_scoped(records.withColumn("window", _window("ended_ns", window_s))), "window")
     scoped = _scoped(messages)
@@ -453,8 +429,6 @@ def _cell(row: Any) -> Cell:
 
 def _breaches(cells: DataFrame, thresholds: Thresholds) -> tuple[Breach, ...]:
     """Per threshold: how many windows broke it, and the worst of them."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as everybody writes it
-
     found = []
     for name, limit in thresholds.limits.items():
         counted = F.col(name) > limit

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from keylane.core.subjects import shown
 from keylane.errors import InvalidInput, NotFound
 from keylane.groups import StaticConfig, get_config
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.consumers import parse_time
+from keylane.jetstream import Connection, parse_time, streams
 from keylane.spark.address import FIELDS, Address
 from keylane.spark.driver.layout import GroupRecord
 from keylane.spark.driver.source_stream import SourceStream
-from keylane.spark.read_options import ReadOptions, read_options
+from keylane.spark.options import RangeBound, read_options
 from keylane.spark.retry import ask
+from keylane.spark.stream_state import StreamSnapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -91,8 +91,9 @@ def find_range(options: Mapping[str, str]) -> StreamRange:
     read = read_options(options)
     source = SourceStream(read)
     state = source.state()
-    after = _after(read, source, state.first, state.last)
-    return StreamRange(state.stream, state.created, after, max(after, _upto(read, source, state.last)))
+    start, upto = (_position(bound, source, state) for bound in (read.start, read.end))
+    after = start - 1 if read.start.kind == "sequence" else start
+    return StreamRange(state.stream, state.created, after, max(after, min(upto, state.last)))
 
 
 def find_messages(base: Mapping[str, str], start: str, end: str) -> StreamRange:
@@ -119,22 +120,14 @@ def check_evidence(rows: int) -> None:
         raise InvalidInput(f"evidence is {rows}: give 0 to 10000 rows; all are in the work directory")
 
 
-def _after(read: ReadOptions, source: SourceStream, first: int, last: int) -> int:
-    if read.start.kind == "sequence":
-        return read.start.sequence - 1
-    if read.start.kind == "time":
-        before = source.before(read.start.time)
-        return last if before is None else before
-    return max(first - 1, 0) if read.start.kind == "earliest" else last
-
-
-def _upto(read: ReadOptions, source: SourceStream, last: int) -> int:
-    if read.end.kind == "sequence":
-        return min(read.end.sequence, last)
-    if read.end.kind == "time":
-        before = source.before(read.end.time)
-        return last if before is None else before
-    return last
+def _position(bound: RangeBound, source: SourceStream, state: StreamSnapshot) -> int:
+    """The sequence that is named, or the last one before a time or before the start of the stream."""
+    if bound.kind == "sequence":
+        return bound.sequence
+    if bound.kind == "time":
+        before = source.before(bound.time)
+        return state.last if before is None else before
+    return max(state.first - 1, 0) if bound.kind == "earliest" else state.last
 
 
 def load(spark: SparkSession, options: Mapping[str, str], part: StreamRange | None = None) -> DataFrame:
@@ -174,13 +167,12 @@ def journal_bounds(address: Address, part: StreamRange) -> dict[str, str]:
     """
     if part.after == 0:
         return {}
-    request = {"seq": part.after + 1, "next_by_subj": ">"}
 
     async def look(connection: Connection) -> dict[str, Any]:
-        return await connection.api.request(f"STREAM.MSG.GET.{part.stream}", request)
+        return await streams.get_message(connection, part.stream, sequence=part.after + 1, next_by_subject=">")
 
     try:
-        stored = ask(address, look, f"look at message {part.after + 1} of stream {part.stream!r}")["message"]["time"]
+        stored = ask(address, look, f"look at message {part.after + 1} of stream {part.stream!r}")["time"]
     except NotFound:
         return {}
     return {"startingTimestamp": (parse_time(stored) - _CLOCKS_DIFFER).isoformat()}
@@ -188,9 +180,3 @@ def journal_bounds(address: Address, part: StreamRange) -> dict[str, str]:
 
 def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-# ---- how far it is ------------------------------------------------------------------------------------
-
-
-# ---- what went wrong ----------------------------------------------------------------------------------

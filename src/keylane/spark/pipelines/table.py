@@ -28,7 +28,7 @@ from typing import Any
 
 from keylane.core.sequence_ranges import Coverage, Span
 from keylane.errors import InvalidInput, LakeBroken, LakeConflict
-from keylane.spark.pipelines.disk import exchange, lock_of, sync, telling, write_whole
+from keylane.spark.pipelines.work_directory import exchange, lock_of, sync, telling, write_whole
 
 VERSION = 1
 ROOM = "_keylane"

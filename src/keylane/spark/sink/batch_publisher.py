@@ -17,13 +17,13 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from keylane.errors import PermissionDenied
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.headers import status_of
+from keylane.jetstream import Connection, status_of
 from keylane.spark.sink.row_publisher import EncodedRow, Outlet, publish
 
 ANSWER_S = 5.0
@@ -40,46 +40,86 @@ class BatchInterrupted(Exception):
         """Some of them are stored already: an earlier attempt at the task wrote them."""
 
 
-class AnswerEvent:
-    """What is heard of the batch on its way: that something came, or why the batch is over."""
+class BatchPublisher(ABC):
+    """Publishes rows in batches. After `BatchInterrupted` it begins a new one."""
 
-    def __init__(self) -> None:
-        self.broken: str | None = None
+    def __init__(self, connection: Connection) -> None:
+        self.stored = 0
+        self._outlet = Outlet(connection, self)
+        self._broken: str | None = None
+        """Why the batch on its way is over."""
         self._came = asyncio.Event()
 
-    def came(self) -> None:
-        self._came.set()
+    @abstractmethod
+    async def send(self, rows: Sequence[EncodedRow]) -> None:
+        """Publish; waits while too much is on its way."""
 
-    def breaks(self, why: str) -> None:
-        self.broken = why
-        self._came.set()
+    @abstractmethod
+    async def finish(self) -> None:
+        """Wait until all is confirmed."""
 
-    async def wait(self) -> str | None:
+    @property
+    @abstractmethod
+    def _is_on_its_way(self) -> bool:
+        """Whether a batch is."""
+
+    @abstractmethod
+    def _read_answer(self, token: bytes, answer: dict[str, Any], data: bytes) -> None:
+        """An answer of the server to the batch on its way; `data` is how it was written."""
+
+    @abstractmethod
+    def _expects(self, token: bytes) -> bool:
+        """Whether this is an answer to the batch on its way, not to one that was given up."""
+
+    async def open(self) -> None:
+        await self._outlet.open()
+
+    async def close(self) -> None:
+        await self._outlet.close()
+
+    async def _wait(self) -> str | None:
         """Until something comes; returns why the batch is over, if it is. Silence ends it too."""
-        if self.broken is None:
+        if self._broken is None:
             self._came.clear()
             try:
                 async with asyncio.timeout(ANSWER_S):
                     await self._came.wait()
             except TimeoutError:
-                self.broken = f"no answer within {ANSWER_S:g} s"
-        return self.broken
+                self._broken = f"no answer within {ANSWER_S:g} s"
+        return self._broken
 
+    # ---- the server's side --------------------------------------------------------------------------
 
-class BatchPublisher(Protocol):
-    """Publishes rows in batches. After `BatchInterrupted` it begins a new one."""
+    def confirmed(self, tokens: Sequence[bytes]) -> None:
+        assert not tokens, "no answer to a batch is a plain one"
 
-    stored: int
+    def answered(self, token: bytes, headers: bytes, data: bytes) -> None:
+        if not self._expects(token):
+            return
+        if headers and (status := status_of(headers))[0]:
+            self._broken = f"{status[0]} {status[1]}"
+            return
+        try:
+            answer = json.loads(data)
+        except ValueError:
+            answer = {}
+        self._read_answer(token, answer if isinstance(answer, dict) else {}, data)
 
-    async def open(self) -> None: ...
+    def all_answered(self) -> None:
+        self._came.set()
 
-    async def close(self) -> None: ...
+    def link_changed(self, up: bool) -> None:
+        if not up:
+            self._break("the connection to the server was lost")
 
-    async def send(self, rows: Sequence[EncodedRow]) -> None:
-        """Publish; waits while too much is on its way."""
+    def refused(self, error: PermissionDenied) -> None:
+        """The rows come to `RowPublisher`, which is refused them again and says so."""
+        self._break(str(error))
 
-    async def finish(self) -> None:
-        """Wait until all is confirmed."""
+    def _break(self, why: str) -> None:
+        if self._is_on_its_way:
+            self._broken = why
+            self._came.set()
 
 
 MAX_ROWS = 1000
@@ -87,11 +127,11 @@ MAX_ROWS = 1000
 _HOLDS_DUPLICATE = 10201
 
 
-class AtomicPublisher:
+class AtomicPublisher(BatchPublisher):
     """Gathers rows into batches and commits one after the other."""
 
     def __init__(self, connection: Connection, *, max_rows: int, max_bytes: int) -> None:
-        self._outlet = Outlet(connection, self)
+        super().__init__(connection)
         self._max_rows = min(max_rows, MAX_ROWS)
         self._max_bytes = max_bytes
         self._gathered: list[EncodedRow] = []
@@ -99,18 +139,10 @@ class AtomicPublisher:
         self._sent: list[EncodedRow] = []
         """The batch on its way."""
         self._batch = b""
-        self._news = AnswerEvent()
         self._repeated = False
-        self.stored = 0
 
     def __repr__(self) -> str:
         return f"<AtomicPublisher {len(self._sent)} on their way, {len(self._gathered)} gathered>"
-
-    async def open(self) -> None:
-        await self._outlet.open()
-
-    async def close(self) -> None:
-        await self._outlet.close()
 
     async def send(self, rows: Sequence[EncodedRow]) -> None:
         """Publish; waits while the batch before is on its way."""
@@ -148,66 +180,49 @@ class AtomicPublisher:
     async def _answer(self, not_sent: Sequence[EncodedRow]) -> None:
         """Wait for the answer to the batch on its way."""
         while self._sent:
-            broken = await self._news.wait()
+            broken = await self._wait()
             if broken is not None:
                 raise self._interrupted(not_sent, broken)
 
     def _interrupted(self, not_sent: Sequence[EncodedRow], reason: str) -> BatchInterrupted:
         rows = [*self._sent, *self._gathered, *not_sent]
         self._sent, self._gathered, self._bytes = [], [], 0
-        self._news.broken = None
+        self._broken = None
         interrupted = BatchInterrupted(rows, reason, repeated=self._repeated)
         self._repeated = False
         return interrupted
 
     # ---- the server's side --------------------------------------------------------------------------
 
-    def confirmed(self, tokens: Sequence[bytes]) -> None:
-        """No answer is a plain one here."""
+    @property
+    def _is_on_its_way(self) -> bool:
+        return bool(self._sent)
 
-    def answered(self, token: bytes, headers: bytes, data: bytes) -> None:
-        if not self._sent or not token.startswith(self._batch):
-            return  # of a batch that was given up
-        if headers and (status := status_of(headers))[0]:
-            self._news.broken = f"{status[0]} {status[1]}"
-        elif data:
-            try:
-                answer = json.loads(data)
-            except ValueError:
-                answer = {}
-            if not isinstance(answer, dict) or "error" in answer or answer.get("count") != len(self._sent):
-                self._news.broken = data[:200].decode("utf-8", "replace")
-                self._repeated = b'"err_code":%d' % _HOLDS_DUPLICATE in data
-            else:
-                self.stored += len(self._sent)
-                self._sent = []
+    def _expects(self, token: bytes) -> bool:
+        return bool(self._sent) and token.startswith(self._batch)
 
-    def all_answered(self) -> None:
-        self._news.came()
-
-    def link_changed(self, up: bool) -> None:
-        if not up and self._sent:
-            self._news.breaks("the connection to the server was lost")
-
-    def refused(self, error: PermissionDenied) -> None:
-        """The rows come to `RowPublisher`, which is refused them again and says so."""
-        if self._sent:
-            self._news.breaks(str(error))
+    def _read_answer(self, token: bytes, answer: dict[str, Any], data: bytes) -> None:
+        if not data:
+            return  # the first message is stored aside until the commit
+        if "error" in answer or answer.get("count") != len(self._sent):
+            self._broken = data[:200].decode("utf-8", "replace")
+            self._repeated = b'"err_code":%d' % _HOLDS_DUPLICATE in data
+        else:
+            self.stored += len(self._sent)
+            self._sent = []
 
 
 _FLOW = 500
 """How many messages may at most pass between two confirmations; the server's own limit too."""
 
 
-class IngestPublisher:
+class IngestPublisher(BatchPublisher):
     """One batch after the other; each lives until `finish`, an interruption, or the bound of bytes."""
 
     def __init__(self, connection: Connection, *, max_rows: int, max_bytes: int) -> None:
-        self._outlet = Outlet(connection, self)
+        super().__init__(connection)
         self._max_rows = max_rows
         self._max_bytes = max_bytes
-        self._news = AnswerEvent()
-        self.stored = 0
         self._begin()
 
     def __repr__(self) -> str:
@@ -225,13 +240,7 @@ class IngestPublisher:
         self._bytes = 0
         self._subject = b""
         self._is_done = False
-        self._news.broken = None
-
-    async def open(self) -> None:
-        await self._outlet.open()
-
-    async def close(self) -> None:
-        await self._outlet.close()
+        self._broken = None
 
     async def send(self, rows: Sequence[EncodedRow]) -> None:
         """Publish; waits while more is on its way than the server or the bounds allow."""
@@ -252,8 +261,8 @@ class IngestPublisher:
             self._outlet.send(self._commands(piece))
             self._pieces.append((self._sent, size))
             self._bytes += size
-        if self._news.broken is not None:
-            raise self._interrupted((), self._news.broken)
+        if self._broken is not None:
+            raise self._interrupted((), self._broken)
 
     async def finish(self) -> None:
         await self._end(())
@@ -283,8 +292,8 @@ class IngestPublisher:
 
     async def _end(self, not_sent: Sequence[EncodedRow]) -> None:
         """End the batch, by a command that stores nothing, and wait for its last confirmation."""
-        if self._news.broken is not None:
-            raise self._interrupted(not_sent, self._news.broken)
+        if self._broken is not None:
+            raise self._interrupted(not_sent, self._broken)
         if not self._sent:
             return
         self._outlet.send(b"PUB %b %b%d.3.$FI 0\r\n\r\n" % (self._subject, self._reply, self._sent + 1))
@@ -293,7 +302,7 @@ class IngestPublisher:
         self._begin()
 
     async def _change(self, not_sent: Sequence[EncodedRow]) -> None:
-        broken = await self._news.wait()
+        broken = await self._wait()
         if broken is not None:
             raise self._interrupted(not_sent, broken)
 
@@ -304,29 +313,24 @@ class IngestPublisher:
 
     # ---- the server's side --------------------------------------------------------------------------
 
-    def confirmed(self, tokens: Sequence[bytes]) -> None:
-        """No answer is a plain one here."""
+    @property
+    def _is_on_its_way(self) -> bool:
+        return self._sent > 0
 
-    def answered(self, token: bytes, headers: bytes, data: bytes) -> None:
-        if not token.startswith(self._batch) or self._news.broken is not None:
-            return  # of a batch that was given up
-        if headers and (status := status_of(headers))[0]:
-            self._news.broken = f"{status[0]} {status[1]}"
-            return
-        answer = _read(data)
+    def _expects(self, token: bytes) -> bool:
+        return token.startswith(self._batch) and self._broken is None
+
+    def _read_answer(self, token: bytes, answer: dict[str, Any], data: bytes) -> None:
         if answer.get("type") == "ack":
             self._flow = max(1, int(answer["msgs"]))
             self._confirm(int(answer["seq"]))
         elif "batch" in answer and "error" not in answer:
             self._confirm(int(answer["count"]))
             if self._unconfirmed:
-                self._news.broken = "the server ended the batch early"
+                self._broken = "the server ended the batch early"
             self._is_done = True
         else:
-            self._news.broken = data[:200].decode("utf-8", "replace")
-
-    def all_answered(self) -> None:
-        self._news.came()
+            self._broken = data[:200].decode("utf-8", "replace")
 
     def _confirm(self, upto: int) -> None:
         if upto <= self._confirmed:
@@ -336,20 +340,3 @@ class IngestPublisher:
         self._confirmed = upto
         while self._pieces and self._pieces[0][0] <= upto:
             self._bytes -= self._pieces.popleft()[1]
-
-    def link_changed(self, up: bool) -> None:
-        if not up and self._sent:
-            self._news.breaks("the connection to the server was lost")
-
-    def refused(self, error: PermissionDenied) -> None:
-        """The rows come to `RowPublisher`, which is refused them again and says so."""
-        if self._sent:
-            self._news.breaks(str(error))
-
-
-def _read(data: bytes) -> dict[str, Any]:
-    try:
-        answer = json.loads(data)
-    except ValueError:
-        return {}
-    return answer if isinstance(answer, dict) else {}

@@ -15,7 +15,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
 
 from keylane.core.subjects import check_subject, shown
 from keylane.errors import InvalidInput
-from keylane.jetstream.headers import encode_headers
+from keylane.jetstream import encode_headers
 from keylane.spark.sink.row_ids import RowIds
 from keylane.spark.sink.row_publisher import EncodedRow
 from keylane.spark.tasks import Target

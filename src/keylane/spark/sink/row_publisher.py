@@ -30,8 +30,7 @@ from keylane.errors import (
     PublishRejected,
     WriteFailed,
 )
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.publish import read_answer
+from keylane.jetstream import Connection, read_answer, streams
 from keylane.spark.tasks import Target
 
 EncodedRow = tuple[bytes, bytes, bytes]
@@ -195,7 +194,7 @@ class RowPublisher:
         self._failure: KeylaneError | None = None
         self._tending: asyncio.Task[None] | None = None
         self.refused_rows: list[RefusedRow] = []
-        """Whoever deals with them takes them out."""
+        """The caller takes them out."""
         self.stored = 0
 
     def __repr__(self) -> str:
@@ -417,7 +416,7 @@ class RowPublisher:
         """No stream answered: none has the subject, or a leader is away. Only our own stream can say which."""
         asked, self._homeless = self._homeless, set()
         try:
-            config = (await self._connection.api.request(f"STREAM.INFO.{self._target.stream}"))["config"]
+            config = (await streams.info_json(self._connection, self._target.stream))["config"]
         except KeylaneError as error:
             self._trouble = str(error)
             self._again.update(number for number in asked if number in self._rows)

@@ -10,54 +10,21 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
 
 from keylane.core.subjects import shown
 from keylane.errors import RowRejected
 from keylane.groups import Unpublished, put_unpublished
-from keylane.jetstream.connection import Connection
-from keylane.jetstream.headers import parse_headers
+from keylane.jetstream import Connection, parse_headers
+from keylane.spark.options import WriteOptions
 from keylane.spark.retry import ask
 from keylane.spark.sink.batch_publisher import AtomicPublisher, BatchInterrupted, BatchPublisher, IngestPublisher
 from keylane.spark.sink.row_encoding import BadRow, Encoded, RowEncoder, header_lines_of
 from keylane.spark.sink.row_ids import IdScope, RowIds
 from keylane.spark.sink.row_publisher import RefusedRow, RowPublisher
 from keylane.spark.sync_connection import shared_connection
-from keylane.spark.tasks import Target
-from keylane.spark.write_options import WriteOptions
-
-
-class DeadRows:
-    """The dead letters of one task."""
-
-    def __init__(self, connection: Connection, stream: str, *, group: str, partition: int, timeout_s: float) -> None:
-        self._connection = connection
-        self._stream = stream
-        self._group = group
-        self._partition = partition
-        self._timeout_s = timeout_s
-        self.count = 0
-
-    def __repr__(self) -> str:
-        return f"<DeadRows {self.count} of stream {self._stream!r}>"
-
-    async def put(self, row: BadRow) -> None:
-        """Store the row. Returns when the server has confirmed it. The same row within an hour is stored once."""
-        letter = Unpublished(
-            stream=self._stream,
-            subject=row.subject,
-            message_id=row.message_id.decode(),
-            header_lines=row.lines,
-            data=row.data,
-            group=self._group,
-            member="spark",
-            partition=self._partition,
-            error=RowRejected(fault_of(row)),
-        )
-        await put_unpublished(self._connection, letter, timeout_s=self._timeout_s)
-        self.count += 1
+from keylane.spark.tasks import Target, TaskDone
 
 
 def fault_of(row: BadRow) -> str:
@@ -73,17 +40,9 @@ _STRIKES = 3
 """So many batches that end without a single stored row, and the task goes on without batches."""
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What became of one task's rows."""
-
-    rows: int
-    dead_letters: int
-
-
 def write_batches(
     options: WriteOptions, target: Target, scope: IdScope, batches: Iterable[pa.RecordBatch], *, group: str = "spark"
-) -> Written:
+) -> TaskDone:
     """Publish the rows of all batches. Returns when each is stored, or is a dead letter where that is wanted.
 
     Raises `RowRejected` for a row that can never be stored, `WriteFailed` when the server did not take rows in time.
@@ -112,7 +71,7 @@ def write_batches(
         if running is not None:
             running.cancel()  # the batches failed meanwhile; a future that is done stays as it is
         link.call(writer.close())
-    return Written(encoder.rows, writer.dead_letters)
+    return TaskDone(encoder.rows, writer.dead_letters)
 
 
 def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -137,20 +96,16 @@ class RowWriter:
             self._batches = IngestPublisher(connection, max_rows=rows, max_bytes=size)
         elif target.way == "atomic":
             self._batches = AtomicPublisher(connection, max_rows=rows, max_bytes=size)
-        self._dead_rows: DeadRows | None = None
-        if options.dead_letters:
-            self._dead_rows = DeadRows(
-                connection, target.stream, group=group, partition=partition, timeout_s=options.publish_timeout_s
-            )
+        self._connection = connection
+        self._options = options
+        self._group = group
+        self._partition = partition
+        self.dead_letters = 0
         self._strikes = 0
         self._stored_before = 0
 
     def __repr__(self) -> str:
         return f"<RowWriter to {self._stream!r} by {self._batches or self._lanes}>"
-
-    @property
-    def dead_letters(self) -> int:
-        return self._dead_rows.count if self._dead_rows is not None else 0
 
     async def open(self) -> None:
         await self._lanes.open()
@@ -207,12 +162,25 @@ class RowWriter:
             await self._give_up(_bad(one))
 
     async def _give_up(self, row: BadRow) -> None:
-        if self._dead_rows is None:
+        """Store the row as a dead letter, where that is wanted. The same row within an hour is stored once."""
+        if not self._options.dead_letters:
             raise RowRejected(
                 f"a row cannot be published to stream {self._stream!r}: {fault_of(row)}. Change it, leave it out, or "
                 "set option 'deadLetters' to true"
             )
-        await self._dead_rows.put(row)
+        letter = Unpublished(
+            stream=self._stream,
+            subject=row.subject,
+            message_id=row.message_id.decode(),
+            header_lines=row.lines,
+            data=row.data,
+            group=self._group,
+            member="spark",
+            partition=self._partition,
+            error=RowRejected(fault_of(row)),
+        )
+        await put_unpublished(self._connection, letter, timeout_s=self._options.publish_timeout_s)
+        self.dead_letters += 1
 
 
 def _bad(refused: RefusedRow) -> BadRow:

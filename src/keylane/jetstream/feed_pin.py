@@ -1,9 +1,10 @@
-"""Performs what `core/pin.py` decides, for one feed.
+"""The pin of a feed on a `pinned_client` consumer: performs what `core/pin.py` decides.
 
 Sorts every delivery (hand out, hold, drop), resets the consumer on a takeover, asks the server after a standstill
 of this process, sends a sign of life while the feed has no room for messages, and as standby looks after a consumer
-whose last reader died. It never nacks what it drops: by then another reader may be at work on the same message.
-It reads the machine's clock: the event loop's own (uvloop) stands still within a turn.
+whose last reader died. It acts on the feed's pulls and buffer, which do not know it. It never naks what it drops: by
+then another reader may be at work on the same message. It reads the machine's clock: the event loop's own (uvloop)
+stands still within a turn.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from nats.errors import Error as NatsError
-
 from keylane.core.pin import Action, Delivered, Event, Phase, Pin, event_of, step
-from keylane.errors import AckFailed, ConsumerGone, Disconnected, FeedEnded, KeylaneError, NotFound, PermissionDenied
+from keylane.errors import ConsumerGone, KeylaneError, NotFound, PermissionDenied
 from keylane.jetstream import consumers
+from keylane.jetstream.feed_options import PinOptions
 from keylane.jetstream.headers import parse_headers
 from keylane.jetstream.message import Message
+from keylane.jetstream.message_buffer import MessageBuffer
+from keylane.jetstream.pull_loop import PullLoop
 
 if TYPE_CHECKING:
     from keylane.jetstream.connection import Connection
@@ -30,28 +31,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger("keylane.pin")
 
 PIN_HEADER = "Nats-Pin-Id"
-_FATES = (Action.FORGET, Action.DELIVER, Action.HOLD, Action.DROP)
 _RETRY_S = 0.1
 _RESET_S = 2.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PinOptions:
-    """How a feed takes part in a `pinned_client` group."""
-
-    group: str
-    timeout_s: float
-    """The consumer's priority_timeout."""
-    reset_on_takeover: bool
-    on_pinned: Callable[[str], None] | None = None
-    """Told the pin id before the first message under it is handed out."""
-    on_unpinned: Callable[[str], None] | None = None
-    """Told the pin id when it is known to be lost, or when deliveries under it were: then `on_pinned` follows with
-    the same id, and all that is not acked comes again. A handler may be at work at that moment."""
-
-
-class Pinning:
-    """The pin of one feed."""
+class FeedPin:
+    """Whether one feed is the pinned reader, and what follows from it."""
 
     def __init__(
         self,
@@ -60,23 +45,15 @@ class Pinning:
         consumer: str,
         options: PinOptions,
         *,
-        hand_out: Callable[[list[Message]], None],
-        forget: Callable[[], None],
-        void_pulls: Callable[[], None],
-        reset: Callable[[], Awaitable[int]],
-        sign_of_life: Callable[[], None],
-        fail: Callable[[KeylaneError], None],
+        pulls: PullLoop,
+        buffer: MessageBuffer,
     ) -> None:
         self._connection = connection
         self._stream = stream
         self._consumer = consumer
         self._options = options
-        self._hand_out = hand_out
-        self._forget = forget
-        self._void_pulls = void_pulls
-        self._reset_quietly = reset
-        self._sign_of_life = sign_of_life
-        self._fail = fail
+        self._pulls = pulls
+        self._buffer = buffer
         self._loop = asyncio.get_running_loop()
         self._pin = Pin()
         self._marker = b""
@@ -86,9 +63,10 @@ class Pinning:
         self._next_sequence = 0
         self._looking = False
         self._orphans: int | None = None
-        self._draining: Callable[[], bool] | None = None
-        self._ran_at = self._asked_at = self._doubted_at = time.monotonic()
+        self._ran_at = self._doubted_at = time.monotonic()
         self._beat: asyncio.TimerHandle | None = None
+        # A pull restarts the time that a standstill is measured by.
+        pulls.before_pull = self.check_for_standstill
 
     def __repr__(self) -> str:
         return repr(self._pin)
@@ -102,50 +80,46 @@ class Pinning:
         return self._pin.holds
 
     @property
-    def good(self) -> bool:
-        """Messages may be handed to handlers now."""
-        return self._pin.phase is Phase.PINNED
-
-    @property
     def in_doubt(self) -> bool:
         return self._pin.phase is Phase.DOUBTING
 
     @property
+    def _is_good(self) -> bool:
+        return self._pin.phase is Phase.PINNED
+
+    @property
     def _is_over(self) -> bool:
-        """The feed has ended, and all it had was read."""
-        return self._draining is not None and not self._draining()
+        """The feed has ended, and its reader has taken all messages."""
+        return self._pulls.is_draining and self._buffer.ended and not self._buffer.messages
+
+    def may_deliver(self) -> bool:
+        """Whether the buffer has a message for the reader, and it may have it now."""
+        self.check_for_standstill()
+        return self._is_good and bool(self._buffer.messages)
 
     def start(self) -> None:
         self._tick()
 
-    def drain(self, unread: Callable[[], bool]) -> None:
-        """Nothing more will be asked for: keep the pin as long as there are unread messages."""
-        self._draining = unread
-
-    def halt(self) -> None:
-        """Do nothing more by itself: a pin that is there lapses after its timeout."""
+    async def stop(self) -> None:
+        """Do nothing more: a pin that is there lapses after its timeout."""
         if self._beat is not None:
             self._beat.cancel()
-
-    async def stop(self) -> None:
-        self.halt()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # ---- what happens -------------------------------------------------------------------------------
 
-    def arrived(self, messages: list[Message]) -> None:
-        """Sort a batch; what may be handed out is handed out in one go."""
+    def sort(self, messages: list[Message]) -> list[Message]:
+        """Act on a batch, and return those of it that may be handed out."""
         self.check_for_standstill()
         if self._pin.phase is Phase.STANDBY and self._stood_still():
-            return  # a pin that came before or during the standstill; with nobody using it, it lapses
+            return []  # a pin that came before or during the standstill; with nobody using it, it lapses
         if self._all_follow(messages):
             self._next_sequence += len(messages)
-            self._hand_out(messages)
-            return
+            return messages
         good: list[Message] = []
-        marker, expected, pinned = self._marker, self._next_sequence, self.good
+        marker, expected, pinned = self._marker, self._next_sequence, self._is_good
         for message in messages:
             sequence = message.consumer_sequence
             if sequence == expected and pinned and marker in message.raw_headers:
@@ -156,11 +130,16 @@ class Pinning:
                 parse_headers(message.raw_headers).get(PIN_HEADER, ""), sequence, sequence == expected
             )
             event = event_of(self._pin, delivered, reset_on_takeover=self._options.reset_on_takeover)
-            self._perform(event, delivered, message, good)
-            marker, expected, pinned = self._marker, sequence + 1, self.good
+            for action in self._perform(event, delivered):
+                if action is Action.FORGET:
+                    good.clear()
+                elif action is Action.DELIVER:
+                    good.append(message)
+                elif action is Action.HOLD:
+                    self._held.append(message)
+            marker, expected, pinned = self._marker, sequence + 1, self._is_good
         self._next_sequence = expected
-        if good:
-            self._hand_out(good)
+        return good
 
     def _all_follow(self, messages: list[Message]) -> bool:
         """Whether a batch goes on where the last one ended, under our pin.
@@ -170,7 +149,7 @@ class Pinning:
         """
         first, last = messages[0], messages[-1]
         return (
-            self.good
+            self._is_good
             and first.consumer_sequence == self._next_sequence
             and last.consumer_sequence == self._next_sequence + len(messages) - 1
             and self._marker in first.raw_headers
@@ -181,18 +160,10 @@ class Pinning:
         """The server answered 423 to one of our pulls."""
         self._perform(Event.REFUSED)
 
-    def asked(self) -> None:
-        """A pull was sent: the server starts the pin's timeout anew."""
-        self._asked_at = time.monotonic()
-
-    def expect_restart(self) -> None:
-        """Deliveries were dropped: whatever comes next, it is the first after a reset, or others are missing."""
-        self._next_sequence = 0
-
     def check_for_standstill(self) -> None:
         """Did a pull leave lately? If not, this process was stopped or blocked, or its link was down."""
         now = time.monotonic()
-        if self._pin.pin_id is not None and now - max(self._asked_at, self._doubted_at) > self._options.timeout_s:
+        if self._pin.pin_id is not None and now - max(self._pulls.asked_at, self._doubted_at) > self._options.timeout_s:
             self._doubted_at = now
             _log.warning("%s/%s: no pull for long; checking the pin", self._stream, self._consumer)
             self._perform(Event.STALLED)
@@ -202,57 +173,39 @@ class Pinning:
 
     # ---- what is done -------------------------------------------------------------------------------
 
-    def _perform(
-        self,
-        event: Event,
-        delivered: Delivered | None = None,
-        message: Message | None = None,
-        good: list[Message] | None = None,
-    ) -> None:
+    def _perform(self, event: Event, delivered: Delivered | None = None) -> tuple[Action, ...]:
+        """Step the pin and act. Returns the actions: what becomes of a delivery is for the caller."""
         if self._is_over:
-            return  # an answer to a question of before; the next reader may be at work by now
+            return ()  # an answer to an old question; the next reader may be at work by now
         before = self._pin
         self._pin, actions = step(before, event, delivered)
+        self._pulls.pin_id = self._pin.pin_id
         if self._pin.phase is not before.phase:
             _log.info("%s/%s: %s, %r -> %r", self._stream, self._consumer, event.name, before, self._pin)
         for action in actions:
-            if action in _FATES:
-                self._decide(action, message, good)
-            else:
-                self._act(action, before)
-
-    def _decide(self, action: Action, message: Message | None, good: list[Message] | None) -> None:
-        """What becomes of the message, and of those before it."""
-        if action is Action.FORGET:
-            self._held.clear()
-            if good is not None:
-                good.clear()
-            self._forget()
-        elif action is Action.DELIVER:
-            assert message is not None
-            assert good is not None
-            good.append(message)
-        elif action is Action.HOLD:
-            assert message is not None
-            self._held.append(message)
+            self._act(action, before)
+        return actions
 
     def _act(self, action: Action, before: Pin) -> None:
         match action:
             case Action.TELL_UNPINNED:
                 self._tell(self._options.on_unpinned, before.pin_id)
+            case Action.FORGET:
+                self._held.clear()
+                self._buffer.clear()
             case Action.ADOPT:
-                self._asked_at = time.monotonic()
+                self._pulls.asked_at = time.monotonic()
                 self._marker = f"{PIN_HEADER}: {self._pin.pin_id}\r\n".encode()
             case Action.DISCARD_ID:
-                self._void_pulls()
+                self._pulls.void()
             case Action.TELL_PINNED:
                 self._tell(self._options.on_pinned, self._pin.pin_id)
             case Action.RELEASE:
                 held, self._held = self._held, []
-                self._hand_out(held)
+                self._buffer.put(held)
             case Action.RESET:
                 self._attempt += 1
-                self._spawn(self._reset(self._attempt))
+                self._spawn(self._take_over(self._attempt))
             case Action.REVIVE:
                 self._spawn(self._revive())
             case Action.VERIFY:
@@ -266,22 +219,28 @@ class Pinning:
             hook(pin_id or "")
         except Exception as error:  # noqa: BLE001 - it ends the feed, and its reader is told
             _log.exception("%s/%s: %r failed", self._stream, self._consumer, hook)
-            failed = FeedEnded(f"feed on {self._stream}/{self._consumer}: {hook!r} raised {error!r}")
-            failed.__cause__ = error
-            self._fail(failed)
+            self._buffer.fail(f"{hook!r} raised {error!r}", error)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _reset(self, attempt: int) -> None:
+    async def reset(self, sequence: int | None = None) -> int:
+        """As `Feed.reset`."""
+        async with self._pulls.closed():
+            # What was delivered comes again, and acks of these deliveries will not count.
+            self._buffer.clear()
+            self._next_sequence = 0
+            return await self._pulls.reset_consumer(sequence)
+
+    async def _take_over(self, attempt: int) -> None:
         event = Event.RESET_DONE
         try:
             async with asyncio.timeout(_RESET_S):
-                await self._reset_quietly()
+                await self.reset()
         except PermissionDenied as error:
-            self._fail(error)
+            self._buffer.end(error)
             return
         except (KeylaneError, TimeoutError) as error:
             _log.warning("%s/%s: reset on takeover failed, trying again: %s", self._stream, self._consumer, error)
@@ -294,7 +253,7 @@ class Pinning:
         try:
             return Event.RESET_FAILED if await self.is_ours() else Event.REFUSED
         except NotFound as error:
-            self._fail(_gone(self._stream, self._consumer, error))
+            self._buffer.end(_gone(self._stream, self._consumer, error))
             return Event.REFUSED
         except KeylaneError:
             return Event.RESET_FAILED
@@ -303,7 +262,7 @@ class Pinning:
         try:
             await consumers.reset(self._connection, self._stream, self._consumer)
         except PermissionDenied as error:
-            self._fail(error)
+            self._buffer.end(error)
         except KeylaneError as error:
             _log.warning("%s/%s: the consumer has no reader: %s", self._stream, self._consumer, error)
 
@@ -312,10 +271,10 @@ class Pinning:
             try:
                 ours = await self.is_ours()
             except NotFound as error:
-                self._fail(_gone(self._stream, self._consumer, error))
+                self._buffer.end(_gone(self._stream, self._consumer, error))
                 return
             except PermissionDenied as error:
-                self._fail(error)
+                self._buffer.end(error)
                 return
             except KeylaneError as error:
                 _log.warning("%s/%s: cannot check the pin, trying again: %s", self._stream, self._consumer, error)
@@ -334,7 +293,7 @@ class Pinning:
 
     async def hand_over(self) -> None:
         """Let the server pin another reader now. Ask `is_ours` first: it clears whatever pin there is."""
-        if not self.good and self._options.reset_on_takeover:
+        if not self._is_good and self._options.reset_on_takeover:
             # What was dropped or held would come again after ack_wait only, if nothing new is published.
             await consumers.reset(self._connection, self._stream, self._consumer)
         await consumers.unpin(self._connection, self._stream, self._consumer, self._options.group)
@@ -370,35 +329,22 @@ class Pinning:
             self._orphans = info.delivered_sequence  # a pin may be on its way: look once more
 
     def _tick(self) -> None:
+        if self._is_over or self._buffer.error is not None:
+            return  # a pin that is there lapses after its timeout
         self.check_for_standstill()
         self._ran_at = now = time.monotonic()
-        if self._is_over:
-            return
-        if self._pin.pin_id is not None and now - self._asked_at > self._options.timeout_s / 3:
-            self._sign_of_life()
-        if self._draining is None:
-            looks = self._pin.phase is Phase.STANDBY and self._options.reset_on_takeover
-        else:
+        if self._pin.pin_id is not None and now - self._pulls.asked_at > self._options.timeout_s / 3:
+            self._pulls.send_sign_of_life()
+        if self._pulls.is_draining:
             looks = self._pin.pin_id is not None
+        else:
+            looks = self._pin.phase is Phase.STANDBY and self._options.reset_on_takeover
         if looks and not self._looking:
             self._looking = True
             self._spawn(self._look_around())
         # Not in step with other readers: two that reset an orphaned consumer at once would deliver twice.
         pause_s = self._options.timeout_s / 6 * random.uniform(0.7, 1.0)  # noqa: S311 - no secret
         self._beat = self._loop.call_later(pause_s, self._tick)
-
-
-async def settle_acks(connection: Connection, last: Message, timeout_s: float = 2.0) -> None:
-    """Wait until the server has processed every ack that was sent before this call.
-
-    An in-progress sign is answered after the acks before it, and changes nothing on a message that is done.
-    """
-    client = connection.nats
-    client.push()
-    try:
-        await client.ask(last.reply.decode(), b"+WPI", timeout_s)
-    except (NatsError, Disconnected) as error:
-        raise AckFailed(f"the server did not confirm the last acks within {timeout_s} s ({error})") from error
 
 
 def _gone(stream: str, consumer: str, error: NotFound) -> ConsumerGone:
