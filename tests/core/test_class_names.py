@@ -10,8 +10,8 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "src" / "keylane"
 
 FAMILIES = {
-    "Report": {"PipelineReport"},
-    "Settings": {"PipelineSettings", "GroupSettings"},
+    "Report": {"PipelineReport", "FindingsReport"},
+    "Settings": {"PipelineSettings", "GroupSettings", "JournalSettings"},
 }
 """Each pipeline has its own, below these base classes."""
 

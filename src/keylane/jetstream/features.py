@@ -20,7 +20,7 @@ Feature = Literal[
 ]
 
 MINIMUM_SERVER: Version = (2, 11, 0)
-"""Older servers know no priority groups, which every group stands on."""
+"""Older servers have no priority groups, which every group needs."""
 
 SINCE: dict[Feature, Version] = {
     "priority_groups": (2, 11, 0),

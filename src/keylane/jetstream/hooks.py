@@ -1,4 +1,4 @@
-"""Hooks: how a program, its metrics and its logs hear what happens to a connection."""
+"""Hooks: functions that a connection calls when its link changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _About = TypeVar("_About")
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """Plain functions that are told what happens to a connection. They must return at once.
+    """Plain functions that a connection calls. They must return at once.
 
     `on_disconnect` gets the reason, `on_reconnect` the server, `on_error` an exception that did not end
     the connection by itself, `on_close` the reason of the end.
@@ -41,7 +41,7 @@ class HookList:
         self._all: list[Hooks] = []
 
     def add(self, hooks: Hooks) -> Callable[[], None]:
-        """Add hooks; the result takes them away again."""
+        """Add hooks; call the result to remove them."""
         self._all.append(hooks)
 
         def remove() -> None:

@@ -1,4 +1,4 @@
-"""A KV bucket as a place for shared configuration: read from the leader, write by compare-and-set, hear of changes.
+"""A KV bucket for shared configuration: read from the leader, write by compare-and-set, learn of changes.
 
 nats-py's KV reads from any replica, which may lag, and its watcher is a consumer that a restart can end. Here every
 read goes to the stream's leader, and a watch is only a hint to read again: a plain subscription on the key's subject.
@@ -19,6 +19,7 @@ from nats.aio.msg import Msg
 from nats.errors import ConnectionClosedError
 
 from keylane.errors import ApiError, NotFound, PublishRejected, RevisionConflict
+from keylane.jetstream import streams
 from keylane.jetstream.consumers import parse_time
 from keylane.jetstream.headers import parse_headers
 from keylane.jetstream.publish import open_publisher
@@ -42,11 +43,11 @@ class KvEntry:
     value: bytes | None
     revision: int
     written: str = ""
-    """When, by the server's clock, as the server says it. In a bucket that was made anew, a revision comes again."""
+    """When, by the server's clock, as the server writes it. A bucket that was created again reuses revisions."""
 
 
 class Bucket:
-    """One bucket. Made by anyone; nothing happens until it is used."""
+    """One bucket. Creating this object asks the server nothing."""
 
     def __init__(self, connection: Connection, name: str) -> None:
         self._connection = connection
@@ -59,12 +60,12 @@ class Bucket:
     async def ensure(self, *, replicas: int) -> None:
         """Create the bucket if it is not there."""
         try:
-            await self._connection.api.request(f"STREAM.INFO.{self._stream}")
+            await streams.info_json(self._connection, self._stream)
         except NotFound:
             await self._create(replicas)
 
     async def _create(self, replicas: int) -> None:
-        """As the KV libraries of every language make a bucket with a history of one."""
+        """As the KV libraries of every language create a bucket with a history of one."""
         config = {
             "name": self._stream,
             "subjects": [self._subject(">")],
@@ -77,15 +78,15 @@ class Bucket:
             "deny_delete": True,
         }
         try:
-            await self._connection.api.request(f"STREAM.CREATE.{self._stream}", config)
+            await streams.create_json(self._connection, config)
         except ApiError as error:
             if error.err_code != _NAME_TAKEN:  # somebody else was quicker
                 raise
 
     async def created(self) -> datetime | None:
-        """When the bucket was made, by the server's clock: another time, another bucket. None if there is none."""
+        """When the bucket was created: tells two buckets of the same name apart. None if there is none."""
         try:
-            answer = await self._connection.api.request(f"STREAM.INFO.{self._stream}")
+            answer = await streams.info_json(self._connection, self._stream)
         except NotFound:
             return None
         return parse_time(answer["created"])
@@ -93,12 +94,9 @@ class Bucket:
     async def get(self, key: str) -> KvEntry | None:
         """The newest record of a key, as its leader has it; None if there never was one, or no bucket."""
         try:
-            answer = await self._connection.api.request(
-                f"STREAM.MSG.GET.{self._stream}", {"last_by_subj": self._subject(key)}
-            )
+            message = await streams.get_message(self._connection, self._stream, last_by_subject=self._subject(key))
         except NotFound:
             return None
-        message = answer["message"]
         headers = parse_headers(base64.b64decode(message.get("hdrs", "")))
         gone = "KV-Operation" in headers or "Nats-Marker-Reason" in headers
         value = None if gone else base64.b64decode(message.get("data", ""))
@@ -115,8 +113,8 @@ class Bucket:
     async def keys(self, prefix: str) -> list[str]:
         """The keys that begin with `prefix.` and are not deleted."""
         try:
-            answer = await self._connection.api.request(
-                f"STREAM.INFO.{self._stream}", {"subjects_filter": self._subject(f"{prefix}.>")}
+            answer = await streams.info_json(
+                self._connection, self._stream, subjects_filter=self._subject(f"{prefix}.>")
             )
         except NotFound:
             return []
@@ -126,7 +124,7 @@ class Bucket:
 
     @asynccontextmanager
     async def hints(self, key: str, changed: Callable[[], None]) -> AsyncIterator[None]:
-        """Call `changed` when somebody writes the key: read again then. Hints can be lost; also read now and then."""
+        """Call `changed` when somebody writes the key: read it again then. Hints can be lost, so poll the key too."""
 
         async def take(_: Msg) -> None:
             changed()

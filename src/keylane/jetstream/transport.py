@@ -28,7 +28,7 @@ _IN_A_ROW = 4
 
 
 class PlainTextBeforeTls(BrokenProtocol):
-    """Words that were not encrypted would have counted as the server's."""
+    """The server sent plain text before the TLS handshake: it would count as part of the encrypted stream."""
 
 
 class BusyPoll:
@@ -196,9 +196,8 @@ class DirectTransport(Transport):
         wire = self._connected()
         assert wire.transport is not None
         if wire.kept:
-            # Whoever sits between could have put these words there; after the handshake they would count as
-            # the server's.
-            raise PlainTextBeforeTls("the server sent plain text where TLS was to begin; try without tls_first")
+            # A man in the middle could have sent it; after the handshake it would count as the server's.
+            raise PlainTextBeforeTls("the server sent plain text where TLS had to begin; try without tls_first")
         async with asyncio.timeout(connect_timeout):
             secured = await asyncio.get_running_loop().start_tls(
                 wire.transport,

@@ -51,6 +51,6 @@ def only_group(info: ConsumerInfo) -> str:
     if not groups:
         raise InvalidInput(
             f"consumer {info.name!r} of stream {info.stream!r} has no priority group: create it with one, "
-            "or read it with keylane.jetstream.feed"
+            "or read it with keylane.jetstream.open_feed"
         )
     return groups[0]

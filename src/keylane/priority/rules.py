@@ -1,4 +1,4 @@
-"""The rules of priority groups that the client must keep, checked before anything is sent.
+"""The rules of priority groups that the client checks before it sends anything.
 
 The server leaves some of them to the client: it accepts any ack policy and ignores what it does not know.
 """
@@ -64,9 +64,9 @@ def check_expiry(expires_s: float, timeout_s: float) -> None:
     """Raise if pulls are too rare to keep the pin: a lost or late one must leave time for the next."""
     if expires_s > timeout_s / 2:
         raise InvalidInput(
-            f"pulls that live {expires_s:g} s with a priority_timeout of {timeout_s:g} s: the pin would move to and "
-            f"fro. "
-            f"Set expires_s to {timeout_s / 2:g} or less, or raise priority_timeout to {2 * expires_s:g} s or more"
+            f"pulls that live {expires_s:g} s with a priority_timeout of {timeout_s:g} s: the pin would move "
+            f"back and forth. Set expires_s to {timeout_s / 2:g} or less, or raise priority_timeout to "
+            f"{2 * expires_s:g} s or more"
         )
 
 

@@ -93,7 +93,7 @@ async def test_every_page_of_a_list() -> None:
             await connection.api.request("STREAM.CREATE.S", {"name": "S", "storage": "memory"})
             names = [f"c{number:04}" for number in range(300)]
             for name in names:
-                config = {"name": name, "ack_policy": "none", "mem_storage": True}
+                config = {"name": name, "ack_policy": "none", "mem_storage": True, "inactive_threshold": 60_000_000_000}
                 body = {"stream_name": "S", "config": config}
                 await connection.api.request(f"CONSUMER.CREATE.S.{name}", body)
             listed = [each["name"] async for each in connection.api.paged("CONSUMER.LIST.S", "consumers")]

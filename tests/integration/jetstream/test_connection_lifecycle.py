@@ -57,7 +57,7 @@ class Diary:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("keylane.jetstream.server_selection.RECONNECT_WAIT_S", (0.05, 0.1))
+    monkeypatch.setattr("keylane.jetstream.login.RECONNECT_WAIT_S", (0.05, 0.1))
 
 
 # ---- loss and return --------------------------------------------------------------------------------------

@@ -255,7 +255,7 @@ async def test_creds_of_a_strange_account(realm: Realm, tmp_path: Path) -> None:
 async def test_expired_creds_end_the_connection_and_renewed_ones_do_not(
     realm: Realm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("keylane.jetstream.server_selection.RECONNECT_WAIT_S", (0.05, 0.1))
+    monkeypatch.setattr("keylane.jetstream.login.RECONNECT_WAIT_S", (0.05, 0.1))
     expiring = realm.write_creds(tmp_path / "expiring.creds", lives_s=5)
     renewed = realm.write_creds(tmp_path / "renewed.creds", lives_s=5)
     lost: list[str] = []
@@ -286,7 +286,7 @@ async def test_expired_creds_end_the_connection_and_renewed_ones_do_not(
 async def test_creds_that_became_unreadable_are_told_and_tried_again(
     realm: Realm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("keylane.jetstream.server_selection.RECONNECT_WAIT_S", (0.05, 0.1))
+    monkeypatch.setattr("keylane.jetstream.login.RECONNECT_WAIT_S", (0.05, 0.1))
     path = realm.write_creds(tmp_path / "user.creds")
     told, back = asyncio.Event(), asyncio.Event()
     errors: list[Exception] = []

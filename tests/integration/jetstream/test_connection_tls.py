@@ -176,7 +176,7 @@ async def test_a_server_without_tls_gets_no_login(nats_server: NatsServer, paper
 
 async def test_tls_first_at_a_server_that_greets_first(tls_server: NatsServer, papers: Papers) -> None:
     """Whose bytes cross first is chance; plain text is never taken for the server's in either case."""
-    with pytest.raises(ConnectError, match=r"does not begin with TLS|plain text where TLS was to begin"):
+    with pytest.raises(ConnectError, match=r"does not begin with TLS|plain text where TLS had to begin"):
         await keylane.connect(tls_url(tls_server), tls_ca=papers.ca, tls_first=True)
 
 
