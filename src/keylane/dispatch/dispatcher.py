@@ -225,7 +225,7 @@ class Dispatcher(Generic[T]):
 
     # ---- workers ------------------------------------------------------------------------------------
 
-    async def _work(self) -> None:  # noqa: C901 - runs once for every message: written out
+    async def _work(self) -> None:  # noqa: C901, PLR0912, PLR0915 - runs once for every message: written out
         me = asyncio.current_task()
         assert me is not None
         at_work, run, journal, admit, slots = self._at_work, self._run, self._journal, self._admit, self._slots

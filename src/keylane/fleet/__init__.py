@@ -1,7 +1,7 @@
 """Fleets: workers that share the partitions of a stream by themselves. Start one, start fifty, stop any.
 
-`join` takes part. `worker` performs what `core/fleet_worker` decides, on the records of `store`; `partition_reader` reads
-one partition. `planner` is the leader's.
+`membership` has `join`. `worker` performs what `core/fleet_worker` decides, on the records of `store`;
+`partition_reader` reads one partition. `planner` is the leader's.
 """
 
 from __future__ import annotations

@@ -19,15 +19,11 @@ from keylane.fleet.partition_reader import ReaderOptions
 from keylane.fleet.planner import FleetPlanner
 from keylane.fleet.store import FLEET_BUCKET
 from keylane.fleet.worker import STOP_TIMEOUT_S, FleetHooks, Worker, identity_of
-from keylane.groups.handler_options import Crowded, Failure, Handler, HandlerOptions, Noted
+from keylane.groups.handler_options import Crowded, Failure, Handler, HandlerOptions, MessageJournal
 from keylane.groups.message import Place, Placing, placing_by
 from keylane.groups.message_processor import handler_call
 from keylane.groups.stream_subjects import can_store
-from keylane.jetstream import streams
-from keylane.jetstream import Connection
-from keylane.jetstream import Bucket
-from keylane.jetstream import check_seconds
-from keylane.jetstream import RetentionPolicy, StreamConfig
+from keylane.jetstream import Bucket, Connection, RetentionPolicy, StreamConfig, check_seconds, streams
 
 ACK_WAIT_S = 30.0
 MAX_ACK_PENDING = 500
@@ -57,7 +53,7 @@ async def join(
     lease_s: float = LEASE_S,
     grace_s: float = 1.0,
     stop_timeout_s: float = STOP_TIMEOUT_S,
-    journal: Noted | None = None,
+    journal: MessageJournal | None = None,
     on_failure: Failure | None = None,
     on_crowded: Crowded | None = None,
     hooks: FleetHooks | None = None,
@@ -72,8 +68,9 @@ async def join(
     message is tried again while later messages of its key wait. `message.origin.token` is the fencing token of its
     partition: it grows with every change of owner.
 
-    >>> async with fleet.join(connection, "ORDERS", "billing", handler, partitions=hashed(32, "orders.*", key=[1])) as w:
-    ...     await w.wait()
+    >>> orders = hashed(32, "orders.*", key=[1])
+    >>> async with fleet.join(connection, "ORDERS", "billing", handler, partitions=orders) as worker:
+    ...     await worker.wait()
     """
     check_stream_name(stream)
     check_fleet_name(fleet)
@@ -111,7 +108,7 @@ async def join(
         fleet,
         spec=FleetSpec(source=partitions.to_wire(), prefix=fleet, lease_s=lease_s),
         identity=identity_of(name, [check_label(label) for label in labels]),
-        planner=FleetPlanner(lambda: found, strategy, LeaderWindows()),
+        planner=lambda offset_s: FleetPlanner(lambda: found, strategy, LeaderWindows(), offset_s),
         partition_of=by_id.get,
         place_of=_places(partitions),
         reader_options=ReaderOptions(

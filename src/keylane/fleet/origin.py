@@ -9,8 +9,7 @@ from collections.abc import Callable
 
 from keylane.errors import Fenced, NotFound
 from keylane.groups import GroupSource
-from keylane.jetstream import streams
-from keylane.jetstream import Connection
+from keylane.jetstream import Connection, streams
 
 _BUCKET = "fleet"
 """A fleet's tokens grow through every bucket: to a ledger they are of one."""

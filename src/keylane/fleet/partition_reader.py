@@ -20,12 +20,17 @@ from keylane.errors import FleetError, KeylaneError
 from keylane.fleet.origin import PartitionOrigin
 from keylane.groups.message import GroupMessage, Placing
 from keylane.groups.message_processor import MessageProcessor
-from keylane.jetstream import consumers
-from keylane.jetstream import Connection
-from keylane.jetstream import ConsumerConfig, ConsumerInfo
-from keylane.jetstream import Feed, FeedOptions, open_feed
-from keylane.jetstream import Message
-from keylane.jetstream import PinOptions
+from keylane.jetstream import (
+    Connection,
+    ConsumerConfig,
+    ConsumerInfo,
+    Feed,
+    FeedOptions,
+    Message,
+    PinOptions,
+    consumers,
+    open_feed,
+)
 
 _log = logging.getLogger("keylane.fleet")
 

@@ -1,50 +1,87 @@
 """What the leader assigns: `core/fleet_leader.py` as the planner that a fleet worker asks.
 
-Keeps the leader's memory between two looks. Nothing else.
+Keeps the leader's memory between two looks. What the next leader needs of it goes into the record of the assignment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from keylane.core import fleet_leader
 from keylane.core.assignment_strategies import LiveWorker, Strategy
-from keylane.core.fleet_leader import AssignNow, FleetFacts, LeaderState, LeaderWindows, WaitUntil
-from keylane.core.fleet_leadership import AssignmentProposal, PlannerFacts
+from keylane.core.fleet_leader import AssignNow, FleetFacts, LeaderState, LeaderWindows, Reservation, WaitUntil
+from keylane.core.fleet_leadership import AssignmentProposal, LeaderLook
 from keylane.core.fleet_partitions import Partition
 from keylane.core.fleet_records import LeaseState
 
+_RESERVED = "reserved"
+
 
 class FleetPlanner:
-    """The planner of one worker, for the time that it leads."""
+    """The planner of one worker. `clock_offset_s`: the wall clock less the clock of `now`."""
 
     def __init__(
-        self, partitions: Callable[[], tuple[Partition, ...]], strategy: Strategy, windows: LeaderWindows
+        self,
+        partitions: Callable[[], tuple[Partition, ...]],
+        strategy: Strategy,
+        windows: LeaderWindows,
+        clock_offset_s: float,
     ) -> None:
         self._partitions = partitions
+        self._clock_offset_s = clock_offset_s
         self._state = LeaderState(epoch=0, strategy=strategy, windows=windows)
 
-    def __call__(self, facts: PlannerFacts, now: float) -> AssignmentProposal:
-        if facts.epoch != self._state.epoch:  # another term: what was remembered of the one before is old
-            self._state = LeaderState(epoch=facts.epoch, strategy=self._state.strategy, windows=self._state.windows)
-        held = {one.worker for one in facts.workers}
-        seen = FleetFacts(
+    def __call__(self, look: LeaderLook, now: float) -> AssignmentProposal:
+        if look.epoch != self._state.epoch:
+            self._begin_term(look)
+        facts = FleetFacts(
             live=tuple(
                 LiveWorker(one.worker, frozenset(one.labels), instance=one.instance)
-                for one in facts.workers
+                for one in look.workers
                 if one.state is LeaseState.LIVE
             ),
-            leaving={one.worker: one.instance for one in facts.workers if one.state is LeaseState.LEAVING},
-            # A record that a read lacks counts as held until it is surely gone: whoever is missing here has ended.
-            ended=frozenset(facts.assignment.workers.keys() - held) if facts.assignment is not None else frozenset(),
+            leaving={one.worker: one.instance for one in look.workers if one.state is LeaseState.LEAVING},
+            ended=look.ended,
             partitions=self._partitions(),
-            current=facts.assignment,
-            highest_version=facts.highest_version,
+            current=look.assignment,
+            is_stored=look.is_stored,
+            highest_version=look.highest_version,
         )
-        self._state, decision = fleet_leader.step(self._state, seen, now)
+        self._state, decision = fleet_leader.step(self._state, facts, now)
         match decision:
             case AssignNow():
-                return AssignmentProposal(decision.owners, decision.workers, decision.reason)
+                extra = {_RESERVED: self._reserved_to_json(decision.reserved)} if decision.reserved else {}
+                return AssignmentProposal(decision.owners, decision.reason, extra=extra)
             case WaitUntil(at_s, reason):
                 return AssignmentProposal(reason=reason, ask_again_at=at_s)
         return AssignmentProposal(reason=decision.reason)
+
+    def _begin_term(self, look: LeaderLook) -> None:
+        """What was remembered of an earlier term is old; what the leader before has reserved is in its record."""
+        reserved = look.assignment.extra.get(_RESERVED) if look.assignment is not None else None
+        self._state = LeaderState(
+            epoch=look.epoch,
+            strategy=self._state.strategy,
+            windows=self._state.windows,
+            reserved=self._reserved_from_json(reserved),
+        )
+
+    def _reserved_to_json(self, reserved: Mapping[int, Reservation]) -> dict[str, Any]:
+        return {
+            str(worker): {
+                "until_ms": round((one.until_s + self._clock_offset_s) * 1000),
+                "partitions": sorted(one.partitions),
+            }
+            for worker, one in reserved.items()
+        }
+
+    def _reserved_from_json(self, found: object) -> dict[int, Reservation]:
+        """What cannot be read is no reservation: then a worker that comes back gets other partitions."""
+        try:
+            return {
+                int(worker): Reservation(one["until_ms"] / 1000 - self._clock_offset_s, frozenset(one["partitions"]))
+                for worker, one in found.items()  # type: ignore[attr-defined]  # anything else is caught
+            }
+        except (AttributeError, KeyError, TypeError, ValueError):
+            return {}

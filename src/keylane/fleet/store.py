@@ -25,8 +25,7 @@ from keylane.core.fleet_events import (
 )
 from keylane.core.fleet_records import to_json
 from keylane.errors import FleetError, KeylaneError, RequestTimeout, RevisionConflict
-from keylane.jetstream import Connection
-from keylane.jetstream import Bucket
+from keylane.jetstream import Bucket, Connection
 
 FLEET_BUCKET = "keylane-fleets"
 

@@ -50,8 +50,7 @@ from keylane.fleet.store import FleetStore
 from keylane.groups.handler_options import HandlerOptions
 from keylane.groups.message import GroupMessage, Placing
 from keylane.groups.message_processor import MessageProcessor
-from keylane.jetstream import Connection
-from keylane.jetstream import check_seconds
+from keylane.jetstream import Connection, check_seconds
 from keylane.retrying import Backoff
 
 _log = logging.getLogger("keylane.fleet")
@@ -94,7 +93,7 @@ class Worker:
         *,
         spec: FleetSpec,
         identity: WorkerIdentity,
-        planner: FleetPlanner,
+        planner: Callable[[float], FleetPlanner],
         partition_of: Callable[[str], Partition | None],
         place_of: Callable[[Partition], Placing],
         reader_options: ReaderOptions,
@@ -113,7 +112,8 @@ class Worker:
         self._hooks = hooks
         self._stop_timeout_s = check_seconds(stop_timeout_s, "stop_timeout_s")
         self._slots = HandlerSlots(handling.concurrency)
-        self._core = FleetWorker(spec=spec, identity=identity, planner=planner, clock_offset_s=time.time() - _clock())
+        offset_s = time.time() - _clock()
+        self._core = FleetWorker(spec=spec, identity=identity, planner=planner(offset_s), clock_offset_s=offset_s)
         self._store = FleetStore(connection, stream, fleet, timeout_s=spec.lease_s / 3, hinted=self._tell)
         self._runs: dict[str, _PartitionRun] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -132,7 +132,8 @@ class Worker:
 
     def __repr__(self) -> str:
         waits = f", waiting for {self.waiting_for}" if self.waiting_for else ""
-        return f"<Worker {self.id or '?'} of {self.stream}/{self.fleet}, {self.state}{waits}, {len(self._runs)} partitions>"
+        what = f"{self.state}{waits}, {len(self._runs)} partitions"
+        return f"<Worker {self.id or '?'} of {self.stream}/{self.fleet}, {what}>"
 
     @property
     def id(self) -> str | None:
