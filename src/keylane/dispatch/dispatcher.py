@@ -36,6 +36,7 @@ Settling = Callable[[], Coroutine[Any, Any, str]]
 """Settles a message in a task of its own; gives the outcome."""
 
 _CANCEL_S = 2.0
+_HELD = 1 << 40
 _STANDSTILL_S = 0.25
 _LONGEST_TURN_S = 0.02
 _LOOK_AGAIN_S = 0.01
@@ -76,10 +77,12 @@ class OutcomeJournal(Protocol[T_contra]):
 class HandlerSlots:
     """How many handlers may run in several dispatchers together. They take turns when there are too few slots."""
 
-    __slots__ = ("_waiting", "free")
+    __slots__ = ("_is_held", "_waiting", "free")
 
     def __init__(self, slots: int) -> None:
         self.free = slots
+        """Below 1: nothing starts."""
+        self._is_held = False
         self._waiting: deque[Dispatcher[Any]] = deque()
 
     def __repr__(self) -> str:
@@ -92,8 +95,16 @@ class HandlerSlots:
 
     def give_back(self) -> None:
         self.free += 1
-        if self._waiting:
+        if self._waiting and self.free > 0:
             self._waiting.popleft().wake()
+
+    def hold(self, held: bool) -> None:
+        """Let nothing start, or let it start again. Running handlers go on."""
+        if held != self._is_held:
+            self._is_held = held
+            self.free += -_HELD if held else _HELD
+            while self._waiting and self.free > 0:
+                self._waiting.popleft().wake()
 
 
 class Dispatcher(Generic[T]):

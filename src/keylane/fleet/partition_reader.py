@@ -170,10 +170,8 @@ class PartitionReader:
     def _resume_at(self) -> int:
         return self._processor.lowest_waiting or max(self._floor, self._highest) + 1
 
-    async def start(self, token: int, *, force: bool) -> None:
-        """Handle the partition with this token. `force`: the owner before is gone and may still have the pin."""
-        if force:
-            await self.take_pin()
+    def start(self, token: int) -> None:
+        """Handle the partition with this token."""
         self._origin.token = token
         self._mode = _Mode.STARTED
         held, self._held = self._held, []

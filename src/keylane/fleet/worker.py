@@ -242,7 +242,11 @@ class Worker:
     # ---- events and actions -----------------------------------------------------------------------------------
 
     def _tell(self, event: FleetEvent) -> None:
-        for action in step(self._core, event, _clock()):
+        now = _clock()
+        actions = step(self._core, event, now)
+        # Without a sure lease another worker may own the partitions by now: nothing starts.
+        self._slots.hold(self._core.fenced or not self._core.lease.is_sure(now))
+        for action in actions:
             self._perform(action)
 
     def _perform(self, action: FleetAction) -> None:
@@ -318,7 +322,13 @@ class Worker:
             self._call, self._handling, name, on_crash=lambda: self._crashed(partition.id), slots=self._slots
         )
         processor.may_start = lambda: self._core.token_of(partition.id, _clock()) is not None
-        run = _PartitionRun(processor, tell=self._tell, over=self._closed, started=self._show_partitions)
+        run = _PartitionRun(
+            processor,
+            tell=self._tell,
+            over=self._closed,
+            started=self._show_partitions,
+            pin_trust_s=self._core.pin_trust_s,
+        )
         run.reader = PartitionReader(
             self._connection,
             partition,
@@ -394,8 +404,11 @@ class _PartitionRun:
         tell: Callable[[FleetEvent], None],
         over: Callable[[_PartitionRun], None],
         started: Callable[[], None],
+        pin_trust_s: float,
     ) -> None:
+        """`pin_trust_s`: how long an owner that has lost its lease may trust in its pin."""
         self.processor = processor
+        self._pin_trust_s = pin_trust_s
         self.token = 0
         self._tell = tell
         self._over = over
@@ -448,7 +461,10 @@ class _PartitionRun:
             case OpenPartition():
                 await self.reader.open()
             case StartPartition(_, token, force):
-                await self.reader.start(token, force=force)
+                if force:
+                    await self.reader.take_pin()
+                    await asyncio.sleep(self._pin_trust_s)
+                self.reader.start(token)
                 self.token = token
                 self._started()
             case UnpinPartition():

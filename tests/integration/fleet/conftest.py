@@ -1,0 +1,49 @@
+"""Fixtures for the tests of fleets: streams that carry partitions, on the ground of the groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+import pytest
+from nats.js.api import RetentionPolicy
+
+import keylane
+from keylane.server import NatsCluster
+from tests.integration.fleet.rig import PARTITIONS, FleetGround
+from tests.integration.groups.conftest import MakeGround, make, stack
+from tests.integration.groups.rig import make_ground
+
+__all__ = ["make", "stack"]
+
+
+@pytest.fixture(params=["limits", "workqueue"])
+async def ground(make: MakeGround, request: pytest.FixtureRequest) -> FleetGround:
+    """A stream in files that numbers its partitions; both kinds of retention that a fleet takes."""
+    return FleetGround(
+        await make(partitions=PARTITIONS, storage="file", retention=RetentionPolicy(request.param), allow_direct=True)
+    )
+
+
+@pytest.fixture
+async def limits(make: MakeGround) -> FleetGround:
+    """A stream in memory with limits: for what does not depend on the retention."""
+    return FleetGround(await make(partitions=PARTITIONS, allow_direct=True))
+
+
+@pytest.fixture
+async def cluster_ground(stack: AsyncExitStack, nats_cluster: NatsCluster, unique: Callable[..., str]) -> FleetGround:
+    """A stream with three replicas in files, in the cluster."""
+    connection = await stack.enter_async_context(await keylane.connect(nats_cluster.urls))
+    return FleetGround(
+        await make_ground(
+            stack,
+            connection,
+            unique("fleet"),
+            nats_cluster.urls,
+            partitions=PARTITIONS,
+            storage="file",
+            num_replicas=3,
+            allow_direct=True,
+        )
+    )

@@ -1,0 +1,120 @@
+"""Ground for the tests of fleets: workers on connections of their own, workers in processes, and a load."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from keylane import fleet
+from keylane.errors import KeylaneError
+from keylane.fleet import HashedPartitions, Worker, hashed
+from tests.integration.groups.rig import Ground, Line
+from tests.waiter import until
+
+PARTITIONS = 8
+KEYS = [f"k{number}" for number in range(40)]
+PROGRAM = Path(__file__).with_name("worker_program.py")
+
+
+class FleetGround:
+    """A stream, the workers that a test starts on it, and their evidence. All of it ends with the test."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+        self.connection = ground.connection
+        self.stream = ground.stream
+        self.evidence = ground.evidence
+        self.publish = ground.publish
+        self.url = ground.url if isinstance(ground.url, str) else ground.url[0]
+
+    @property
+    def partitions(self) -> HashedPartitions:
+        return hashed(PARTITIONS, f"{self.stream}.*", key=[1])
+
+    async def join(self, name: str, handler: Any = None, **options: Any) -> Worker:
+        """A worker on a connection of its own, which writes evidence unless it has a handler."""
+        options.setdefault("partitions", self.partitions)
+        worker = await fleet.join(
+            await self._ground.client(),
+            self.stream,
+            options.pop("fleet", "f"),
+            handler or self.evidence.handler(name),
+            name=name,
+            **options,
+        )
+
+        async def stop() -> None:
+            with suppress(KeylaneError):
+                await worker.stop(timeout_s=2)
+
+        self._ground.stack.push_async_callback(stop)
+        return worker
+
+    @asynccontextmanager
+    async def process(self, name: str, **options: Any) -> AsyncIterator[WorkerProcess]:
+        """A worker in a process of its own, which a test may kill."""
+        given = {"url": self.url, "stream": self.stream, "name": name, **options}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, str(PROGRAM), json.dumps(given), stdout=asyncio.subprocess.PIPE
+        )
+        worker = WorkerProcess(name, process, self)
+        reading = asyncio.create_task(worker.read())
+        try:
+            yield worker
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+            await reading
+
+    @asynccontextmanager
+    async def load(self, pause_s: float = 0.01) -> AsyncIterator[list[int]]:
+        """Publish one message on each key again and again; yields the sequences so far."""
+        sent: list[int] = []
+
+        async def publish() -> None:
+            while True:
+                sent.extend(await self.publish(KEYS))
+                await asyncio.sleep(pause_s)
+
+        task = asyncio.create_task(publish())
+        try:
+            yield sent
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def shared(self, *workers: Worker) -> None:
+        """Wait until these own all partitions together, each some."""
+        await until(
+            lambda: [worker.partitions for worker in workers],
+            lambda owned: all(owned) and sorted(sum(owned, ())) == sorted(map(str, range(PARTITIONS))),
+        )
+
+
+class WorkerProcess:
+    """What a worker in a process has written so far."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, ground: FleetGround) -> None:
+        self._name = name
+        self.process = process
+        self._ground = ground
+        self.partitions: list[str] = []
+
+    async def read(self) -> None:
+        assert self.process.stdout is not None
+        async for raw in self.process.stdout:
+            if not raw.endswith(b"\n"):
+                return  # cut off by the kill
+            line = json.loads(raw)
+            if "partitions" in line:
+                self.partitions = line["partitions"]
+            else:
+                self._ground.evidence.lines.append(
+                    Line(line["at"], self._name, line["partition"], line["key"], line["sequence"], "", b"")
+                )

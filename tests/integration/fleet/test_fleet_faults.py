@@ -1,0 +1,93 @@
+"""What goes wrong: killed and frozen workers, deleted consumers, a store that is gone or made anew."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from keylane.fleet import FleetHooks, WorkerState
+from keylane.fleet.store import FLEET_BUCKET
+from keylane.groups import GroupMessage
+from keylane.jetstream import consumers, streams
+from tests.integration.fleet.rig import KEYS, FleetGround
+from tests.integration.groups.rig import flawless
+from tests.waiter import until
+
+
+async def test_a_killed_worker_is_replaced_in_order(ground: FleetGround) -> None:
+    a = await ground.join("a")
+    async with ground.process("b") as b, ground.load() as sent:
+        await until(lambda: bool(b.partitions) and bool(a.partitions))
+        await ground.evidence.until(lambda lines: len({line.partition for line in lines if line.by == "b"}) > 1)
+        b.process.kill()
+        await ground.shared(a)
+        await ground.evidence.all_of(list(sent))
+    await ground.evidence.all_of(sent)
+    verdict = ground.evidence.verdict(sent)
+    assert verdict.clean
+    # A takeover begins above the ack floor of a partition: what was done above it comes again.
+    assert len(verdict.duplicated) <= 500 * len(b.partitions)
+
+
+async def test_a_frozen_worker_handles_nothing_after_it_wakes_up(limits: FleetGround) -> None:
+    a = await limits.join("a")
+    async with limits.process("b") as b, limits.load() as sent:
+        await until(lambda: bool(b.partitions) and bool(a.partitions))
+        await limits.evidence.until(lambda lines: any(line.by == "b" for line in lines))
+        os.kill(b.process.pid, signal.SIGSTOP)
+        await limits.shared(a)
+        await limits.evidence.all_of(list(sent))
+        os.kill(b.process.pid, signal.SIGCONT)
+        await until(lambda: bool(a.partitions) and len(a.partitions) < 8)  # it has joined again
+        await limits.evidence.all_of(list(sent))
+    await limits.evidence.all_of(sent)
+    assert limits.evidence.verdict(sent).clean
+
+
+async def test_a_deleted_consumer_is_made_again_where_it_was(ground: FleetGround) -> None:
+    worker = await ground.join("a")
+    sent = await ground.publish(KEYS * 3)
+    await ground.evidence.all_of(sent)
+    await until(
+        lambda: consumers.info(ground.connection, ground.stream, "f-p0"), lambda info: info.num_ack_pending == 0
+    )
+    await consumers.delete(ground.connection, ground.stream, "f-p0")
+    sent += await ground.publish(KEYS * 3)
+    await ground.evidence.all_of(sent)
+    assert flawless(ground.evidence.verdict(sent))
+    assert "0" in worker.partitions
+
+
+async def test_a_bucket_that_is_deleted_changes_nobodys_work(limits: FleetGround) -> None:
+    states: list[WorkerState] = []
+    a = await limits.join("a", hooks=FleetHooks(on_state=lambda state, _: states.append(state)))
+    b = await limits.join("b")
+    await limits.shared(a, b)
+    before = a.partitions, b.partitions
+    async with limits.load() as sent:
+        created = await streams.info_json(limits.connection, f"KV_{FLEET_BUCKET}")
+        await streams.delete(limits.connection, f"KV_{FLEET_BUCKET}")
+        await streams.create_json(limits.connection, created["config"])
+        await until(lambda: WorkerState.RECOVERING in states)
+        await until(lambda: a.state in (WorkerState.ACTIVE, WorkerState.LEADING))
+        await until(lambda: b.state in (WorkerState.ACTIVE, WorkerState.LEADING))
+        await limits.evidence.all_of(list(sent))
+    await limits.evidence.all_of(sent)
+    assert (a.partitions, b.partitions) == before
+    assert flawless(limits.evidence.verdict(sent))
+
+
+async def test_a_handler_that_fails_is_tried_again_in_order(limits: FleetGround) -> None:
+    failed: set[int] = set()
+
+    async def flaky(message: GroupMessage) -> None:
+        if message.sequence % 7 == 0 and message.sequence not in failed:
+            failed.add(message.sequence)
+            raise RuntimeError("on purpose")
+        await limits.evidence.note("a", message)
+
+    await limits.join("a", flaky)
+    sent = await limits.publish(KEYS * 3)
+    await limits.evidence.all_of(sent)
+    assert failed
+    assert flawless(limits.evidence.verdict(sent))

@@ -1,0 +1,116 @@
+"""Workers that come and go in order: nothing is lost, repeated or out of order, and every partition has one owner."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from keylane.fleet import WorkerState
+from keylane.groups import GroupMessage
+from tests.integration.fleet.rig import KEYS, PARTITIONS, FleetGround
+from tests.integration.groups.rig import flawless
+from tests.waiter import until
+
+
+async def test_one_worker_has_everything(ground: FleetGround) -> None:
+    worker = await ground.join("a")
+    sent = await ground.publish(KEYS * 5)
+    await ground.evidence.all_of(sent)
+    assert worker.id == "f-0"
+    assert worker.state is WorkerState.LEADING
+    assert worker.partitions == tuple(map(str, range(PARTITIONS)))
+    assert flawless(ground.evidence.verdict(sent))
+
+
+async def test_workers_come_and_go_under_load(ground: FleetGround) -> None:
+    async with ground.load() as sent:
+        a = await ground.join("a")
+        await ground.shared(a)
+        b = await ground.join("b")
+        await ground.shared(a, b)
+        c = await ground.join("c")
+        await ground.shared(a, b, c)
+        await a.stop()  # the leader
+        await ground.shared(b, c)
+        a = await ground.join("a")
+        await ground.shared(a, b, c)
+        assert a.id == "f-0", "its id was reserved for it"
+        await b.stop()
+        await c.stop()
+        await ground.shared(a)
+    await ground.evidence.all_of(sent)
+    assert flawless(ground.evidence.verdict(sent))
+    assert {line.by for line in ground.evidence.lines} == {"a", "b", "c"}
+
+
+async def test_a_rolling_restart_gives_each_worker_its_partitions_back(limits: FleetGround) -> None:
+    workers = {name: await limits.join(name) for name in "abc"}
+    await limits.shared(*workers.values())
+    before = {name: worker.partitions for name, worker in workers.items()}
+    for name in "abc":
+        await workers[name].stop()
+        workers[name] = await limits.join(name)
+        await limits.shared(*workers.values())
+    assert {name: worker.partitions for name, worker in workers.items()} == before
+
+
+async def test_the_others_do_not_notice_a_move(limits: FleetGround) -> None:
+    """A handler that is at work on a partition that stays is not waited for, and not disturbed."""
+    at_work, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(message: GroupMessage) -> None:
+        if message.data == b"slow":
+            at_work.set()
+            await go_on.wait()
+        await limits.evidence.note("a", message)
+
+    a = await limits.join("a", slow)
+    await limits.shared(a)
+    [stuck] = await limits.publish([KEYS[0]], b"slow")
+    await at_work.wait()
+    b = await limits.join("b")
+    await until(lambda: b.partitions)
+    sent = await limits.publish(KEYS[1:])
+    moved = {int(one) for one in b.partitions}
+    await limits.evidence.until(lambda lines: {line.partition for line in lines if line.by == "b"} == moved)
+    go_on.set()
+    await limits.shared(a, b)
+    await limits.evidence.all_of([stuck, *sent])
+    assert flawless(limits.evidence.verdict([stuck, *sent]))
+
+
+async def test_tokens_grow_with_every_change_of_owner(limits: FleetGround) -> None:
+    tokens: dict[int, list[int]] = {}
+
+    async def handle(message: GroupMessage) -> None:
+        tokens.setdefault(message.partition, []).append(message.origin.revision)
+
+    async with limits.load():
+        a = await limits.join("a", handle)
+        await limits.shared(a)
+        b = await limits.join("b", handle)
+        await limits.shared(a, b)
+        moved = [int(one) for one in b.partitions]
+        await b.stop()
+        await limits.shared(a)
+        await until(lambda: [len(set(tokens.get(one, ()))) for one in moved], lambda counts: min(counts) >= 3)
+    for seen in tokens.values():
+        assert seen == sorted(seen)
+
+
+@pytest.mark.long("a cluster of three servers, and three workers that come and go on it")
+async def test_workers_come_and_go_on_a_cluster(cluster_ground: FleetGround) -> None:
+    async with cluster_ground.load() as sent:
+        a = await cluster_ground.join("a")
+        await cluster_ground.shared(a)
+        b = await cluster_ground.join("b")
+        await cluster_ground.shared(a, b)
+        await a.stop()
+        await cluster_ground.shared(b)
+        c = await cluster_ground.join("c")
+        await cluster_ground.shared(b, c)
+        await b.stop()
+        await cluster_ground.shared(c)
+    await cluster_ground.evidence.all_of(sent)
+    assert flawless(cluster_ground.evidence.verdict(sent))
