@@ -120,7 +120,7 @@ class Leadership:
             return
         if seen is not None and seen.lease.state.is_held and seen.unchanged_for() < self.view.lease_s:
             return
-        self.role = LeaderRole.CANDIDATE
+        self.role, self.lease = LeaderRole.CANDIDATE, None
         self.revision = self.view.leader_revision
         self._write(self._next_epoch(), now)
 
@@ -144,7 +144,9 @@ class Leadership:
         if self.role is LeaderRole.FOLLOWER:
             self.resigned = True
             return True
-        if self.lease is not None and not self.requests.is_writing(LEADER):
+        if self.role is LeaderRole.LEADER and not self.is_leading(now):
+            return True  # another worker may lead by now
+        if self.role is LeaderRole.LEADER and self.lease is not None and not self.requests.is_writing(LEADER):
             self.resigned = True
             self._write(replace(self.lease, beat=self.lease.beat + 1, state=LeaseState.LEFT), now)
         return False
