@@ -114,10 +114,22 @@ class RemoteConsumer:
         for one in sources:
             below = await self._stream_info(one["name"])
             count = below["state"]["messages"] if below is not None else 0
-            if count:
-                filters = ", ".join(repr(each["src"]) for each in one.get("subject_transforms") or ())
-                return f"a message that matches {filters}: stream {one['name']!r} has {count:,}, and none of them does"
+            filters = [str(each["src"]) for each in one.get("subject_transforms") or ()]
+            if not count or await self._matches(one["name"], filters):
+                continue  # what has just been published is copied a moment later
+            shown = ", ".join(map(repr, filters))
+            return f"a message that matches {shown}: stream {one['name']!r} has {count:,}, and none of them does"
         return None
+
+    async def _matches(self, stream: str, filters: list[str]) -> bool:
+        """Whether the stream holds a message that one of the filters selects."""
+        for one in filters:
+            try:
+                await streams.get_message(self._connection, stream, last_by_subject=one)
+            except NotFound:
+                continue
+            return True
+        return False
 
     async def _why_no_partitions(self, wire: dict[str, Any]) -> str | None:
         count, transform = wire["state"]["messages"], wire["config"].get("subject_transform") or {}
