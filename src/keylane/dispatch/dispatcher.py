@@ -95,8 +95,9 @@ class HandlerSlots:
 
     def give_back(self) -> None:
         self.free += 1
-        if self._waiting and self.free > 0:
-            self._waiting.popleft().wake()
+        while self._waiting and self.free > 0:
+            if self._waiting.popleft().wake():
+                return
 
     def hold(self, held: bool) -> None:
         """Let nothing start, or let it start again. Running handlers go on."""
@@ -172,19 +173,20 @@ class Dispatcher(Generic[T]):
 
     # ---- what a policy and its owner ask of it ------------------------------------------------------
 
-    def wake(self) -> None:
-        """Let a worker take the next message, if one is ready."""
+    def wake(self) -> bool:
+        """Let something start, if something is ready. Returns whether something is."""
         if self._ending or not self.lanes.ready:
-            return
+            return False
         while self._idle:
             waiter = self._idle.popleft()
             if not waiter.done():
                 waiter.set_result(None)
-                return
+                return True
         if len(self._workers) < self._concurrency:
             worker = asyncio.create_task(self._work())
             self._workers.add(worker)
             worker.add_done_callback(self._left)
+        return True
 
     def now(self) -> float:
         """The time of the event loop's clock, for `retry_at`."""
@@ -381,7 +383,7 @@ class RetryTimer:
     `due(now)` makes ready what is due and returns when the next retry is due; `wake` wakes workers.
     """
 
-    def __init__(self, due: Callable[[float], float | None], wake: Callable[[], None]) -> None:
+    def __init__(self, due: Callable[[float], float | None], wake: Callable[[], object]) -> None:
         self._loop = asyncio.get_running_loop()
         self._due = due
         self._wake = wake

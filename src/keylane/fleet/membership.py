@@ -136,7 +136,7 @@ def _places(source: PartitionSource) -> Callable[[Partition], Placing]:
 
 def _one_lane(partition: Partition) -> Placing:
     """A partition that is a subject of its own is one lane: what in its subjects is a key, nobody has said."""
-    number = int(partition.id.rsplit("-", 1)[-1], 16)
+    number = int(partition.id.rsplit("-", 1)[-1], 16) & 0x7FFF_FFFF  # databases and journals keep 32 bits
 
     def place(raw_subject: bytes) -> Place:
         return Place.of(number, raw_subject.decode("utf-8", "surrogateescape"), partition.id)

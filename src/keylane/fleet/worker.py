@@ -242,28 +242,32 @@ class Worker:
     # ---- events and actions -----------------------------------------------------------------------------------
 
     def _tell(self, event: FleetEvent) -> None:
+        if self._tasks is None:
+            return  # it has ended
         now = _clock()
         actions = step(self._core, event, now)
-        # Without a sure lease another worker may own the partitions by now: nothing starts.
-        self._slots.hold(self._core.fenced or not self._core.lease.is_sure(now))
+        self._slots.hold(not self._may_start(now))
         for action in actions:
             self._perform(action)
 
+    def _may_start(self, now: float) -> bool:
+        """Without a sure lease another worker may own the partitions by now: nothing starts then."""
+        return not self._core.fenced and self._core.lease.is_sure(now)
+
     def _perform(self, action: FleetAction) -> None:
-        tasks = self._tasks
-        assert tasks is not None
+        assert self._tasks is not None
         match action:
             case ReadRecords():
-                tasks.create_task(self._read(action))
+                self._tasks.create_task(self._read(action))
             case WriteRecord():
-                tasks.create_task(self._write(action))
+                self._tasks.create_task(self._write(action))
             case SetTimer(at):
                 if self._timer is not None:
                     self._timer.cancel()
                 self._timer = self._loop.call_later(max(0.0, at - _clock()), self._tell, FleetSignal.TIMER)
             case StopEverything(why):
                 _log.warning("%r stops handling: %s", self, why)
-                tasks.create_task(self._stop_everything())
+                self._tasks.create_task(self._stop_everything())
             case ReportState(state, waiting_for):
                 self._report(state, waiting_for)
             case SpecRefused(differences):
@@ -321,7 +325,7 @@ class Worker:
         processor = MessageProcessor(
             self._call, self._handling, name, on_crash=lambda: self._crashed(partition.id), slots=self._slots
         )
-        processor.may_start = lambda: self._core.token_of(partition.id, _clock()) is not None
+        processor.may_start = lambda: self._may_start(_clock())
         run = _PartitionRun(
             processor,
             tell=self._tell,

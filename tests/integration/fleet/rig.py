@@ -76,18 +76,19 @@ class FleetGround:
     async def load(self, pause_s: float = 0.01) -> AsyncIterator[list[int]]:
         """Publish one message on each key again and again; yields the sequences so far."""
         sent: list[int] = []
+        over = asyncio.Event()
 
         async def publish() -> None:
-            while True:
+            while not over.is_set():
                 sent.extend(await self.publish(KEYS))
                 await asyncio.sleep(pause_s)
 
-        task = asyncio.create_task(publish())
-        try:
-            yield sent
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(publish())
+            try:
+                yield sent
+            finally:
+                over.set()  # a publish that is cut off may be stored all the same
 
     async def shared(self, *workers: Worker) -> None:
         """Wait until these own all partitions together, each some."""

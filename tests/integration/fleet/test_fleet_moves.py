@@ -44,6 +44,7 @@ async def test_workers_come_and_go_under_load(ground: FleetGround) -> None:
     assert {line.by for line in ground.evidence.lines} == {"a", "b", "c"}
 
 
+@pytest.mark.long("three workers that stop and start again, with the leader's pauses between them")
 async def test_a_rolling_restart_gives_each_worker_its_partitions_back(limits: FleetGround) -> None:
     workers = {name: await limits.join(name) for name in "abc"}
     await limits.shared(*workers.values())
