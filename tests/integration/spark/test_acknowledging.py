@@ -105,7 +105,13 @@ class Rig:
         return (await consumers.info(self.connection, self.stream, f"spark-{query}")).num_pending
 
     async def lag_becomes(self, query: str, lag: int) -> None:
-        await until(lambda: self.lag(query), lambda seen: seen == lag)
+        async def look() -> int | None:
+            try:
+                return await self.lag(query)
+            except NotFound:  # where there is no reset, the cursor is deleted and made again
+                return None
+
+        await until(look, lambda seen: seen == lag)
 
 
 @asynccontextmanager
