@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.groups.message import GroupMessage, Place
-from keylane.groups.settlement import Acks
+from keylane.processing.message import GroupMessage, Place
+from keylane.processing.settlement import Acks
 
 
 class Delivery:

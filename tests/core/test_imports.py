@@ -36,10 +36,13 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "retrying": frozenset({"errors"}),
     "core": frozenset({"errors"}),
     "dispatch": FOUNDATION,
+    "processing": FOUNDATION | ADAPTERS | {"dispatch"},
     "jetstream": FOUNDATION,
     "server": FOUNDATION,
     **dict.fromkeys(PACKAGES, FOUNDATION | ADAPTERS | PACKAGES),
-    **dict.fromkeys(("groups", "marshal", "exactly_once"), FOUNDATION | ADAPTERS | PACKAGES | {"dispatch"}),
+    **dict.fromkeys(
+        ("groups", "marshal", "exactly_once", "fleet"), FOUNDATION | ADAPTERS | PACKAGES | {"dispatch", "processing"}
+    ),
     "metrics": FOUNDATION | ADAPTERS | PACKAGES,
     "testing": FOUNDATION | ADAPTERS | PACKAGES | {"server"},
     "cli": EVERYTHING,

@@ -19,11 +19,11 @@ from keylane.fleet.partition_reader import ReaderOptions
 from keylane.fleet.planner import FleetPlanner
 from keylane.fleet.store import FLEET_BUCKET
 from keylane.fleet.worker import STOP_TIMEOUT_S, FleetHooks, Worker, identity_of
-from keylane.groups.handler_options import Crowded, Failure, Handler, HandlerOptions, MessageJournal
-from keylane.groups.message import Place, Placing, placing_by
-from keylane.groups.message_processor import handler_call
-from keylane.groups.stream_subjects import can_store
+from keylane.groups import can_store
 from keylane.jetstream import Bucket, Connection, RetentionPolicy, StreamConfig, check_seconds, streams
+from keylane.processing.handler_options import Crowded, Failure, Handler, HandlerOptions, MessageJournal
+from keylane.processing.message import Place, Placing, placing_by
+from keylane.processing.message_processor import handler_call
 
 ACK_WAIT_S = 30.0
 MAX_ACK_PENDING = 500

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from keylane.errors import Fenced, NotFound
-from keylane.groups import GroupSource
 from keylane.jetstream import Connection, streams
+from keylane.processing.origin import GroupSource
 
 _BUCKET = "fleet"
 """A fleet's tokens grow through every bucket: to a ledger they are of one."""

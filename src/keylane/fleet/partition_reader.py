@@ -18,8 +18,6 @@ from enum import Enum, auto
 from keylane.core.fleet_partitions import Partition
 from keylane.errors import FleetError, KeylaneError
 from keylane.fleet.origin import PartitionOrigin
-from keylane.groups.message import GroupMessage, Placing
-from keylane.groups.message_processor import MessageProcessor
 from keylane.jetstream import (
     Connection,
     ConsumerConfig,
@@ -31,6 +29,8 @@ from keylane.jetstream import (
     consumers,
     open_feed,
 )
+from keylane.processing.message import GroupMessage, Placing
+from keylane.processing.message_processor import MessageProcessor
 
 _log = logging.getLogger("keylane.fleet")
 

@@ -47,10 +47,10 @@ from keylane.fleet.origin import PartitionOrigin
 from keylane.fleet.partition_reader import PartitionReader, ReaderOptions
 from keylane.fleet.planner import FleetPlanner
 from keylane.fleet.store import FleetStore
-from keylane.groups.handler_options import HandlerOptions
-from keylane.groups.message import GroupMessage, Placing
-from keylane.groups.message_processor import MessageProcessor
 from keylane.jetstream import Connection, check_seconds
+from keylane.processing.handler_options import HandlerOptions
+from keylane.processing.message import GroupMessage, Placing
+from keylane.processing.message_processor import MessageProcessor
 from keylane.retrying import Backoff
 
 _log = logging.getLogger("keylane.fleet")
@@ -72,14 +72,6 @@ class FleetHooks:
     on_partitions: Callable[[tuple[str, ...], tuple[str, ...]], None] | None = None
     """The partitions that are handled here, before and after."""
     on_ended: Callable[[str], None] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """How one partition is read."""
-
-    partition: Partition
-    place: Placing
 
 
 class Worker:

@@ -1,8 +1,8 @@
 """Partitioned consumer groups: static on streams that carry partitions, elastic on any stream.
 
 `creation` makes groups, `admin` looks at them and changes them. `member` takes part in one: `member_consumer` reads its
-consumer, `message_processor` has its messages. `config` and `consumer_spec` are the contracts with members in other
-languages.
+consumer, and `keylane.processing` has its messages. `config` and `consumer_spec` are the contracts with members in
+other languages.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from keylane.groups.config import ElasticConfig, StaticConfig, partition_limit
 from keylane.groups.consumer_spec import queue_stream
 from keylane.groups.creation import create_elastic, create_static, delete
 from keylane.groups.dead_letters import Unpublished, put_unpublished
-from keylane.groups.instance import GroupSource, Origin
+from keylane.groups.instance import Origin
 from keylane.groups.member import Member, MemberHooks, join
-from keylane.groups.message import GroupMessage, Placing, placing_by
+from keylane.groups.stream_subjects import can_store
+from keylane.processing.message import GroupMessage, Placing, placing_by
+from keylane.processing.origin import GroupSource
 
 __all__ = [
     "ElasticConfig",
@@ -42,6 +44,7 @@ __all__ = [
     "Unpublished",
     "active_members",
     "add_members",
+    "can_store",
     "create_elastic",
     "create_static",
     "delete",

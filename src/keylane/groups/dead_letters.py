@@ -39,7 +39,6 @@ from keylane.errors import (
     PublishRejected,
     RequestTimeout,
 )
-from keylane.groups.message import GroupMessage
 from keylane.jetstream import (
     PublishAck,
     StoredMessage,
@@ -50,6 +49,7 @@ from keylane.jetstream import (
     read_batch,
     streams,
 )
+from keylane.processing.message import GroupMessage
 from keylane.retrying import Backoff
 
 if TYPE_CHECKING:

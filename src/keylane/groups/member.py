@@ -24,13 +24,13 @@ from keylane.errors import GroupEnded, GroupError, InvalidInput, KeylaneError, N
 from keylane.groups import consumer_spec
 from keylane.groups.config import ElasticConfig, Kind, StaticConfig
 from keylane.groups.dead_letters import DeadLetters
-from keylane.groups.handler_options import Crowded, Failure, GiveUp, Handler, HandlerOptions, MessageJournal, Order
 from keylane.groups.instance import Origin
 from keylane.groups.member_consumer import MemberConsumer, MemberConsumerHooks
-from keylane.groups.message import GroupMessage, KeyOf, placing_by
-from keylane.groups.message_processor import MessageProcessor, handler_call
 from keylane.groups.store import StoredGroup, bucket_of, read_any, read_group, record_name
 from keylane.jetstream import Connection, ConsumerConfig, Hooks, check_seconds, streams
+from keylane.processing.handler_options import Crowded, Failure, GiveUp, Handler, HandlerOptions, MessageJournal, Order
+from keylane.processing.message import GroupMessage, KeyOf, placing_by
+from keylane.processing.message_processor import MessageProcessor, handler_call
 from keylane.retrying import backoff_s
 
 __all__ = ["STOP_TIMEOUT_S", "Member", "MemberHooks", "Order", "join"]

@@ -31,8 +31,6 @@ from keylane.groups.consumer_requests import (
     pinned,
 )
 from keylane.groups.instance import Origin
-from keylane.groups.message import GroupMessage, Placing
-from keylane.groups.message_processor import MessageProcessor
 from keylane.jetstream import (
     Connection,
     ConsumerConfig,
@@ -43,6 +41,8 @@ from keylane.jetstream import (
     PinOptions,
     open_feed,
 )
+from keylane.processing.message import GroupMessage, Placing
+from keylane.processing.message_processor import MessageProcessor
 
 T = TypeVar("T")
 

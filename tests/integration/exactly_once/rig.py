@@ -26,8 +26,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from keylane.errors import Fenced
 from keylane.groups import GroupMessage, GroupSource
 from keylane.groups.instance import Origin
-from keylane.groups.message import Place
 from keylane.jetstream import Client, ConsumerConfig, Message, streams
+from keylane.processing.message import Place
 from keylane.testing import Effect, Verdict, judge
 from tests.integration.groups.rig import Ground
 from tests.waiter import until

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from keylane.core.lanes import DONE, Lanes, State
 from keylane.dispatch import Dispatcher, HandlerCall, HandlerSlots
 from keylane.errors import HandlerCrashed
-from keylane.groups.handler_options import LANES, Crowded, Handler, HandlerOptions
-from keylane.groups.message import GroupMessage
-from keylane.groups.settlement import Acks, Settlement
+from keylane.processing.handler_options import LANES, Crowded, Handler, HandlerOptions
+from keylane.processing.message import GroupMessage
+from keylane.processing.settlement import Acks, Settlement
 from keylane.retrying import backoff_s
 
 _log = logging.getLogger("keylane.groups")

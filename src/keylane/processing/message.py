@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, cast
 from keylane.core.partitions import Partitioning, strip_partition
 from keylane.core.subjects import matches
 from keylane.errors import InvalidInput
-from keylane.groups.instance import MessageOrigin
 from keylane.jetstream import Message
+from keylane.processing.origin import MessageOrigin
 
 if TYPE_CHECKING:
     from keylane.jetstream import Client

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 from keylane.dispatch import Executor
 from keylane.dispatch.handler_call import check_executor
 from keylane.errors import InvalidInput
-from keylane.groups.message import GroupMessage
+from keylane.processing.message import GroupMessage
 
 Handler = Callable[[GroupMessage], Awaitable[None]] | Callable[[GroupMessage], None]
 Order = Literal["key", "partition", "strict", "none"]

@@ -13,8 +13,8 @@ from functools import partial
 from keylane.core.lanes import Entry, Lanes
 from keylane.dispatch import Dispatcher, Settling, error_line, store_dead_letter
 from keylane.errors import Fenced, LedgerMismatch
-from keylane.groups.handler_options import HandlerOptions
-from keylane.groups.message import GroupMessage, Outcome
+from keylane.processing.handler_options import HandlerOptions
+from keylane.processing.message import GroupMessage, Outcome
 from keylane.retrying import backoff_s
 
 
