@@ -59,6 +59,7 @@ STOP_TIMEOUT_S = 25.0
 """Below the 30 s after which Kubernetes kills what it has asked to stop: there is time to hand over."""
 
 _CLOSE_S = 5.0
+_TIMER_STEP_S = 0.001
 
 PartitionAction = OpenPartition | StartPartition | UnpinPartition | DrainPartition | ClosePartition
 
@@ -254,9 +255,7 @@ class Worker:
             case WriteRecord():
                 self._tasks.create_task(self._write(action))
             case SetTimer(at):
-                if self._timer is not None:
-                    self._timer.cancel()
-                self._timer = self._loop.call_later(max(0.0, at - _clock()), self._tell, FleetSignal.TIMER)
+                self._set_timer(at)
             case StopEverything(why):
                 _log.warning("%r stops handling: %s", self, why)
                 self._tasks.create_task(self._stop_everything())
@@ -276,6 +275,17 @@ class Worker:
                 self._over.set()
             case _:
                 self._run_of(action.partition).do(action)
+
+    def _set_timer(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        left_s = at - _clock()
+        if left_s > 0:
+            # It may ring a little early: uvloop counts in milliseconds, by a clock of its own.
+            self._timer = self._loop.call_later(left_s + _TIMER_STEP_S, self._set_timer, at)
+        else:
+            self._timer = None
+            self._loop.call_soon(self._tell, FleetSignal.TIMER)
 
     async def _read(self, action: ReadRecords) -> None:
         self._tell(await self._store.read(action))

@@ -194,6 +194,23 @@ async def test_a_member_hands_over_to_its_standby(  # noqa: PLR0917 - a row of t
     assert gap_s < 1.5, "a pin's timeout is longer"
 
 
+async def test_a_worker_of_a_fleet_hands_over_to_another(ground: Connection) -> None:
+    transform = {"src": "orders.*", "dest": "{{Partition(32,1)}}.orders.{{Wildcard(1)}}"}
+    config = {"name": "ORDERS", "subjects": ["orders.*"], "subject_transform": transform, "allow_direct": True}
+    await ground.api.request("STREAM.CREATE.ORDERS", config)
+    command = ("-W", "error", "-c", program("docs/fleet.md"))
+    load = Load(ground, "orders.{}")
+    async with running(*command, NATS_URL=ground.server) as first:
+        await first.until(lambda: len(first.lines) > 50)
+        async with running(*command, NATS_URL=ground.server) as second:
+            await second.until(lambda: len(second.lines) > 10)
+            assert await first.end(SIGTERM) == (0, "")
+            await load.end()
+            await second.until(lambda: len(first.lines) + len(second.lines) >= load.sent)
+            assert await second.end(SIGINT) == (0, "")
+    check_handed_over(load.sent, first, second)
+
+
 async def two_instances(server: NatsServer) -> None:
     """Wait until both pull: each listens for answers, to the group's record, and for messages."""
     await until(
