@@ -299,6 +299,10 @@ class FleetError(KeylaneError):
     """A fleet cannot do what was asked."""
 
 
+class BrokenFleetRecord(FleetError):
+    """A record of a fleet cannot be read; nothing was changed. The message names the key and the field."""
+
+
 class FleetEnded(FleetError):
     """The worker of a fleet cannot go on."""
 

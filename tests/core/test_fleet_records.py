@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from keylane.core.fleet_records import (
-    BrokenFleetRecord,
     FleetAssignment,
     FleetClaim,
     FleetRecord,
@@ -21,7 +20,7 @@ from keylane.core.fleet_records import (
     key_of,
     to_json,
 )
-from keylane.errors import InvalidInput
+from keylane.errors import BrokenFleetRecord, InvalidInput
 
 SPEC = FleetSpec(source={"kind": "hashed", "partitions": 32})
 LEASE = WorkerLease(worker=3, instance="a.1", taken=7, beat=2, state=LeaseState.LEAVING, labels=("gpu",), host="h")

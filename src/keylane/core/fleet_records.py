@@ -29,7 +29,7 @@ from hashlib import sha256
 from typing import Any, TypeAlias, TypeVar
 
 from keylane.core.subjects import shown
-from keylane.errors import InvalidInput, KeylaneError
+from keylane.errors import BrokenFleetRecord, InvalidInput
 
 SPEC = "spec"
 LEADER = "leader"
@@ -42,10 +42,6 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 _WORKER_KEY = re.compile(r"worker\.(0|[1-9][0-9]{0,5})")
 _MOST = 2**63 - 1
 _DIGEST_CHARACTERS = 16
-
-
-class BrokenFleetRecord(KeylaneError):
-    """A record of a fleet cannot be read; nothing was changed. The message names the key and the field."""
 
 
 class LeaseState(StrEnum):

@@ -20,7 +20,6 @@ from keylane.core.fleet_events import RecordEntry
 from keylane.core.fleet_records import (
     ASSIGNMENT,
     LEADER,
-    BrokenFleetRecord,
     FleetAssignment,
     FleetClaim,
     FleetRecord,
@@ -30,6 +29,7 @@ from keylane.core.fleet_records import (
     from_json,
     worker_key,
 )
+from keylane.errors import BrokenFleetRecord
 
 
 @dataclass(slots=True)

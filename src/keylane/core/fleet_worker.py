@@ -67,7 +67,6 @@ from keylane.core.fleet_records import (
     LEADER,
     SPEC,
     WORKERS,
-    BrokenFleetRecord,
     FleetAssignment,
     FleetClaim,
     FleetSpec,
@@ -80,6 +79,7 @@ from keylane.core.fleet_records import (
 )
 from keylane.core.fleet_requests import StoreRequests
 from keylane.core.fleet_view import FleetView
+from keylane.errors import BrokenFleetRecord
 
 LOOKS_PER_LEASE = 6
 LOOKS_PER_AUDIT = 20

@@ -19,7 +19,7 @@ from keylane.fleet.partition_reader import ReaderOptions
 from keylane.fleet.planner import FleetPlanner
 from keylane.fleet.store import FLEET_BUCKET
 from keylane.fleet.worker import STOP_TIMEOUT_S, FleetHooks, Worker, identity_of
-from keylane.groups import can_store
+from keylane.groups import DeadLetters, can_store
 from keylane.jetstream import Bucket, Connection, RetentionPolicy, StreamConfig, check_seconds, streams
 from keylane.processing.handler_options import Crowded, Failure, Handler, HandlerOptions, MessageJournal
 from keylane.processing.message import Place, Placing, placing_by
@@ -64,6 +64,8 @@ async def join(
     id such as `billing-3`. One that is stopped hands its partitions over and keeps its id reserved for 30 s; one that
     dies loses its partitions when its lease ends, `lease_s` after its last sign of life.
 
+    A message that failed `max_tries` times becomes a dead letter, and its key goes on; without, it is tried for ever.
+
     The handler gets the messages of a key in their order. When it returns, the message is acked; when it raises, the
     message is tried again while later messages of its key wait. `message.origin.token` is the fencing token of its
     partition: it grows with every change of owner.
@@ -95,6 +97,7 @@ async def join(
         executor=executor,
         grace_s=grace_s,
         on_failure=on_failure,
+        give_up=DeadLetters(connection, stream, fleet).give_up if max_tries is not None else None,
         on_crowded=on_crowded,
         journal=journal,
     )

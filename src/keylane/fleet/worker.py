@@ -47,7 +47,7 @@ from keylane.fleet.origin import PartitionOrigin
 from keylane.fleet.partition_reader import PartitionReader, ReaderOptions
 from keylane.fleet.planner import FleetPlanner
 from keylane.fleet.store import FleetStore
-from keylane.jetstream import Connection, check_seconds
+from keylane.jetstream import Connection, Hooks, check_seconds
 from keylane.processing.handler_options import HandlerOptions
 from keylane.processing.message import GroupMessage, Placing
 from keylane.processing.message_processor import MessageProcessor
@@ -115,6 +115,7 @@ class Worker:
         self._over = asyncio.Event()
         self._failure: KeylaneError | None = None
         self._failure_was_raised = False
+        self._stopping = False
         self._is_orderly = False
         self._shown_partitions: tuple[str, ...] = ()
         self.state = WorkerState.JOINING
@@ -153,6 +154,7 @@ class Worker:
         Handlers that are still at work after `timeout_s` are cancelled; their messages go to the next as well.
         """
         check_seconds(timeout_s, "timeout_s")
+        self._stopping = True
         self._tell(FleetSignal.STOP)
         done, _ = await asyncio.wait({self._ended}, timeout=timeout_s)
         if not done:
@@ -184,24 +186,20 @@ class Worker:
         _log.error("%r ended with %r while another error was on its way", self, failure)
 
     async def _run(self) -> None:
+        unobserve = self._connection.observe(Hooks(on_close=self._connection_closed))
         try:
             async with self._store, asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
-                self._tell(FleetSignal.TIMER)
+                self._tell(FleetSignal.STOP if self._stopping else FleetSignal.TIMER)
                 await self._over.wait()
                 await self._close_all()
-        except* asyncio.CancelledError:
+        except asyncio.CancelledError:  # the program ends
             self._ended.cancel()
             raise
-        except* Exception as errors:  # noqa: BLE001 - it ends this worker, and whoever waits for it is told
-            error = _first(errors)
-            if isinstance(error, KeylaneError):
-                self._failure = self._failure or error
-            else:
-                _log.exception("worker of %s/%s failed", self.stream, self.fleet)
-                self._failure = FleetEnded(f"{self!r} failed: {error!r}")
-                self._failure.__cause__ = error
+        except Exception as error:  # noqa: BLE001 - it ends this worker, and whoever waits for it is told
+            self._fail(error)
         finally:
+            unobserve()
             self._tasks = None
             if self._timer is not None:
                 self._timer.cancel()
@@ -228,9 +226,21 @@ class Worker:
             self._ended.set_result("stopped")
         self._call_hook(self._hooks.on_ended, str(self._failure) if self._failure is not None else "stopped")
 
-    def _fail(self, error: KeylaneError) -> None:
+    def _fail(self, error: Exception) -> None:
+        """End the worker. Its lease runs out, and then others take its partitions."""
+        while isinstance(error, ExceptionGroup):
+            error = error.exceptions[0]
+        if not isinstance(error, KeylaneError):
+            _log.error("worker of %s/%s failed", self.stream, self.fleet, exc_info=error)
+            failed = FleetEnded(f"{self!r} failed: {error!r}")
+            failed.__cause__ = error
+            error = failed
         self._failure = self._failure or error
         self._over.set()
+
+    def _connection_closed(self, reason: str) -> None:
+        if not self._stopping:
+            self._fail(FleetEnded(f"{self!r}: the connection is closed ({reason}); connect again and join again"))
 
     # ---- events and actions -----------------------------------------------------------------------------------
 
@@ -238,10 +248,13 @@ class Worker:
         if self._tasks is None:
             return  # it has ended
         now = _clock()
-        actions = step(self._core, event, now)
-        self._slots.hold(not self._may_start(now))
-        for action in actions:
-            self._perform(action)
+        try:
+            actions = step(self._core, event, now)
+            self._slots.hold(not self._may_start(now))
+            for action in actions:
+                self._perform(action)
+        except Exception as error:  # noqa: BLE001 - called by timers and by the socket, which would only log it
+            self._fail(error)
 
     def _may_start(self, now: float) -> bool:
         """Without a sure lease another worker may own the partitions by now: nothing starts then."""
@@ -497,10 +510,3 @@ def _clock() -> float:
 
 def _natural(partition_id: str) -> tuple[int, str]:
     return (int(partition_id), "") if partition_id.isdecimal() else (1 << 62, partition_id)
-
-
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    first: BaseException = errors
-    while isinstance(first, BaseExceptionGroup):
-        first = first.exceptions[0]
-    return first

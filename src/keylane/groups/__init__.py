@@ -23,7 +23,7 @@ from keylane.groups.admin import (
 from keylane.groups.config import ElasticConfig, StaticConfig, partition_limit
 from keylane.groups.consumer_spec import queue_stream
 from keylane.groups.creation import create_elastic, create_static, delete
-from keylane.groups.dead_letters import Unpublished, put_unpublished
+from keylane.groups.dead_letters import DeadLetters, Unpublished, put_unpublished
 from keylane.groups.instance import Origin
 from keylane.groups.member import Member, MemberHooks, join
 from keylane.groups.stream_subjects import can_store
@@ -31,6 +31,7 @@ from keylane.processing.message import GroupMessage, Placing, placing_by
 from keylane.processing.origin import GroupSource
 
 __all__ = [
+    "DeadLetters",
     "ElasticConfig",
     "GroupMessage",
     "GroupName",

@@ -221,6 +221,10 @@ class DeadLetters:
     def __repr__(self) -> str:
         return f"<DeadLetters of group {self._group!r} in stream {self._name!r}>"
 
+    async def give_up(self, message: GroupMessage, error: BaseException, tries: int) -> None:
+        """Store a message that had all its tries, in the name of the member that has it."""
+        await self.put(message, member=message.origin.member, tries=tries, error=error)
+
     async def put(self, message: GroupMessage, *, member: str, tries: int, error: BaseException) -> None:
         """Store the message. Returns when the server has confirmed it; else raises, and may be called again.
 

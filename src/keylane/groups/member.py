@@ -28,7 +28,7 @@ from keylane.groups.instance import Origin
 from keylane.groups.member_consumer import MemberConsumer, MemberConsumerHooks
 from keylane.groups.store import StoredGroup, bucket_of, read_any, read_group, record_name
 from keylane.jetstream import Connection, ConsumerConfig, Hooks, check_seconds, streams
-from keylane.processing.handler_options import Crowded, Failure, GiveUp, Handler, HandlerOptions, MessageJournal, Order
+from keylane.processing.handler_options import Crowded, Failure, Handler, HandlerOptions, MessageJournal, Order
 from keylane.processing.message import GroupMessage, KeyOf, placing_by
 from keylane.processing.message_processor import MessageProcessor, handler_call
 from keylane.retrying import backoff_s
@@ -155,7 +155,7 @@ async def join(
         grace_s=grace_s,
         on_failure=hooks.on_failure if hooks is not None else None,
         on_crowded=hooks.on_crowded if hooks is not None else None,
-        give_up=_dead_letters(connection, stream, group, member) if max_tries is not None else None,
+        give_up=DeadLetters(connection, stream, group).give_up if max_tries is not None else None,
         journal=journal,
     )
     options.check()
@@ -164,15 +164,6 @@ async def join(
     )
     await one.start(handler, options, key)
     return one
-
-
-def _dead_letters(connection: Connection, stream: str, group: str, member: str) -> GiveUp:
-    letters = DeadLetters(connection, stream, group)
-
-    async def store(message: GroupMessage, error: BaseException, tries: int) -> None:
-        await letters.put(message, member=member, tries=tries, error=error)
-
-    return store
 
 
 def _wanted(settings: ConsumerConfig, max_ack_pending: int | None) -> ConsumerConfig:

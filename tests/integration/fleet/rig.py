@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from keylane import fleet
+from keylane import Connection, fleet
 from keylane.errors import KeylaneError
 from keylane.fleet import HashedPartitions, Worker, hashed
 from tests.integration.groups.rig import Ground, Line
@@ -29,6 +29,8 @@ class FleetGround:
         self.connection = ground.connection
         self.stream = ground.stream
         self.evidence = ground.evidence
+        self.clients: list[Connection] = []
+        """Of the workers, in the order in which they joined."""
         self.publish = ground.publish
         self.url = ground.url if isinstance(ground.url, str) else ground.url[0]
 
@@ -39,8 +41,9 @@ class FleetGround:
     async def join(self, name: str, handler: Any = None, **options: Any) -> Worker:
         """A worker on a connection of its own, which writes evidence unless it has a handler."""
         options.setdefault("partitions", self.partitions)
+        self.clients.append(await self._ground.client())
         worker = await fleet.join(
-            await self._ground.client(),
+            self.clients[-1],
             self.stream,
             options.pop("fleet", "f"),
             handler or self.evidence.handler(name),

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
+
+from keylane.errors import FleetEnded
 from keylane.fleet import FleetHooks, WorkerState
 from keylane.fleet.store import FLEET_BUCKET
 from keylane.groups import GroupMessage
+from keylane.groups.dead_letters import list_dead_letters
 from keylane.jetstream import consumers, streams
 from tests.integration.fleet.rig import KEYS, FleetGround
 from tests.integration.groups.rig import flawless
@@ -91,3 +95,31 @@ async def test_a_handler_that_fails_is_tried_again_in_order(limits: FleetGround)
     await limits.evidence.all_of(sent)
     assert failed
     assert flawless(limits.evidence.verdict(sent))
+
+
+async def test_a_message_that_had_all_its_tries_becomes_a_dead_letter(limits: FleetGround) -> None:
+    async def poisoned(message: GroupMessage) -> None:
+        if message.data == b"poison":
+            raise RuntimeError("on purpose")
+        await limits.evidence.note("a", message)
+
+    await limits.join("a", poisoned, max_tries=2)
+    await limits.publish([KEYS[0]], b"poison")
+    sent = await limits.publish(KEYS)
+    await limits.evidence.all_of(sent)
+    [letter] = [one async for one in list_dead_letters(limits.connection, limits.stream)]
+    assert (letter.group, letter.member, letter.data) == ("f", "f-0", b"poison")
+
+
+async def test_a_closed_connection_ends_the_worker(limits: FleetGround) -> None:
+    worker = await limits.join("a")
+    await limits.shared(worker)
+    await limits.clients[-1].close()
+    with pytest.raises(FleetEnded, match="the connection is closed"):
+        await worker.wait()
+
+
+async def test_a_worker_that_is_stopped_at_once(limits: FleetGround) -> None:
+    worker = await limits.join("a")
+    await worker.stop(timeout_s=10)
+    assert await worker.wait() == "stopped"
