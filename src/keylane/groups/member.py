@@ -43,6 +43,7 @@ STOP_TIMEOUT_S = 25.0
 
 _AFTER_A_HINT_S = (0.03, 0.2)
 _LONGEST_PAUSE_S = 2.0
+_SECOND_LOOK_S = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -449,6 +450,10 @@ class Member:
     async def _read_config(self) -> StaticConfig | ElasticConfig:
         before = self._stored.config
         stored = await read_group(self._connection, before.kind, self.stream, self.group)
+        if stored is None:
+            # A bucket that is made anew or restored is gone for a moment.
+            await asyncio.sleep(_SECOND_LOOK_S)
+            stored = await read_group(self._connection, before.kind, self.stream, self.group)
         if stored is None:
             raise _GroupDeleted(
                 f"group {self.group!r} of stream {self.stream!r} was deleted: "

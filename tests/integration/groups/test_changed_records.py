@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.integration.groups.test_healing import keys, reason_of
 from tests.waiter import until
 
 PATIENT = ConsumerConfig(ack_wait_s=20.0)
-"""So long that nobody looks while there is no bucket: it would be the end of the group."""
+"""So long that nobody looks by itself while a test changes things."""
 
 
 class Rewritten:
@@ -47,10 +48,13 @@ class Rewritten:
         assert entry.value is not None
         return json.loads(entry.value)  # type: ignore[no-any-return]
 
-    async def make_anew(self, *, writes: int = 1, **changes: Any) -> int:
-        """The bucket anew, with this change in the record; returns the revision."""
+    async def make_anew(self, *, writes: int = 1, seen_gone: bool = False, **changes: Any) -> int:
+        """The bucket anew, with this change in the record; returns the revision. `seen_gone`: members look between."""
         record = json.dumps(await self.record() | changes).encode()
         await streams.delete(self.ground.connection, f"KV_{self._bucket.name}")
+        if seen_gone:
+            await self.ground.connection.nats.publish(f"$KV.{self._bucket.name}.{self._key}", b"look")
+            await asyncio.sleep(0.05)  # they have looked now, and are to look again before they believe it
         await self._bucket.ensure(replicas=1)
         revision = 0
         for _ in range(writes):
@@ -87,6 +91,18 @@ async def test_other_members_end_a_static_group_and_are_followed_in_an_elastic_o
     else:
         await until(lambda: members[0].partitions == (0, 1, 2, 3) and members[1].partitions == ())
         assert members[1].state == "not listed"
+
+
+async def test_a_bucket_that_is_away_for_a_moment_ends_nobody(own_server_ground: tuple[Ground, NatsServer]) -> None:
+    ground, _ = own_server_ground
+    group = Rewritten(ground, "elastic")
+    await group.create(members=["a", "b"])
+    members = [await group.join(name) for name in ("a", "b")]
+    await until(lambda: all(member.partitions for member in members))
+    await group.make_anew(seen_gone=True)
+    sent = await ground.publish(keys(40))
+    await ground.evidence.all_of(sent)
+    assert [member.state for member in members] == ["active", "active"]
 
 
 @pytest.mark.parametrize("writes", [1, 3], ids=["equal revision", "other revision"])
