@@ -299,6 +299,10 @@ class FleetError(KeylaneError):
     """A fleet cannot do what was asked."""
 
 
+class NoSuchFleet(FleetError):
+    """There is no fleet of this name."""
+
+
 class BrokenFleetRecord(FleetError):
     """A record of a fleet cannot be read; nothing was changed. The message names the key and the field."""
 

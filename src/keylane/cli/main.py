@@ -22,6 +22,7 @@ _FAMILIES = {
     "consumer": "consumer.commands",
     "static": "groups.static",
     "elastic": "groups.elastic",
+    "fleet": "fleet",
     "dlq": "dlq",
     "exactly-once": "exactly_once",
     "spark": "spark",

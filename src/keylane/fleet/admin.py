@@ -1,0 +1,159 @@
+"""Looking at fleets: who works, who owns what, and how far behind each partition is. Changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from keylane.core.fleet_names import check_fleet_name, partition_consumer
+from keylane.core.fleet_partitions import HashedPartitions, ListedPartitions, Partition, source_from_wire
+from keylane.core.fleet_records import (
+    ASSIGNMENT,
+    LEADER,
+    SPEC,
+    FleetAssignment,
+    FleetClaim,
+    FleetRecord,
+    FleetSpec,
+    LeaderLease,
+    WorkerLease,
+    from_json,
+)
+from keylane.core.names import check_stream_name
+from keylane.errors import NoSuchFleet, NotFound
+from keylane.fleet.store import FLEET_BUCKET
+from keylane.jetstream import Bucket, Connection, ConsumerInfo, consumers, parse_time, streams
+
+_LOOKS_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatus:
+    """A worker id and who holds it, or held it last."""
+
+    id: str
+    state: str
+    name: str
+    host: str
+    labels: tuple[str, ...]
+    is_leader: bool
+    partitions: tuple[str, ...]
+    """What it owns now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionStatus:
+    """A partition: who is to own it, who does, and what is not handled yet."""
+
+    id: str
+    assigned: str | None
+    owner: str | None
+    token: int
+    lag: int | None
+    """Messages that are not acked; None: the partition has no consumer yet."""
+    in_flight: int
+    oldest_s: float | None
+    """The age of the oldest message that is not acked; None: there is none, or it is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetStatus:
+    """A fleet as its records and consumers show it now."""
+
+    stream: str
+    fleet: str
+    epoch: int
+    version: int
+    reason: str
+    """Why the newest assignment was made."""
+    workers: tuple[WorkerStatus, ...]
+    partitions: tuple[PartitionStatus, ...]
+
+    @property
+    def lag(self) -> int | None:
+        """Of all partitions; None if that of one is unknown."""
+        lags = [one.lag for one in self.partitions]
+        return None if None in lags else sum(lag for lag in lags if lag is not None)
+
+
+async def list_fleets(connection: Connection, stream: str | None = None) -> list[tuple[str, str]]:
+    """Every fleet of the account, or of a stream, as pairs of stream and name."""
+    found = await Bucket(connection, FLEET_BUCKET).get_matching(f"{stream or '*'}.*.{SPEC}")
+    names = (one.key.split(".") for one in found if one.value is not None)
+    return sorted((key[0], key[1]) for key in names)
+
+
+async def status(connection: Connection, stream: str, fleet: str) -> FleetStatus:
+    """Who works, who owns what, and how far behind each partition is."""
+    check_stream_name(stream)
+    check_fleet_name(fleet)
+    records = await _records(connection, stream, fleet)
+    spec = records.get(SPEC)
+    if not isinstance(spec, FleetSpec):
+        raise NoSuchFleet(f"stream {stream!r} has no fleet {fleet!r}: `keylane fleet ls` lists all")
+    assignment, leader = records.get(ASSIGNMENT), records.get(LEADER)
+    claims = {one.partition: one for one in records.values() if isinstance(one, FleetClaim)}
+    found = {info.name: info async for info in consumers.list_all(connection, stream)}
+    owners = assignment.owners if isinstance(assignment, FleetAssignment) else {}
+    limit = asyncio.Semaphore(_LOOKS_AT_ONCE)
+
+    async def look(partition: Partition) -> PartitionStatus:
+        claim, info = claims.get(partition.id), found.get(partition_consumer(fleet, partition.id))
+        async with limit:
+            oldest_s = await _oldest_s(connection, partition, info) if info is not None else None
+        return PartitionStatus(
+            id=partition.id,
+            assigned=f"{spec.prefix}-{owners[partition.id]}" if partition.id in owners else None,
+            owner=f"{spec.prefix}-{claim.worker}" if claim is not None and claim.held else None,
+            token=claim.token if claim is not None else 0,
+            lag=info.num_pending + info.num_ack_pending if info is not None else None,
+            in_flight=info.num_ack_pending if info is not None else 0,
+            oldest_s=oldest_s,
+        )
+
+    source = source_from_wire(spec.source)
+    assert isinstance(source, HashedPartitions | ListedPartitions)  # no worker makes another fleet
+    partitions = source.resolve().partitions
+    looked = tuple(await asyncio.gather(*(look(one) for one in partitions)))
+    return FleetStatus(
+        stream=stream,
+        fleet=fleet,
+        epoch=leader.epoch if isinstance(leader, LeaderLease) else 0,
+        version=assignment.version if isinstance(assignment, FleetAssignment) else 0,
+        reason=assignment.reason if isinstance(assignment, FleetAssignment) else "",
+        workers=tuple(
+            WorkerStatus(
+                id=f"{spec.prefix}-{one.worker}",
+                state=one.state,
+                name=one.name,
+                host=one.host,
+                labels=one.labels,
+                is_leader=isinstance(leader, LeaderLease) and leader.state.is_held and leader.instance == one.instance,
+                partitions=tuple(each.id for each in looked if each.owner == f"{spec.prefix}-{one.worker}"),
+            )
+            for one in sorted(
+                (one for one in records.values() if isinstance(one, WorkerLease)), key=lambda one: one.worker
+            )
+        ),
+        partitions=looked,
+    )
+
+
+async def _records(connection: Connection, stream: str, fleet: str) -> dict[str, FleetRecord]:
+    prefix = f"{stream}.{fleet}."
+    found = await Bucket(connection, FLEET_BUCKET).get_matching(f"{prefix}>")
+    keys = ((one.key.removeprefix(prefix), one.value) for one in found)
+    return {key: from_json(key, value) for key, value in keys if value is not None}
+
+
+async def _oldest_s(connection: Connection, partition: Partition, info: ConsumerInfo) -> float | None:
+    if not info.num_pending and not info.num_ack_pending:
+        return None
+    try:
+        message = await streams.get_message(
+            connection, info.stream, sequence=info.ack_floor + 1, next_by_subject=partition.filter
+        )
+    except NotFound:
+        return None  # it was handled or deleted meanwhile
+    return max(0.0, (datetime.now(UTC) - parse_time(message["time"])).total_seconds())

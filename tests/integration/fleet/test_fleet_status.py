@@ -1,0 +1,64 @@
+"""What `fleet.status` and `keylane fleet` say of a fleet at work."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+
+import pytest
+
+from keylane import fleet
+from keylane.errors import NoSuchFleet
+from keylane.groups import GroupMessage
+from tests.integration.fleet.rig import KEYS, PARTITIONS, FleetGround
+from tests.waiter import until
+
+
+async def test_who_owns_what_and_how_far_behind_it_is(limits: FleetGround) -> None:
+    go_on = asyncio.Event()
+
+    async def slow(message: GroupMessage) -> None:
+        await go_on.wait()
+
+    a, b = await limits.join("a", slow), await limits.join("b", slow)
+    await limits.shared(a, b)
+    await limits.publish(KEYS)
+    found = await until(
+        lambda: fleet.status(limits.connection, limits.stream, "f"),
+        lambda seen: seen.lag == len(KEYS) and sum(one.in_flight for one in seen.partitions) == len(KEYS),
+    )
+    owned = {worker.id: worker.partitions for worker in (a, b)}
+    assert {one.id: one.partitions for one in found.workers} == owned
+    assert [one.is_leader for one in found.workers].count(True) == 1
+    assert all(one.owner == one.assigned and one.token > 0 for one in found.partitions)
+    assert all((one.oldest_s is not None) == bool(one.lag) for one in found.partitions)
+    assert len(found.partitions) == PARTITIONS
+    go_on.set()
+    idle = await until(lambda: fleet.status(limits.connection, limits.stream, "f"), lambda seen: seen.lag == 0)
+    assert all(one.oldest_s is None for one in idle.partitions)
+
+
+async def test_the_commands(limits: FleetGround) -> None:
+    worker = await limits.join("a")
+    await limits.shared(worker)
+
+    async def keylane(*arguments: str) -> str:
+        command = [sys.executable, "-m", "keylane.cli.main", "fleet", *arguments, "-s", limits.url]
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=30, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert {"stream": limits.stream, "fleet": "f"} in json.loads(await keylane("ls", "--json"))
+    told = json.loads(await keylane("status", limits.stream, "f", "--json"))
+    assert told["workers"][0]["id"] == "f-0"
+    assert told["lag"] == 0
+    text = await keylane("status", limits.stream, "f", "--partitions")
+    assert "f-0" in text
+    assert "0-7" in text
+
+
+async def test_a_fleet_that_does_not_exist(limits: FleetGround) -> None:
+    with pytest.raises(NoSuchFleet, match=r"has no fleet 'nothing': `keylane fleet ls` lists all"):
+        await fleet.status(limits.connection, limits.stream, "nothing")
