@@ -18,10 +18,11 @@ from keylane.errors import FleetError, InvalidInput
 from keylane.fleet.partition_reader import ReaderOptions
 from keylane.fleet.planner import FleetPlanner
 from keylane.fleet.store import FLEET_BUCKET
-from keylane.fleet.worker import STOP_TIMEOUT_S, FleetHooks, Worker, identity_of
+from keylane.fleet.worker import FleetHooks, Worker, identity_of
 from keylane.groups import DeadLetters, can_store
 from keylane.jetstream import Bucket, Connection, RetentionPolicy, StreamConfig, check_seconds, streams
 from keylane.processing.handler_options import Crowded, Failure, Handler, HandlerOptions, MessageJournal
+from keylane.processing.joined import STOP_TIMEOUT_S
 from keylane.processing.message import Place, Placing, placing_by
 from keylane.processing.message_processor import handler_call
 

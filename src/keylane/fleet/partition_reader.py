@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from keylane.core.fleet_partitions import Partition
-from keylane.errors import FleetError, KeylaneError
+from keylane.errors import FleetError, KeylaneError, NotFound
 from keylane.fleet.origin import PartitionOrigin
 from keylane.jetstream import (
     Connection,
@@ -35,7 +35,6 @@ from keylane.processing.message_processor import MessageProcessor
 _log = logging.getLogger("keylane.fleet")
 
 PIN_GROUP = "fleet"
-_NOT_IDENTICAL = 10148
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +155,7 @@ class PartitionReader:
         stream = self._options.stream
         try:
             info = await consumers.info(self._connection, stream, self._consumer)
-        except KeylaneError:
+        except NotFound:
             info = await consumers.create(self._connection, stream, wanted, action="create")
         found = info.config
         if found.filter_subject != wanted.filter_subject or found.priority_groups != wanted.priority_groups:

@@ -13,8 +13,6 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 from keylane.core.fleet_events import (
     ClosePartition,
@@ -49,14 +47,12 @@ from keylane.fleet.planner import FleetPlanner
 from keylane.fleet.store import FleetStore
 from keylane.jetstream import Connection, Hooks, check_seconds
 from keylane.processing.handler_options import HandlerOptions
+from keylane.processing.joined import STOP_TIMEOUT_S, Joined
 from keylane.processing.message import GroupMessage, Placing
 from keylane.processing.message_processor import MessageProcessor
 from keylane.retrying import Backoff
 
 _log = logging.getLogger("keylane.fleet")
-
-STOP_TIMEOUT_S = 25.0
-"""Below the 30 s after which Kubernetes kills what it has asked to stop: there is time to hand over."""
 
 _CLOSE_S = 5.0
 _TIMER_STEP_S = 0.001
@@ -75,7 +71,7 @@ class FleetHooks:
     on_ended: Callable[[str], None] | None = None
 
 
-class Worker:
+class Worker(Joined):
     """The handle of a joined worker."""
 
     def __init__(
@@ -95,6 +91,7 @@ class Worker:
         hooks: FleetHooks,
         stop_timeout_s: float,
     ) -> None:
+        super().__init__(stop_timeout_s, _log)
         self.stream, self.fleet = stream, fleet
         self._connection = connection
         self._partition_of = partition_of
@@ -103,7 +100,6 @@ class Worker:
         self._call = call
         self._handling = handling
         self._hooks = hooks
-        self._stop_timeout_s = check_seconds(stop_timeout_s, "stop_timeout_s")
         self._slots = HandlerSlots(handling.concurrency)
         offset_s = time.time() - _clock()
         self._core = FleetWorker(spec=spec, identity=identity, planner=planner(offset_s), clock_offset_s=offset_s)
@@ -114,7 +110,6 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
         self._failure: KeylaneError | None = None
-        self._failure_was_raised = False
         self._stopping = False
         self._is_orderly = False
         self._shown_partitions: tuple[str, ...] = ()
@@ -122,7 +117,6 @@ class Worker:
         self.waiting_for: str | None = None
         """What this worker waits for, in words; None while it waits for nothing but messages."""
         self._main: asyncio.Task[None] | None = None
-        self._ended: asyncio.Future[str] = self._loop.create_future()
 
     def __repr__(self) -> str:
         waits = f", waiting for {self.waiting_for}" if self.waiting_for else ""
@@ -161,29 +155,6 @@ class Worker:
             _log.warning("%r: handlers still at work after %g s are cancelled", self, timeout_s)
             self._over.set()
         await asyncio.wait({self._ended})
-
-    async def wait(self) -> str:
-        """Wait for the end and return its reason; raises the error if one ended it."""
-        try:
-            return await asyncio.shield(self._ended)
-        except KeylaneError:
-            self._failure_was_raised = True
-            raise
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop. Raises the error that ended the worker before, unless `wait` has raised it."""
-        await self.stop(self._stop_timeout_s)
-        failure = None if self._ended.cancelled() else self._ended.exception()
-        if failure is None or self._failure_was_raised:
-            return
-        if error is None:
-            raise failure
-        _log.error("%r ended with %r while another error was on its way", self, failure)
 
     async def _run(self) -> None:
         unobserve = self._connection.observe(Hooks(on_close=self._connection_closed))

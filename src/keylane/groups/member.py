@@ -12,8 +12,6 @@ import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Self
 
 from keylane.awaitable_context import awaitable_context
 from keylane.core.member_state import MemberFacts, MemberState, in_words, state_of
@@ -29,6 +27,7 @@ from keylane.groups.member_consumer import MemberConsumer, MemberConsumerHooks
 from keylane.groups.store import StoredGroup, bucket_of, read_any, read_group, record_name
 from keylane.jetstream import Connection, ConsumerConfig, Hooks, check_seconds, streams
 from keylane.processing.handler_options import Crowded, Failure, Handler, HandlerOptions, MessageJournal, Order
+from keylane.processing.joined import STOP_TIMEOUT_S, Joined
 from keylane.processing.message import GroupMessage, KeyOf, placing_by
 from keylane.processing.message_processor import MessageProcessor, handler_call
 from keylane.retrying import backoff_s
@@ -37,9 +36,6 @@ __all__ = ["STOP_TIMEOUT_S", "Member", "MemberHooks", "Order", "join"]
 
 _log = logging.getLogger("keylane.groups")
 _state_log = logging.getLogger("keylane.groups.state")
-
-STOP_TIMEOUT_S = 25.0
-"""Below the 30 s after which Kubernetes kills what it has asked to stop: there is time to hand over."""
 
 _AFTER_A_HINT_S = (0.03, 0.2)
 _LONGEST_PAUSE_S = 2.0
@@ -177,7 +173,7 @@ def _wanted(settings: ConsumerConfig, max_ack_pending: int | None) -> ConsumerCo
     return replace(settings, max_ack_pending=max_ack_pending)
 
 
-class Member:
+class Member(Joined):
     """The handle of a joined member."""
 
     def __init__(
@@ -190,12 +186,12 @@ class Member:
         *,
         stop_timeout_s: float,
     ) -> None:
+        super().__init__(stop_timeout_s, _log)
         self.stream, self.group, self.member = names
         self._connection = connection
         self._stored = stored
         self._wanted = wanted
         self._hooks = hooks
-        self._stop_timeout_s = check_seconds(stop_timeout_s, "stop_timeout_s")
         self._tick_s = consumer_spec.ack_wait_s(stored.config, wanted) + 0.5
         self._call: HandlerCall[GroupMessage] | None = None
         self._processor: MessageProcessor | None = None
@@ -207,11 +203,9 @@ class Member:
         self._failures = 0
         self._main: asyncio.Task[None] | None = None
         self._stopping = False
-        self._failure_was_raised = False
         self._problem: str | None = None
         self._shown: tuple[MemberState, str | None] | None = None
         self._has_had_place = False
-        self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def __repr__(self) -> str:
         words = in_words(*state_of(self._facts()))
@@ -297,29 +291,6 @@ class Member:
             _log.warning("member %s: handlers still at work after %g s are cancelled", self.member, timeout_s)
             await self._processor.close()
         await asyncio.wait({self._ended})
-
-    async def wait(self) -> str:
-        """Wait for the end and return its reason; raises the error if one ended it."""
-        try:
-            return await asyncio.shield(self._ended)
-        except KeylaneError:
-            self._failure_was_raised = True
-            raise
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop. Raises the error that ended the member before, unless `wait` has raised it."""
-        await self.stop(self._stop_timeout_s)
-        failure = None if self._ended.cancelled() else self._ended.exception()
-        if failure is None or self._failure_was_raised:
-            return
-        if error is None:
-            raise failure
-        _log.error("%r ended with %r while another error was on its way", self, failure)
 
     async def _run(self) -> None:
         reason, failure = "", None
