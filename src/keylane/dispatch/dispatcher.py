@@ -124,12 +124,14 @@ class Dispatcher(Generic[T]):
         journal: OutcomeJournal[T] | None = None,
         slots: HandlerSlots | None = None,
         grace_s: float = 1.0,
+        on_idle: Callable[[], None] | None = None,
     ) -> None:
         """`name`: whose messages these are, for errors and logs.
 
         `admit`: called before each message starts; if it returns False, it has postponed or released the entry.
         `slots`: shared with other dispatchers, whose handlers count too.
         `grace_s`: how long the other handlers may go on after a crash.
+        `on_idle`: called when a worker finds nothing to start: once for a batch of handlers that never wait.
         """
         self.lanes = lanes
         self._name = name
@@ -141,6 +143,7 @@ class Dispatcher(Generic[T]):
         self._journal = journal
         self._slots = slots
         self._grace_s = grace_s
+        self._on_idle = on_idle
         self._loop = asyncio.get_running_loop()
         self._workers: set[asyncio.Task[None]] = set()
         self._settling: set[asyncio.Task[None]] = set()
@@ -262,6 +265,8 @@ class Dispatcher(Generic[T]):
                 slots.wait(self)
                 entry = None
             if entry is None:
+                if self._on_idle is not None:
+                    self._on_idle()
                 waiter = self._loop.create_future()
                 self._idle.append(waiter)
                 await waiter

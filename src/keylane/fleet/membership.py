@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import secrets
 from collections.abc import Callable, Iterable
 from typing import get_args
 
@@ -14,14 +16,23 @@ from keylane.core.fleet_records import FleetSpec
 from keylane.core.names import check_stream_name
 from keylane.core.partitions import Partitioning, parse_transform
 from keylane.dispatch import Executor
-from keylane.errors import FleetError, InvalidInput
-from keylane.fleet.partition_reader import ReaderOptions
+from keylane.errors import ApiError, FleetError, InvalidInput
+from keylane.fleet.partition_reader import PIN_GROUP, ReaderOptions
 from keylane.fleet.planner import FleetPlanner
 from keylane.fleet.store import FLEET_BUCKET
 from keylane.fleet.worker import FleetHooks, Worker, identity_of
 from keylane.groups import DeadLetters, can_store
-from keylane.jetstream import Bucket, Connection, RetentionPolicy, StreamConfig, check_seconds, streams
-from keylane.processing.handler_options import Crowded, Failure, Handler, HandlerOptions, MessageJournal
+from keylane.jetstream import (
+    Bucket,
+    Connection,
+    ConsumerConfig,
+    RetentionPolicy,
+    StreamConfig,
+    check_seconds,
+    consumers,
+    streams,
+)
+from keylane.processing.handler_options import Commits, Crowded, Failure, Handler, HandlerOptions, MessageJournal
 from keylane.processing.joined import STOP_TIMEOUT_S
 from keylane.processing.message import Place, Placing, placing_by
 from keylane.processing.message_processor import handler_call
@@ -31,6 +42,10 @@ MAX_ACK_PENDING = 500
 PIN_TIMEOUT_S = 60.0
 """The lease decides about failure, so the pin may last: an idle partition costs the server a pull every 30 s."""
 LEASE_S = 3.0
+TOO_MANY_CONSUMERS = 10026
+_TRIAL_S = 10.0
+
+_log = logging.getLogger("keylane.fleet")
 
 PartitionSource = HashedPartitions | ListedPartitions
 
@@ -46,6 +61,7 @@ async def join(
     name: str | None = None,
     labels: Iterable[str] = (),
     strategy: Strategy = "consistent",
+    acks: Commits = "message",
     concurrency: int = 64,
     max_ack_pending: int = MAX_ACK_PENDING,
     max_tries: int | None = None,
@@ -65,6 +81,10 @@ async def join(
     id such as `billing-3`. One that is stopped hands its partitions over and keeps its id reserved for 30 s; one that
     dies loses its partitions when its lease ends, `lease_s` after its last sign of life.
 
+    `acks`: `"message"` acks every message, and a crash repeats the fewest. `"prefix"` commits the contiguous handled
+    prefix of a partition with one ack, which costs the server half as much; a crash repeats everything above it. It
+    needs a stream with limits retention. A planned change repeats nothing with either.
+
     A message that failed `max_tries` times becomes a dead letter, and its key goes on; without, it is tried for ever.
 
     The handler gets the messages of a key in their order. When it returns, the message is acked; when it raises, the
@@ -82,10 +102,15 @@ async def join(
         raise InvalidInput(f"strategy is {strategy!r}: use one of {', '.join(get_args(Strategy))}")
     if not isinstance(partitions, PartitionSource):
         raise InvalidInput(f"partitions is {partitions!r}: use hashed(…) or listed(…)")
+    if acks not in get_args(Commits):
+        raise InvalidInput(f"acks is {acks!r}: use one of {', '.join(get_args(Commits))}")
     connection.require("consumer_reset")
     found = partitions.resolve().partitions
     info = await streams.info(connection, stream)
     _check_stream(info.config, partitions, found)
+    is_queue = info.config.retention == RetentionPolicy.WORK_QUEUE
+    if acks == "prefix":
+        acks = await _prefix_or_message(connection, stream, found[0], is_queue=is_queue)
     if journal is not None and journal.stream != stream:
         raise InvalidInput(f"the journal is that of stream {journal.stream!r}: stream {stream!r} needs its own")
     terms = HandlerOptions(
@@ -101,6 +126,8 @@ async def join(
         give_up=DeadLetters(connection, stream, fleet).give_up if max_tries is not None else None,
         on_crowded=on_crowded,
         journal=journal,
+        commits=acks,
+        tracks_position=not is_queue,
     )
     call = handler_call(handler, terms)
     await Bucket(connection, FLEET_BUCKET).ensure(replicas=info.config.num_replicas or 1)
@@ -110,17 +137,18 @@ async def join(
         connection,
         stream,
         fleet,
-        spec=FleetSpec(source=partitions.to_wire(), prefix=fleet, lease_s=lease_s),
+        spec=FleetSpec(source=partitions.to_wire(), prefix=fleet, lease_s=lease_s, acks=acks),
         identity=identity_of(name, [check_label(label) for label in labels]),
         planner=lambda offset_s: FleetPlanner(lambda: found, strategy, LeaderWindows(), offset_s),
         partition_of=by_id.get,
         place_of=_places(partitions),
         reader_options=ReaderOptions(
             stream=stream,
-            is_queue=info.config.retention == RetentionPolicy.WORK_QUEUE,
+            is_queue=is_queue,
             ack_wait_s=ACK_WAIT_S,
             max_ack_pending=max_ack_pending,
             pin_timeout_s=PIN_TIMEOUT_S,
+            commits=acks,
         ),
         call=call,
         handling=terms,
@@ -129,6 +157,41 @@ async def join(
     )
     worker.start()
     return worker
+
+
+async def _prefix_or_message(connection: Connection, stream: str, partition: Partition, *, is_queue: bool) -> Commits:
+    """Whether the server takes a pinned consumer that acks all: the design of pins asks for explicit acks."""
+    if is_queue:
+        raise FleetError(
+            f"stream {stream!r} is a work queue, which takes no consumer that acks all up to a message: join with "
+            "acks='message', or use a stream with limits retention"
+        )
+    trial = ConsumerConfig(
+        name=f"trial-{secrets.token_hex(8)}",
+        filter_subject=partition.filter,
+        deliver_policy="new",
+        ack_policy="all",
+        inactive_threshold_s=_TRIAL_S,
+        num_replicas=1,
+        mem_storage=True,
+        priority_groups=(PIN_GROUP,),
+        priority_policy="pinned_client",
+        priority_timeout_s=PIN_TIMEOUT_S,
+    )
+    try:
+        made = await consumers.create(connection, stream, trial)
+    except ApiError as error:
+        if error.is_transient or error.err_code == TOO_MANY_CONSUMERS:
+            raise
+        _log.warning(
+            "fleet of stream %r: the server takes no pinned consumer that acks all up to a message (%s); every "
+            "message is acked instead, as with acks='message'",
+            stream,
+            error,
+        )
+        return "message"
+    await consumers.delete(connection, stream, made.name)
+    return "prefix"
 
 
 def _places(source: PartitionSource) -> Callable[[Partition], Placing]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -29,7 +30,8 @@ from keylane.jetstream import (
     consumers,
     open_feed,
 )
-from keylane.processing.message import GroupMessage, Placing
+from keylane.processing.handler_options import Commits
+from keylane.processing.message import GroupMessage, Placing, PrefixMessage
 from keylane.processing.message_processor import MessageProcessor
 
 _log = logging.getLogger("keylane.fleet")
@@ -47,6 +49,7 @@ class ReaderOptions:
     ack_wait_s: float
     max_ack_pending: int
     pin_timeout_s: float
+    commits: Commits = "message"
 
     def consumer(self, name: str, subject_filter: str, start: int | None) -> ConsumerConfig:
         return ConsumerConfig(
@@ -54,7 +57,7 @@ class ReaderOptions:
             filter_subject=subject_filter,
             deliver_policy="all" if start is None else "by_start_sequence",
             opt_start_seq=start,
-            ack_policy="explicit",
+            ack_policy="all" if self.commits == "prefix" else "explicit",
             ack_wait_s=self.ack_wait_s,
             max_deliver=-1,
             max_ack_pending=self.max_ack_pending,
@@ -88,8 +91,12 @@ class PartitionReader:
         origin: PartitionOrigin,
         pinned: Callable[[], None],
         lost: Callable[[KeylaneError | None], None],
+        redelivered: Callable[[], None],
     ) -> None:
-        """`pinned`: called when a message comes under a new pin. `lost`: called when the feed ends by itself."""
+        """`pinned`: called when a message comes under a new pin. `lost`: called when the feed ends by itself.
+
+        `redelivered`: called when `reset` is due.
+        """
         self._connection = connection
         self._partition = partition
         self._consumer = consumer
@@ -103,9 +110,11 @@ class PartitionReader:
         self._feed_end: asyncio.Task[None] | None = None
         self._mode = _Mode.HOLDING
         self._held: list[Message] = []
-        self._floor = 0
-        """Everything of the partition up to this sequence was handled when the consumer was last looked at."""
-        self._highest = 0
+        self._message = PrefixMessage if options.commits == "prefix" else GroupMessage
+        self._progress = processor.progress
+        """None on a work queue, which has no positions: what is handled is gone."""
+        if self._progress is not None:
+            self._progress.redelivered = redelivered
 
     def __repr__(self) -> str:
         return f"<PartitionReader {self._options.stream}/{self._consumer} {self._mode.name.lower()} {self._feed!r}>"
@@ -134,7 +143,7 @@ class PartitionReader:
                 on_unpinned=self._lost_pin,
             ),
             on_messages=self._take,
-            around_reset=self._processor.around_reset,
+            around_reset=self._around_reset,
         )
         self._feed = await open_feed(self._connection, options.stream, self._consumer, feed_options)
         self._feed_end = asyncio.create_task(self._feed.wait(), name=f"end of {self._consumer}")
@@ -150,7 +159,8 @@ class PartitionReader:
 
     async def _ensure_consumer(self) -> None:
         """One that was deleted while this worker had the partition begins where this worker is."""
-        start = None if self._options.is_queue or not self._floor else self._resume_at()
+        position = self._progress.advance() if self._progress is not None else 0
+        start = position + 1 if position else None
         wanted = self._options.consumer(self._consumer, self._partition.filter, start)
         stream = self._options.stream
         try:
@@ -164,18 +174,30 @@ class PartitionReader:
                 f"{found.filter_subject!r}, and the fleet needs {wanted.filter_subject!r}. Delete it, or choose "
                 "another name for the fleet"
             )
-        self._floor = max(self._floor, info.ack_floor)
+        if found.ack_policy != wanted.ack_policy:
+            raise FleetError(
+                f"consumer {self._consumer!r} of stream {stream!r} has the ack policy {found.ack_policy!r}, and the "
+                f"fleet needs {wanted.ack_policy!r}: delete it, or choose another name for the fleet"
+            )
+        if self._progress is not None:
+            self._progress.learned(info.ack_floor)
 
-    def _resume_at(self) -> int:
-        return self._processor.lowest_waiting or max(self._floor, self._highest) + 1
-
-    def start(self, token: int) -> None:
+    async def start(self, token: int) -> None:
         """Handle the partition with this token."""
         self._origin.token = token
+        if self._mode is _Mode.DRAINING and self._feed is not None and self._feed.is_pinned:
+            self._mode = _Mode.HOLDING
+            await self.reset()  # what was passed over must come before what is newer
         self._mode = _Mode.STARTED
         held, self._held = self._held, []
         if held:
             self._take(held)
+
+    async def reset(self) -> None:
+        """Have everything that is not handled delivered again, in order."""
+        if self._feed is not None:
+            position = self._progress.advance() if self._progress is not None else 0
+            await self._feed.reset(position + 1 if position else None)
 
     async def take_pin(self) -> None:
         """Clear the pin of whoever has it, unless it is ours, and have all that is not acked delivered again."""
@@ -195,6 +217,7 @@ class PartitionReader:
         self._held.clear()
         if lost:
             self._origin.token = 0
+            self._processor.end_run()
             self._processor.revoke()
             await self._processor.let_go()
             return
@@ -239,13 +262,18 @@ class PartitionReader:
         if self._mode is _Mode.HOLDING:
             self._held += batch
             return
-        place, origin = self._place, self._origin
-        messages = [GroupMessage(one, place(one.raw_subject), origin) for one in batch]
+        make, place, origin = self._message, self._place, self._origin
+        messages = [make(one, place(one.raw_subject), origin) for one in batch]
         if self._mode is _Mode.STARTED:
-            self._highest = max(self._highest, batch[-1].sequence)
             self._processor.offer(messages)
         else:
             self._processor.pass_over(messages)
+
+    @contextmanager
+    def _around_reset(self) -> Iterator[None]:
+        self._held.clear()
+        with self._processor.around_reset():
+            yield
 
     def _got_pin(self, pin_id: str) -> None:
         self._origin.pin_id = pin_id
@@ -256,12 +284,14 @@ class PartitionReader:
         self._origin.pin_id = None
         self._held.clear()
         self._processor.forget()
+        self._processor.end_run()
 
     def _feed_ended(self, end: asyncio.Task[None]) -> None:
         if end.cancelled() or self._feed_end is not end:
             return
         error = end.exception()
         self._processor.forget()
+        self._processor.end_run()
         self._lost(error if isinstance(error, KeylaneError) else None)
 
     # ---- small things -------------------------------------------------------------------------------------------

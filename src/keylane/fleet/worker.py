@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import Enum
 
 from keylane.core.fleet_events import (
     ClosePartition,
@@ -46,7 +47,7 @@ from keylane.fleet.partition_reader import PartitionReader, ReaderOptions
 from keylane.fleet.planner import FleetPlanner
 from keylane.fleet.store import FleetStore
 from keylane.jetstream import Connection, Hooks, check_seconds
-from keylane.processing.handler_options import HandlerOptions
+from keylane.processing.handler_options import Commits, HandlerOptions
 from keylane.processing.joined import STOP_TIMEOUT_S, Joined
 from keylane.processing.message import GroupMessage, Placing
 from keylane.processing.message_processor import MessageProcessor
@@ -127,6 +128,11 @@ class Worker(Joined):
     def id(self) -> str | None:
         """`<prefix>-<n>`; None while it has none."""
         return self._core.worker_id
+
+    @property
+    def acks(self) -> Commits:
+        """How this worker commits: `message` where the server refused the other."""
+        return self._handling.commits
 
     @property
     def is_leader(self) -> bool:
@@ -329,6 +335,7 @@ class Worker(Joined):
             origin=origin,
             pinned=lambda: self._tell(PartitionPinned(partition.id)),
             lost=run.reopen,
+            redelivered=run.reset,
         )
         run.partition = partition.id
         run.task = self._tasks.create_task(run.work(), name=name)
@@ -380,6 +387,13 @@ class Worker(Joined):
             _log.exception("%r: the hook %r failed", self, hook)
 
 
+class _Repair(Enum):
+    """What a reader asks for itself."""
+
+    OPEN = "open again"
+    RESET = "reset the consumer"
+
+
 class _PartitionRun:
     """The actions on one partition, one after the other."""
 
@@ -403,7 +417,7 @@ class _PartitionRun:
         self._tell = tell
         self._over = over
         self._started = started
-        self._actions: asyncio.Queue[PartitionAction | None] = asyncio.Queue()
+        self._actions: asyncio.Queue[PartitionAction | _Repair] = asyncio.Queue()
 
     def do(self, action: PartitionAction) -> None:
         self._actions.put_nowait(action)
@@ -411,7 +425,10 @@ class _PartitionRun:
     def reopen(self, error: KeylaneError | None) -> None:
         """The feed has ended by itself: its consumer was deleted, or the connection is closed."""
         _log.warning("%r has ended (%s); opening it again", self.reader, error)
-        self._actions.put_nowait(None)
+        self._actions.put_nowait(_Repair.OPEN)
+
+    def reset(self) -> None:
+        self._actions.put_nowait(_Repair.RESET)
 
     async def work(self) -> None:
         while True:
@@ -433,8 +450,9 @@ class _PartitionRun:
         finally:
             await self.processor.close()
 
-    async def _retried(self, action: PartitionAction | None) -> None:
-        backoff = Backoff(f"partition {self.partition}: {type(action).__name__ if action else 'open'}", log=_log)
+    async def _retried(self, action: PartitionAction | _Repair) -> None:
+        name = action.value if isinstance(action, _Repair) else type(action).__name__
+        backoff = Backoff(f"partition {self.partition}: {name}", log=_log)
         while True:
             try:
                 await self._perform(action)
@@ -444,17 +462,19 @@ class _PartitionRun:
                 backoff.succeeded()
                 return
 
-    async def _perform(self, action: PartitionAction | None) -> None:
+    async def _perform(self, action: PartitionAction | _Repair) -> None:
         match action:
-            case None:
+            case _Repair.OPEN:
                 await self.reader.reopen()
+            case _Repair.RESET:
+                await self.reader.reset()
             case OpenPartition():
                 await self.reader.open()
             case StartPartition(_, token, force):
                 if force:
                     await self.reader.take_pin()
                     await asyncio.sleep(self._pin_trust_s)
-                self.reader.start(token)
+                await self.reader.start(token)
                 self.token = token
                 self._started()
             case UnpinPartition():
