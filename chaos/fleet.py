@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import shutil
 import tempfile
 import time
@@ -47,6 +48,7 @@ PASSED_ON = ("layout", "acks", "state")
 PAUSE_LIMIT_S = 0.1
 AFTER_LEASE_S = 1.0
 _PLANNED: tuple[Scenario, ...] = ("planned", "moves")
+_ONE_BY_ONE: tuple[Scenario, ...] = ("planned", "moves", "leader")
 _CRASHES: tuple[Scenario, ...] = ("kill", "leader")
 _PER_PROCESS = 8
 _FIRST_MESSAGES_S = 90.0
@@ -343,17 +345,30 @@ async def _looking_after(stage: FleetStage, source: Load) -> AsyncIterator[None]
 
 
 async def _make_trouble(stage: FleetStage, settings: Settings) -> None:
-    """Each step at its time, however long the ones before it take; ends when all are over."""
+    """Faults strike at their time, however long the ones before take; planned steps wait for each other."""
     begin_s = time.monotonic()
+    if settings.scenario in _ONE_BY_ONE:
+        await _one_by_one(stage, settings, begin_s)
+        return
     async with asyncio.TaskGroup() as doing:
         for step in planned_steps(settings):
             await asyncio.sleep(max(0.0, begin_s + step.at_s - time.monotonic()))
-            if settings.moves:
-                stage.read_on()
-                if len(Timeline(stage.handled).moves()) >= settings.moves:
-                    return
             doing.create_task(stage.do(step))
         await asyncio.sleep(max(0.0, begin_s + settings.seconds - time.monotonic()))
+
+
+async def _one_by_one(stage: FleetStage, settings: Settings, begin_s: float) -> None:
+    """Steps of the same moment together, `every_s` after the end of the step before; until the time is over."""
+    for _, together in itertools.groupby(planned_steps(settings), key=lambda step: step.at_s):
+        await asyncio.sleep(settings.every_s)
+        stage.read_on()
+        is_over = settings.moves and len(Timeline(stage.handled).moves()) >= settings.moves
+        if is_over or time.monotonic() - begin_s > settings.seconds - settings.every_s:
+            break
+        async with asyncio.TaskGroup() as doing:
+            for step in together:
+                doing.create_task(stage.do(step))
+    await asyncio.sleep(settings.every_s)
 
 
 async def _all_handled(stage: FleetStage, source: Load, say: Say) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from chaos.causes import Trouble
 from chaos.evidence import Handled, Log, StateChange, merged
 from chaos.fleet_faults import FleetStep
-from chaos.members import MemberProcess
+from chaos.members import MemberProcess, deadline
 from keylane.core.fleet_records import ASSIGNMENT
 from keylane.fleet.store import FLEET_BUCKET
 from keylane.jetstream import Bucket, Connection
@@ -35,7 +35,10 @@ _STOP_TIMEOUT_S = 40.0
 """Longer than a worker takes to stop at most: what is still there then hangs."""
 _ASSIGNMENT_WITHIN_S = 40.0
 _LINKED_WITHIN_S = 5.0
+_JOINED_WITHIN_S = 60.0
+_LOOK_EVERY_S = 0.05
 _LEADING = "leading"
+_AT_WORK = ("active", _LEADING)
 
 
 class FleetStage:
@@ -159,12 +162,12 @@ class FleetStage:
             self._say(f"{entry['at_s']:7.2f} s  {step}")
             match step.action:
                 case "start":
-                    await (await self.start(step.target, 1)).ready()
+                    await self._joined(await self.start(step.target, 1))
                 case "stop":
                     await self._stop(self._now[step.target])
                 case "roll":
                     await self._stop(self._now[step.target])
-                    await (await self.start(step.target)).ready()
+                    await self._joined(await self.start(step.target))
                 case "kill":
                     await self._kill(step.target, step.lasts_s)
                 case "leader":
@@ -189,6 +192,16 @@ class FleetStage:
                 self._say(self.surprises[-1])
                 found.append(target)
         return found
+
+    async def _joined(self, process: MemberProcess) -> None:
+        """Wait until its workers have their ids."""
+        await process.ready()
+        wanted = set(self._names[process.name])
+        async with deadline(_JOINED_WITHIN_S, f"{process!r} did not join"):
+            while not wanted <= {one.by for one in self._logs[process.name].states if one.state in _AT_WORK}:
+                process.check()
+                await asyncio.sleep(_LOOK_EVERY_S)
+                self._logs[process.name].read_on()
 
     async def _stop(self, process: MemberProcess) -> None:
         begun_s = time.monotonic()
