@@ -21,7 +21,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
-from time import monotonic
+from time import monotonic, monotonic_ns
 from typing import Any, Generic, Protocol, TypeVar
 
 from keylane.core.lanes import RUNNING, Entry, Lanes
@@ -125,6 +125,7 @@ class Dispatcher(Generic[T]):
         slots: HandlerSlots | None = None,
         grace_s: float = 1.0,
         on_idle: Callable[[], None] | None = None,
+        on_try: Callable[[str, int], None] | None = None,
     ) -> None:
         """`name`: whose messages these are, for errors and logs.
 
@@ -132,6 +133,7 @@ class Dispatcher(Generic[T]):
         `slots`: shared with other dispatchers, whose handlers count too.
         `grace_s`: how long the other handlers may go on after a crash.
         `on_idle`: called when a worker finds nothing to start: once for a batch of handlers that never wait.
+        `on_try`: called with the outcome of every try and how long its handler took, in nanoseconds.
         """
         self.lanes = lanes
         self._name = name
@@ -144,6 +146,7 @@ class Dispatcher(Generic[T]):
         self._slots = slots
         self._grace_s = grace_s
         self._on_idle = on_idle
+        self._on_try = on_try
         self._loop = asyncio.get_running_loop()
         self._workers: set[asyncio.Task[None]] = set()
         self._settling: set[asyncio.Task[None]] = set()
@@ -245,7 +248,7 @@ class Dispatcher(Generic[T]):
         me = asyncio.current_task()
         assert me is not None
         at_work, run, journal, admit, slots = self._at_work, self._run, self._journal, self._admit, self._slots
-        returned, cancelling = self._policy.returned, me.cancelling
+        returned, cancelling, on_try, began_ns = self._policy.returned, me.cancelling, self._on_try, 0
         has_waited = True
         while not self._ending:
             now = monotonic()
@@ -282,6 +285,8 @@ class Dispatcher(Generic[T]):
             if slots is not None:
                 slots.free -= 1
             started_ns = journal.now_ns() if journal is not None else 0
+            if on_try is not None:
+                began_ns = monotonic_ns()
             try:
                 await run(given)
             except BaseException as error:  # noqa: BLE001 - a handler may raise anything
@@ -291,6 +296,8 @@ class Dispatcher(Generic[T]):
             del at_work[me]
             if slots is not None:
                 slots.give_back()
+            if on_try is not None and outcome:
+                on_try(outcome, monotonic_ns() - began_ns)
             if journal is not None and outcome:
                 journal.note(given, outcome, started_ns, journal.now_ns())
             if self._ends_awaited:
@@ -344,6 +351,8 @@ class Dispatcher(Generic[T]):
             outcome = self._policy.cancelled(entry, given)
         self._at_work.pop(me, None)
         self._cancelled.discard(entry)
+        if self._on_try is not None:
+            self._on_try(outcome, 0)
         if self._journal is not None:
             self._journal.note(given, outcome, started_ns, self._journal.now_ns())
         self.notify()

@@ -128,6 +128,7 @@ async def join(
         journal=journal,
         commits=acks,
         tracks_position=not is_queue,
+        on_try=hooks.on_try if hooks is not None else None,
     )
     call = handler_call(handler, terms)
     await Bucket(connection, FLEET_BUCKET).ensure(replicas=info.config.num_replicas or 1)
@@ -149,6 +150,7 @@ async def join(
             max_ack_pending=max_ack_pending,
             pin_timeout_s=PIN_TIMEOUT_S,
             commits=acks,
+            on_delivered=hooks.on_delivered if hooks is not None else None,
         ),
         call=call,
         handling=terms,

@@ -50,6 +50,7 @@ class ReaderOptions:
     max_ack_pending: int
     pin_timeout_s: float
     commits: Commits = "message"
+    on_delivered: Callable[[list[Message]], None] | None = None
 
     def consumer(self, name: str, subject_filter: str, start: int | None) -> ConsumerConfig:
         return ConsumerConfig(
@@ -259,6 +260,8 @@ class PartitionReader:
     # ---- what the feed says -----------------------------------------------------------------------------------
 
     def _take(self, batch: list[Message]) -> None:
+        if self._options.on_delivered is not None and self._mode is not _Mode.HOLDING:
+            self._options.on_delivered(batch)
         if self._mode is _Mode.HOLDING:
             self._held += batch
             return
