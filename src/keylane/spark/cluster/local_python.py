@@ -1,8 +1,8 @@
 """The Python that Spark starts as its workers on this machine, spared the import of PySpark from a zip.
 
-Spark puts its own `pyspark.zip` first on the PYTHONPATH of each worker. A zip holds no bytecode, so every worker process
-would compile PySpark again, which takes longer than the rest of its start. Where the package itself is installed, the
-workers need no zip.
+Spark puts its own `pyspark.zip` first on the PYTHONPATH of each worker. A zip holds no bytecode, so every worker would
+compile PySpark again, which takes longer than the rest of its start. Where the package itself is installed, the workers
+need no zip.
 """
 
 from __future__ import annotations
