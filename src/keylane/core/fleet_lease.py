@@ -203,7 +203,7 @@ class IdLease:
         self.phase = LeasePhase.LEFT if lease.state is LeaseState.LEFT else LeasePhase.HELD
         self._sent = {beat: sent for beat, sent in self._sent.items() if beat > lease.beat}
 
-    def conflicted(self) -> None:
+    def conflicted(self, _write: PendingWrite) -> None:
         if not self.is_held and self.phase is not LeasePhase.TAKING:
             return
         self.requests.read(self._key())
@@ -212,7 +212,7 @@ class IdLease:
         else:
             self.phase = LeasePhase.DOUBTED
 
-    def unknown(self) -> None:
+    def unknown(self, _write: PendingWrite) -> None:
         if self.is_held or self.phase is LeasePhase.TAKING:
             self.requests.read(self._key())
 

@@ -3,9 +3,11 @@
 Owns: when each lease was first seen as it is, whether a record that is missing counts as gone, whether the store went
 back, and the next fencing token. Decides nothing about the worker itself.
 
-Three rules keep a store that lies from doing harm:
+Four rules keep a store that lies from doing harm:
 - A lease ends by a write (`left`, `expired`), never because a read lacks it. A record that is gone counts as gone only
   when two reads at least 2 lease_s apart lacked it.
+- A lease is old when looks without a gap have shown it unchanged for lease_s. After an outage of the store everybody
+  has the whole lease_s to renew.
 - The growing number of a record (`rank`) says which of two is the newer one, not the store's revision.
 - A token exceeds the one before, every token that this worker has seen, and the wall clock in milliseconds. So it grows
   also where the store and every worker that remembers have gone; then only as well as the clocks of the machines agree.
@@ -31,6 +33,9 @@ from keylane.core.fleet_records import (
 )
 from keylane.errors import BrokenFleetRecord
 
+LONGEST_GAP_SHARE = 2 / 3
+"""Looks that are further apart than this share of lease_s: the store did not answer, or this worker stood still."""
+
 
 @dataclass(slots=True)
 class Sighting:
@@ -45,6 +50,13 @@ class Sighting:
 
     def unchanged_for(self) -> float:
         return self.checked - self.since
+
+    def seen_again(self, now: float, lease_s: float) -> None:
+        """A read shows it as it was. While nobody could look, nobody could renew it either: such a time is not held
+        against its holder."""
+        if now - self.checked > LONGEST_GAP_SHARE * lease_s:
+            self.since = now
+        self.checked = now
 
 
 @dataclass(slots=True)
@@ -132,7 +144,7 @@ class FleetView:
         self.absent.pop(worker, None)
         self.deleted.pop(worker, None)
         if seen is not None and seen.revision == entry.revision:
-            seen.checked = now
+            seen.seen_again(now, self.lease_s)
             return
         if self._is_stale(seen, entry, now):
             return
@@ -143,7 +155,7 @@ class FleetView:
     def read_leader(self, entry: RecordEntry | None, now: float) -> None:
         seen, self.leader_read = self.leader, True
         if entry is not None and seen is not None and seen.revision == entry.revision:
-            seen.checked = now
+            seen.seen_again(now, self.lease_s)
             return
         if self._is_stale(seen, entry, now):
             return

@@ -28,7 +28,9 @@ What may be handled when:
 
 While the store does not answer, a message starts only within `pin_trust_s` after the server was asked for the pin of
 its partition, if it named this worker. Whoever takes a partition over without a release clears the pin first, and waits
-as long before it starts. So a fleet goes on without its store, and still has one owner for each partition.
+as long after the answer before it starts. The last answer that named the old owner was given before the pin was
+cleared, and was asked for even earlier: so the old owner has stopped when the new one starts. A fleet goes on without
+its store, and still has one owner for each partition.
 
 A store that went back (wiped, made anew, rolled back) shows in one of these: another creation time, a renewal or a
 claim that had to be written again, a revision that was used before. Then, for twice lease_s, nobody claims, expires or
@@ -131,16 +133,26 @@ class FleetWorker:
     def pin_trust_s(self) -> float:
         return self.spec.lease_s / 10
 
-    def token_of(self, partition: str, now: float, pin_confirmed_at: float | None = None) -> int | None:
-        """The token to start a message of this partition with, now; None: it must not start.
+    def is_unconfirmed(self, now: float) -> bool:
+        """The store has not confirmed the lease in time, and nobody has said that it is lost: pins must tell."""
+        return not self.fenced and self.lease.phase is LeasePhase.HELD and now >= self.lease.deadline
 
-        `pin_confirmed_at`: when the server was last asked for the pin of this partition and named this worker. It
+    def may_start(self, now: float, pin_confirmed_at: float | None = None) -> bool:
+        """Whether a message of an owned partition may start now.
+
+        `pin_confirmed_at`: when the server was last asked for the pin of its partition and named this worker. It
         matters only while the store does not answer.
         """
         if self.ownership is None or self.fenced or self.lease.phase is not LeasePhase.HELD:
-            return None
+            return False
         is_pinned = pin_confirmed_at is not None and now < pin_confirmed_at + self.pin_trust_s
-        return self.ownership.token(partition) if now < self.lease.deadline or is_pinned else None
+        return now < self.lease.deadline or is_pinned
+
+    def token_of(self, partition: str, now: float, pin_confirmed_at: float | None = None) -> int | None:
+        """The token to start a message of this partition with, now; None: it must not start."""
+        if self.ownership is None or not self.may_start(now, pin_confirmed_at):
+            return None
+        return self.ownership.token(partition)
 
 
 def step(worker: FleetWorker, event: FleetEvent, now: float) -> list[FleetAction]:
@@ -167,9 +179,9 @@ def _take(worker: FleetWorker, event: FleetEvent, now: float) -> None:  # noqa: 
         case WriteConfirmed(key, revision):
             _confirmed(worker, key, revision, now)
         case WriteConflict(key):
-            _conflicted(worker, key)
+            _not_confirmed(worker, key, is_known=True)
         case WriteUnknown(key):
-            _unknown(worker, key)
+            _not_confirmed(worker, key, is_known=False)
         case RecordHint():
             _hinted(worker, event, now)
         case PartitionDrained(partition):
@@ -282,38 +294,24 @@ def _confirmed(worker: FleetWorker, key: str, revision: int, now: float) -> None
                 worker.look_at = now  # it is expired: plan without it
 
 
-def _conflicted(worker: FleetWorker, key: str) -> None:
+def _not_confirmed(worker: FleetWorker, key: str, *, is_known: bool) -> None:
+    """A write that was refused (`is_known`), or whose outcome nobody knows."""
     write = worker.requests.answered(key)
     if write is None:
         return
+    role: IdLease | Ownership | Leadership | None = worker.leadership
     match write.record:
         case FleetSpec():
             worker.requests.read(SPEC)
+            return
         case WorkerLease(instance=instance) if instance == worker.lease.instance:
-            worker.lease.conflicted()
-        case FleetClaim():
-            if worker.ownership is not None and write.record.instance == worker.lease.instance:
-                worker.ownership.conflicted(write)
-        case _:
-            if worker.leadership is not None:
-                worker.leadership.conflicted(write)
-
-
-def _unknown(worker: FleetWorker, key: str) -> None:
-    write = worker.requests.answered(key)
-    if write is None:
-        return
-    match write.record:
-        case FleetSpec():
-            worker.requests.read(SPEC)
-        case WorkerLease(instance=instance) if instance == worker.lease.instance:
-            worker.lease.unknown()
-        case FleetClaim():
-            if worker.ownership is not None and write.record.instance == worker.lease.instance:
-                worker.ownership.unknown(write)
-        case _:
-            if worker.leadership is not None:
-                worker.leadership.unknown(write)
+            role = worker.lease
+        case FleetClaim(instance=instance):
+            role = worker.ownership if instance == worker.lease.instance else None
+    if role is not None and is_known:
+        role.conflicted(write)
+    elif role is not None:
+        role.unknown(write)
 
 
 def _hinted(worker: FleetWorker, event: RecordHint, now: float) -> None:

@@ -56,6 +56,8 @@ _log = logging.getLogger("keylane.fleet")
 
 _CLOSE_S = 5.0
 _TIMER_STEP_S = 0.001
+_PIN_REQUESTS = 16
+"""At once, of one worker whose store does not answer."""
 
 PartitionAction = OpenPartition | StartPartition | UnpinPartition | DrainPartition | ClosePartition
 
@@ -112,6 +114,8 @@ class Worker(Joined):
         self._failure: KeylaneError | None = None
         self._stopping = False
         self._is_orderly = False
+        self._is_unconfirmed = False
+        self._pin_requests = asyncio.Semaphore(_PIN_REQUESTS)
         self._shown_partitions: tuple[str, ...] = ()
         self.state = WorkerState.JOINING
         self.waiting_for: str | None = None
@@ -221,15 +225,20 @@ class Worker(Joined):
         now = _clock()
         try:
             actions = step(self._core, event, now)
-            self._slots.hold(not self._may_start(now))
+            self._guard(now)
             for action in actions:
                 self._perform(action)
         except Exception as error:  # noqa: BLE001 - called by timers and by the socket, which would only log it
             self._fail(error)
 
-    def _may_start(self, now: float) -> bool:
-        """Without a sure lease another worker may own the partitions by now: nothing starts then."""
-        return not self._core.fenced and self._core.lease.is_sure(now)
+    def _guard(self, now: float) -> None:
+        """Without a confirmed lease another worker may own the partitions by now: only their pins tell."""
+        unconfirmed = self._core.is_unconfirmed(now)
+        self._slots.hold(not unconfirmed and not self._core.may_start(now))
+        if unconfirmed != self._is_unconfirmed:
+            self._is_unconfirmed = unconfirmed
+            for run in self._runs.values():
+                run.processor.guard(unconfirmed)
 
     def _perform(self, action: FleetAction) -> None:
         assert self._tasks is not None
@@ -311,14 +320,17 @@ class Worker(Joined):
         processor = MessageProcessor(
             self._call, self._handling, name, on_crash=lambda: self._crashed(partition.id), slots=self._slots
         )
-        processor.may_start = lambda: self._may_start(_clock())
         run = _PartitionRun(
+            self._core,
             processor,
+            self._tasks,
+            self._pin_requests,
             tell=self._tell,
             over=self._closed,
             started=self._show_partitions,
-            pin_trust_s=self._core.pin_trust_s,
         )
+        processor.may_start = run.may_start
+        processor.guard(self._is_unconfirmed)
         run.reader = PartitionReader(
             self._connection,
             partition,
@@ -389,16 +401,21 @@ class _PartitionRun:
 
     def __init__(
         self,
+        core: FleetWorker,
         processor: MessageProcessor,
+        tasks: asyncio.TaskGroup,
+        pin_requests: asyncio.Semaphore,
         *,
         tell: Callable[[FleetEvent], None],
         over: Callable[[_PartitionRun], None],
         started: Callable[[], None],
-        pin_trust_s: float,
     ) -> None:
-        """`pin_trust_s`: how long an owner that has lost its lease may trust in its pin."""
         self.processor = processor
-        self._pin_trust_s = pin_trust_s
+        self._core = core
+        self._tasks = tasks
+        self._pin_requests = pin_requests
+        self._pin_confirmed_at: float | None = None
+        self._is_asking = False
         self.token = 0
         self._tell = tell
         self._over = over
@@ -412,6 +429,37 @@ class _PartitionRun:
         """The feed has ended by itself: its consumer was deleted, or the connection is closed."""
         _log.warning("%r has ended (%s); opening it again", self.reader, error)
         self._actions.put_nowait(None)
+
+    def may_start(self) -> bool:
+        now = _clock()
+        if self._core.may_start(now, self._pin_confirmed_at):
+            return True
+        if self._core.is_unconfirmed(now) and not self._is_asking:
+            self._is_asking = True
+            self._tasks.create_task(self._confirm_pin(), name=f"pin of partition {self.partition}")
+        return False
+
+    async def _confirm_pin(self) -> None:
+        """While the store does not answer and messages wait: ask the server whether the pin is still ours."""
+        trust_s = self._core.pin_trust_s
+        try:
+            while self._core.is_unconfirmed(_clock()) and self.processor.has_messages:
+                async with self._pin_requests:
+                    asked_at = _clock()
+                    if await self._asks_pin():
+                        self._pin_confirmed_at = asked_at
+                        self.processor.guard(True)
+                await asyncio.sleep(trust_s / 2)
+        finally:
+            self._is_asking = False
+        self.processor.guard(self._core.is_unconfirmed(_clock()))
+
+    async def _asks_pin(self) -> bool:
+        try:
+            return await self.reader.has_pin(self._core.spec.lease_s / 3)
+        except KeylaneError as error:
+            _log.debug("partition %s: the server does not tell whose pin it is: %s", self.partition, error)
+            return False
 
     async def work(self) -> None:
         while True:
@@ -453,7 +501,7 @@ class _PartitionRun:
             case StartPartition(_, token, force):
                 if force:
                     await self.reader.take_pin()
-                    await asyncio.sleep(self._pin_trust_s)
+                    await asyncio.sleep(self._core.pin_trust_s)
                 self.reader.start(token)
                 self.token = token
                 self._started()
