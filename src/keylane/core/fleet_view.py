@@ -15,7 +15,7 @@ Four rules keep a store that lies from doing harm:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from keylane.core.fleet_events import RecordEntry
@@ -82,6 +82,10 @@ class FleetView:
     """What a write of the leader's record must expect."""
     assignment: FleetAssignment | None = None
     """The newest that was ever seen: what this worker follows."""
+    inherited: dict[str, int] = field(default_factory=dict)
+    """Partition -> the worker that has it from one that left, under this assignment."""
+    handovers: int = 0
+    """How often `inherited` has changed."""
     stored_assignment: FleetAssignment | None = None
     assignment_revision: int = 0
     assignment_read: bool = False
@@ -151,6 +155,7 @@ class FleetView:
         lease = self.parse(worker_key(worker), entry)
         if isinstance(lease, WorkerLease):
             self.workers[worker] = self._sighting(worker_key(worker), entry.revision, lease, now)
+            self._inherit(lease)
 
     def read_leader(self, entry: RecordEntry | None, now: float) -> None:
         seen, self.leader_read = self.leader, True
@@ -184,7 +189,49 @@ class FleetView:
         if self.assignment is not None and assignment.rank <= self.assignment.rank:
             return False
         self.assignment = assignment
+        self.inherited = {}
+        self.handovers += 1
+        for seen in self.workers.values():
+            if isinstance(seen.lease, WorkerLease):
+                self._inherit(seen.lease)
         return True
+
+    # ---- who is to own what ----------------------------------------------------------------------------------
+
+    def owners(self) -> Mapping[str, int]:
+        """The worker of every partition: as it is assigned, or as a worker that left has handed it over."""
+        assigned = self.assignment.owners if self.assignment is not None else {}
+        return {**assigned, **self.inherited} if self.inherited else assigned
+
+    def partitions_of(self, worker: int, instance: str) -> frozenset[str]:
+        if self.assignment is None or self.assignment.workers.get(worker) != instance:
+            return frozenset()
+        return frozenset(partition for partition, owner in self.owners().items() if owner == worker)
+
+    def _inherit(self, lease: WorkerLease) -> None:
+        """Take note of the successors that a worker has named. They stay known also when its id is taken again."""
+        if self.assignment is None or not lease.successors:
+            return
+        for partition in lease.successors:
+            owner = self.inherited.get(partition, self.assignment.owners.get(partition))
+            if owner == lease.worker and (heir := self._heir(partition, owner)) != owner:
+                self.inherited[partition] = heir
+                self.handovers += 1
+
+    def _heir(self, partition: str, owner: int) -> int:
+        """The successor may have left too, and have named another one."""
+        assert self.assignment is not None
+        passed = {owner}
+        while True:
+            seen = self.workers.get(owner)
+            lease = seen.lease if seen is not None else None
+            if not isinstance(lease, WorkerLease) or self.assignment.workers.get(owner) != lease.instance:
+                return owner
+            heir = lease.successors.get(partition)
+            if heir is None or heir in passed:
+                return owner
+            passed.add(heir)
+            owner = heir
 
     def _is_stale(self, seen: Sighting | None, entry: RecordEntry | None, now: float) -> bool:
         """A lower revision than a moment ago comes from a replica that lags. If it stays, the store went back."""

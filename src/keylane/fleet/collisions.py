@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from keylane.core.fleet_names import check_collisions
+from keylane.errors import NoSuchGroup
 from keylane.groups import GroupName, StaticConfig, get_config, list_groups
-from keylane.groups.store import read_group
 from keylane.jetstream import Connection
 
 
@@ -38,4 +38,12 @@ async def _group_of_queue(connection: Connection, stream: str) -> list[tuple[str
     words = stream.split("-")
     pairs = [("-".join(words[:cut]), "-".join(words[cut:])) for cut in range(1, len(words))]
     pairs = [(source, group) for source, group in pairs if source and group]
-    return [one for one in pairs if await read_group(connection, "elastic", *one) is not None]
+    return [one for one in pairs if await _is_elastic(connection, *one)]
+
+
+async def _is_elastic(connection: Connection, stream: str, group: str) -> bool:
+    try:
+        await get_config(connection, stream, group, kind="elastic")
+    except NoSuchGroup:
+        return False
+    return True
