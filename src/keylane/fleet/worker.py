@@ -201,8 +201,18 @@ class Worker(Joined):
             self._ended.set_result("stopped")
         self._call_hook(self._hooks.on_ended, str(self._failure) if self._failure is not None else "stopped")
 
+    def _leave(self, error: KeylaneError) -> None:
+        """End the worker for an error that cannot pass, in order: what it has goes to others at once."""
+        if self._failure is None:
+            _log.error("%r leaves: %s", self, error)
+        self._failure = self._failure or error
+        if not self._stopping:
+            self._stopping = True
+            self._loop.call_later(self._core.spec.lease_s + _CLOSE_S, self._over.set)
+            self._loop.call_soon(self._tell, FleetSignal.STOP)
+
     def _fail(self, error: Exception) -> None:
-        """End the worker. Its lease runs out, and then others take its partitions."""
+        """End the worker now. Its lease runs out, and then others take its partitions."""
         while isinstance(error, ExceptionGroup):
             error = error.exceptions[0]
         if not isinstance(error, KeylaneError):
@@ -328,6 +338,7 @@ class Worker(Joined):
             tell=self._tell,
             over=self._closed,
             started=self._show_partitions,
+            failed=self._leave,
         )
         processor.may_start = run.may_start
         processor.guard(self._is_unconfirmed)
@@ -354,7 +365,7 @@ class Worker(Joined):
     def _crashed(self, partition_id: str) -> None:
         run = self._runs.get(partition_id)
         if run is not None and run.processor.crash is not None:
-            self._fail(run.processor.crash)
+            self._leave(run.processor.crash)
 
     # ---- what is shown --------------------------------------------------------------------------------------------
 
@@ -409,6 +420,7 @@ class _PartitionRun:
         tell: Callable[[FleetEvent], None],
         over: Callable[[_PartitionRun], None],
         started: Callable[[], None],
+        failed: Callable[[KeylaneError], None],
     ) -> None:
         self.processor = processor
         self._core = core
@@ -420,6 +432,8 @@ class _PartitionRun:
         self._tell = tell
         self._over = over
         self._started = started
+        self._failed = failed
+        self._has_failed = False
         self._actions: asyncio.Queue[PartitionAction | None] = asyncio.Queue()
 
     def do(self, action: PartitionAction) -> None:
@@ -464,11 +478,29 @@ class _PartitionRun:
     async def work(self) -> None:
         while True:
             action = await self._actions.get()
-            await self._retried(action)
+            if not self._has_failed:
+                try:
+                    await self._retried(action)
+                except KeylaneError as error:  # it cannot pass
+                    self._has_failed = True
+                    self._failed(error)
+            if self._has_failed:
+                await self._give_up(action)
             if isinstance(action, ClosePartition) and self._actions.empty():
                 break
         await self.processor.close()
         self._over(self)
+
+    async def _give_up(self, action: PartitionAction | None) -> None:
+        """The worker leaves: nothing of this partition starts any more, and what it is asked for is answered."""
+        self.token = 0
+        await self.reader.drain(lost=True)
+        match action:
+            case DrainPartition():
+                self._tell(PartitionDrained(self.partition))
+                self._started()
+            case ClosePartition():
+                await self.reader.close()
 
     async def abandon(self) -> None:
         """The lease is lost: handlers have their grace to end, nothing is released."""
