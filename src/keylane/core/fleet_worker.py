@@ -367,7 +367,7 @@ def _hinted(worker: FleetWorker, event: RecordHint, now: float) -> None:
         waits = worker.ownership.partitions.get(partition) if worker.ownership is not None else None
         if waits is not None and waits.step in (ClaimStep.STANDBY, ClaimStep.HELD):
             _read_announced(worker, event)
-    elif event.value is not None:
+    elif event.value is not None and (key == LEADER or worker_of(key) is not None):
         _hinted_lease(worker, event, event.value, now)
 
 
