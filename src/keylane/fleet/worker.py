@@ -556,7 +556,7 @@ class _PartitionRun:
         await self.processor.close()
         self._over(self)
 
-    async def _give_up(self, action: PartitionAction | None) -> None:
+    async def _give_up(self, action: PartitionAction | _Repair) -> None:
         """The worker leaves: nothing of this partition starts any more, and what it is asked for is answered."""
         self.token = 0
         await self.reader.drain(lost=True)
