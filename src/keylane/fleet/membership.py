@@ -5,21 +5,23 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Iterable
-from typing import get_args
+from typing import Literal, get_args
 
 from keylane.awaitable_context import awaitable_context
 from keylane.core.assignment_strategies import Strategy
 from keylane.core.fleet_leader import LeaderWindows
 from keylane.core.fleet_names import check_fleet_name, check_label, partition_consumer
 from keylane.core.fleet_partitions import HashedPartitions, ListedPartitions, Partition
-from keylane.core.fleet_records import FleetSpec
+from keylane.core.fleet_records import SPEC, FleetSpec, read_spec
+from keylane.core.fleet_state import State, choose_state
 from keylane.core.names import check_stream_name
 from keylane.core.partitions import Partitioning, parse_transform
 from keylane.dispatch import Executor
-from keylane.errors import ApiError, FleetError, InvalidInput
+from keylane.errors import ApiError, BrokenFleetRecord, FleetError, InvalidInput
 from keylane.fleet.collisions import refuse_collisions
 from keylane.fleet.partition_reader import PIN_GROUP, ReaderOptions
 from keylane.fleet.planner import FleetPlanner
+from keylane.fleet.positions import CHECKPOINT_S
 from keylane.fleet.store import FLEET_BUCKET
 from keylane.fleet.worker import FleetHooks, Worker, identity_of
 from keylane.groups import DeadLetters, can_store
@@ -63,6 +65,8 @@ async def join(
     labels: Iterable[str] = (),
     strategy: Strategy = "consistent",
     acks: Commits = "message",
+    state: State | Literal["auto"] = "auto",
+    checkpoint_s: float = CHECKPOINT_S,
     concurrency: int = 64,
     max_ack_pending: int = MAX_ACK_PENDING,
     max_tries: int | None = None,
@@ -86,6 +90,10 @@ async def join(
     prefix of a partition with one ack, which costs the server half as much; a crash repeats everything above it. It
     needs a stream with limits retention. A planned change repeats nothing with either.
 
+    `state`: `"replicated"` gives the consumers the replicas of the stream. `"checkpointed"` keeps them in memory with
+    one replica, and positions in the fleet's bucket, every `checkpoint_s` and whenever a partition moves: the servers
+    carry thousands of partitions. `"auto"` takes the second for more than 100 partitions of a replicated stream.
+
     A message that failed `max_tries` times becomes a dead letter, and its key goes on; without, it is tried for ever.
 
     The handler gets the messages of a key in their order. When it returns, the message is acked; when it raises, the
@@ -105,6 +113,9 @@ async def join(
         raise InvalidInput(f"partitions is {partitions!r}: use hashed(…) or listed(…)")
     if acks not in get_args(Commits):
         raise InvalidInput(f"acks is {acks!r}: use one of {', '.join(get_args(Commits))}")
+    if state not in (*get_args(State), "auto"):
+        raise InvalidInput(f"state is {state!r}: use one of {', '.join(get_args(State))}, auto")
+    check_seconds(checkpoint_s, "checkpoint_s")
     connection.require("consumer_reset")
     found = partitions.resolve().partitions
     info = await streams.info(connection, stream)
@@ -133,14 +144,18 @@ async def join(
         on_try=hooks.on_try if hooks is not None else None,
     )
     call = handler_call(handler, terms)
-    await Bucket(connection, FLEET_BUCKET).ensure(replicas=info.config.num_replicas or 1)
+    replicas = info.config.num_replicas or 1
+    bucket = Bucket(connection, FLEET_BUCKET)
+    await bucket.ensure(replicas=replicas)
+    if state == "auto":
+        state = await _stored_state(bucket, stream, fleet) or choose_state(replicas, len(found))
     await call.start()
     by_id = {one.id: one for one in found}
     worker = Worker(
         connection,
         stream,
         fleet,
-        spec=FleetSpec(source=partitions.to_wire(), prefix=fleet, lease_s=lease_s, acks=acks),
+        spec=FleetSpec(source=partitions.to_wire(), prefix=fleet, lease_s=lease_s, acks=acks, state=state),
         identity=identity_of(name, [check_label(label) for label in labels]),
         planner=lambda offset_s: FleetPlanner(lambda: found, strategy, LeaderWindows(), offset_s),
         partition_of=by_id.get,
@@ -152,15 +167,28 @@ async def join(
             max_ack_pending=max_ack_pending,
             pin_timeout_s=PIN_TIMEOUT_S,
             commits=acks,
+            is_checkpointed=state == "checkpointed",
             on_delivered=hooks.on_delivered if hooks is not None else None,
         ),
         call=call,
         handling=terms,
         hooks=hooks or FleetHooks(),
         stop_timeout_s=stop_timeout_s,
+        checkpoint_s=checkpoint_s,
     )
     worker.start()
     return worker
+
+
+async def _stored_state(bucket: Bucket, stream: str, fleet: str) -> State | None:
+    """What the fleet was created with; None: it is created now. What cannot be read is refused later."""
+    entry = await bucket.get(f"{stream}.{fleet}.{SPEC}")
+    if entry is None or entry.value is None:
+        return None
+    try:
+        return "checkpointed" if read_spec(entry.value).state == "checkpointed" else "replicated"
+    except BrokenFleetRecord:
+        return None
 
 
 async def _prefix_or_message(connection: Connection, stream: str, partition: Partition, *, is_queue: bool) -> Commits:

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from keylane.core.fleet_partitions import Partition
-from keylane.errors import FleetError, KeylaneError, NotFound
+from keylane.errors import ApiError, FleetError, KeylaneError, NotFound, RequestTimeout
 from keylane.fleet.origin import PartitionOrigin
+from keylane.fleet.positions import PositionStore
 from keylane.jetstream import (
     Connection,
     ConsumerConfig,
@@ -37,6 +39,11 @@ from keylane.processing.message_processor import MessageProcessor
 _log = logging.getLogger("keylane.fleet")
 
 PIN_GROUP = "fleet"
+_ANSWER_S = 1.0
+_LEFT_TO_OWNER_S = 3.0
+_EXISTS = 10148
+_CREATE_TRIES = 5
+_CREATE_PAUSE_S = 0.1
 _QUORUM_AGE_S = 2.0
 """Servers of a cluster exchange heartbeats every second."""
 
@@ -52,6 +59,8 @@ class ReaderOptions:
     max_ack_pending: int
     pin_timeout_s: float
     commits: Commits = "message"
+    is_checkpointed: bool = False
+    """Consumers are in memory with one replica; positions are kept in the fleet's bucket."""
     on_delivered: Callable[[list[Message]], None] | None = None
 
     def consumer(self, name: str, subject_filter: str, start: int | None) -> ConsumerConfig:
@@ -65,6 +74,8 @@ class ReaderOptions:
             max_deliver=-1,
             max_ack_pending=self.max_ack_pending,
             max_waiting=256,
+            num_replicas=1 if self.is_checkpointed else None,
+            mem_storage=True if self.is_checkpointed else None,
             priority_groups=(PIN_GROUP,),
             priority_policy="pinned_client",
             priority_timeout_s=self.pin_timeout_s,
@@ -95,10 +106,11 @@ class PartitionReader:
         pinned: Callable[[], None],
         lost: Callable[[KeylaneError | None], None],
         redelivered: Callable[[], None],
+        positions: PositionStore | None = None,
     ) -> None:
         """`pinned`: called when a message comes under a new pin. `lost`: called when the feed ends by itself.
 
-        `redelivered`: called when `reset` is due.
+        `redelivered`: called when `reset` is due. `positions`: where those of the owners before are.
         """
         self._connection = connection
         self._partition = partition
@@ -116,8 +128,14 @@ class PartitionReader:
         self._message = PrefixMessage if options.commits == "prefix" else GroupMessage
         self._progress = processor.progress
         """None on a work queue, which has no positions: what is handled is gone."""
+        self._positions = positions if self._progress is not None else None
         if self._progress is not None:
             self._progress.redelivered = redelivered
+        self.server: str | None = None
+        """The server that has the consumer, in a cluster."""
+        self.seen_floor = 0
+        self._was_without_pull = False
+        self._unanswered_since: float | None = None
 
     def __repr__(self) -> str:
         return f"<PartitionReader {self._options.stream}/{self._consumer} {self._mode.name.lower()} {self._feed!r}>"
@@ -155,21 +173,57 @@ class PartitionReader:
     async def reopen(self) -> None:
         """The feed has ended by itself. What was not handled comes again; the claim stays as it is."""
         feed, self._feed = self._feed, None
-        self._feed_end = None
+        end, self._feed_end = self._feed_end, None
+        if end is not None and not end.cancel() and not end.cancelled():
+            end.exception()  # seen: it is why this is called
         if feed is not None:
+            pin_id = feed.pin_id
             await feed.drain(0)
+            self._processor.forget()
+            self._processor.end_run()
+            if self._options.is_checkpointed and pin_id is not None:
+                await self._return_pin(pin_id)
         await self.open()
+
+    async def _return_pin(self, pin_id: str) -> None:
+        """The consumer may be well after all: then its pin would keep the next feed out."""
+        try:
+            if self._pin_of(await self._info(_ANSWER_S)) == pin_id:
+                await consumers.unpin(self._connection, self._options.stream, self._consumer, PIN_GROUP)
+        except (NotFound, RequestTimeout) as error:
+            _log.debug("%r: %s", self, error)
+
+    async def is_well(self, timeout_s: float) -> bool:
+        """Whether the consumer is where it was, and has a pull of this reader. Raises if it does not answer."""
+        feed, before = self._feed, self.seen_floor
+        if feed is None:
+            return True  # it is being opened
+        info = await self._info(timeout_s)
+        self.server, self.seen_floor = info.leader, info.ack_floor
+        is_without_pull = not info.num_waiting and not info.num_pending and not info.num_ack_pending
+        was_without_pull, self._was_without_pull = self._was_without_pull, is_without_pull
+        return info.ack_floor >= before and not (is_without_pull and was_without_pull)
 
     async def _ensure_consumer(self) -> None:
         """One that was deleted while this worker had the partition begins where this worker is."""
-        position = self._progress.advance() if self._progress is not None else 0
-        start = position + 1 if position else None
-        wanted = self._options.consumer(self._consumer, self._partition.filter, start)
-        stream = self._options.stream
+        stream, checkpointed = self._options.stream, self._options.is_checkpointed
+        wanted = self._options.consumer(self._consumer, self._partition.filter, None)
         try:
-            info = await consumers.info(self._connection, stream, self._consumer)
+            info = await self._info(_ANSWER_S if checkpointed else None)
         except NotFound:
-            info = await consumers.create(self._connection, stream, wanted, action="create")
+            info = await self._create()
+        except RequestTimeout:
+            if not checkpointed or not self._may_replace():
+                raise
+            _log.warning("%r: its consumer does not answer, and is made again", self)
+            consumers.post_delete(self._connection, stream, self._consumer)  # nobody would answer
+            info = await self._create()
+        self._unanswered_since = None
+        if checkpointed and self._mode is _Mode.STARTED and self._progress is not None:
+            position = self._progress.advance()
+            if info.ack_floor < position:  # its server came back without what it had
+                await consumers.reset(self._connection, stream, self._consumer, sequence=position + 1)
+        self.server, self.seen_floor = info.leader, info.ack_floor
         found = info.config
         if found.filter_subject != wanted.filter_subject or found.priority_groups != wanted.priority_groups:
             raise FleetError(
@@ -185,8 +239,40 @@ class PartitionReader:
         if self._progress is not None:
             self._progress.learned(info.ack_floor)
 
+    def _may_replace(self) -> bool:
+        """Whether a consumer that does not answer is lost: the owner says so at once, others give it time for that."""
+        now = time.monotonic()
+        since = self._unanswered_since = self._unanswered_since or now
+        return self._mode is _Mode.STARTED or now - since > _LEFT_TO_OWNER_S
+
+    async def _create(self) -> ConsumerInfo:
+        await self._learn_position()
+        position = self._progress.advance() if self._progress is not None else 0
+        start = position + 1 if position else None
+        wanted = self._options.consumer(self._consumer, self._partition.filter, start)
+        for _ in range(_CREATE_TRIES):
+            try:
+                return await consumers.create(self._connection, self._options.stream, wanted, action="create")
+            except ApiError as error:
+                if error.err_code != _EXISTS:
+                    raise
+            await asyncio.sleep(_CREATE_PAUSE_S)
+            with suppress(NotFound, RequestTimeout):  # somebody was quicker; or the one that is lost is still there
+                return await self._info(_ANSWER_S)
+        raise RequestTimeout(f"consumer {self._consumer!r} is there and does not answer")
+
+    async def _learn_position(self) -> None:
+        if self._positions is not None and self._progress is not None:
+            self._progress.learned(await self._positions.position_of(self._partition.id))
+
+    @property
+    def position(self) -> int:
+        """Everything of the partition up to here is handled."""
+        return self._progress.advance() if self._progress is not None else 0
+
     async def start(self, token: int) -> None:
         """Handle the partition with this token."""
+        await self._learn_position()
         self._origin.token = token
         if self._mode is _Mode.DRAINING and self._feed is not None and self._feed.is_pinned:
             self._mode = _Mode.HOLDING
@@ -243,6 +329,8 @@ class PartitionReader:
         await self._processor.acks_sent()
         if self._feed is not None and self._feed.is_pinned:
             await self._feed.settle()
+        if self._positions is not None and self._progress is not None and self.position:
+            await self._positions.write({self._partition.id: self.position})
 
     async def close(self) -> None:
         """Stop pulling, and give the pin back if it is ours."""
@@ -313,8 +401,8 @@ class PartitionReader:
 
     # ---- small things -------------------------------------------------------------------------------------------
 
-    async def _info(self) -> ConsumerInfo:
-        return await consumers.info(self._connection, self._options.stream, self._consumer)
+    async def _info(self, timeout_s: float | None = None) -> ConsumerInfo:
+        return await consumers.info(self._connection, self._options.stream, self._consumer, timeout_s=timeout_s)
 
     @staticmethod
     def _pin_of(info: ConsumerInfo) -> str | None:

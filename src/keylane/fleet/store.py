@@ -49,7 +49,9 @@ class FleetStore:
         return f"<FleetStore {self._prefix}>"
 
     async def __aenter__(self) -> Self:
-        await self._open.enter_async_context(self._bucket.hints(f"{self._prefix}>", self._take_hint))
+        # Not the positions: they are many, and nobody waits for them.
+        for keys in ("*", "worker.*", "claim.>"):
+            await self._open.enter_async_context(self._bucket.hints(f"{self._prefix}{keys}", self._take_hint))
         return self
 
     async def __aexit__(
@@ -86,6 +88,11 @@ class FleetStore:
         else:
             entry = await self._bucket.get(f"{self._prefix}{key}")
             found = [entry] if entry is not None else []
+        return {one.key.removeprefix(self._prefix): RecordEntry(one.revision, one.value) for one in found}
+
+    async def newest(self, prefix: str) -> dict[str, RecordEntry]:
+        """The records whose keys begin with `prefix.`, as the bucket's leader has them. Raises where it fails."""
+        found = await self._bucket.entries(f"{self._prefix}{prefix}")
         return {one.key.removeprefix(self._prefix): RecordEntry(one.revision, one.value) for one in found}
 
     async def write(self, request: WriteRecord) -> WriteConfirmed | WriteConflict | WriteUnknown:

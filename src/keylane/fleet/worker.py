@@ -11,9 +11,10 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, fields
 from enum import Enum
+from typing import Any
 
 from keylane.core.fleet_events import (
     ClosePartition,
@@ -42,10 +43,12 @@ from keylane.core.fleet_records import FleetAssignment, FleetSpec
 from keylane.core.fleet_worker import FleetWorker, step
 from keylane.dispatch import HandlerCall, HandlerSlots
 from keylane.errors import FleetEnded, FleetError, KeylaneError
+from keylane.fleet.consumer_probe import ConsumerProbe
 from keylane.fleet.lag import PartitionLag, partition_lag
 from keylane.fleet.origin import PartitionOrigin
 from keylane.fleet.partition_reader import PartitionReader, ReaderOptions
 from keylane.fleet.planner import FleetPlanner
+from keylane.fleet.positions import CHECKPOINT_S, PositionStore
 from keylane.fleet.store import FleetStore
 from keylane.jetstream import Connection, Hooks, Message, check_seconds, consumers
 from keylane.processing.handler_options import Commits, HandlerOptions
@@ -119,6 +122,7 @@ class Worker(Joined):
         handling: HandlerOptions,
         hooks: FleetHooks,
         stop_timeout_s: float,
+        checkpoint_s: float = CHECKPOINT_S,
     ) -> None:
         super().__init__(stop_timeout_s, _log)
         self.stream, self.fleet = stream, fleet
@@ -133,6 +137,8 @@ class Worker(Joined):
         offset_s = time.time() - _clock()
         self._core = FleetWorker(spec=spec, identity=identity, planner=planner(offset_s), clock_offset_s=offset_s)
         self._store = FleetStore(connection, stream, fleet, timeout_s=spec.lease_s / 3, hinted=self._tell)
+        self._positions: tuple[str, PositionStore] | None = None
+        self._checkpoint_s = checkpoint_s
         self._runs: dict[str, _PartitionRun] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: asyncio.TaskGroup | None = None
@@ -205,9 +211,12 @@ class Worker(Joined):
         try:
             async with self._store, asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
+                upkeep = [tasks.create_task(work) for work in self._upkeep()]
                 self._tell(FleetSignal.STOP if self._stopping else FleetSignal.TIMER)
                 await self._over.wait()
                 await self._close_all()
+                for task in upkeep:
+                    task.cancel()
         except asyncio.CancelledError:  # the program ends
             self._ended.cancel()
             raise
@@ -222,6 +231,9 @@ class Worker(Joined):
                 await run.processor.close()
             await self._call.close()
             self._end()
+
+    def _upkeep(self) -> list[Coroutine[Any, Any, None]]:
+        return [self._keep_positions(), self._probe().run()] if self._reader_options.is_checkpointed else []
 
     async def _close_all(self) -> None:
         """What is being closed gives its pins back, or the next owners wait for them; the rest is cut off."""
@@ -396,10 +408,43 @@ class Worker(Joined):
             pinned=lambda: self._tell(PartitionPinned(partition.id)),
             lost=run.reopen,
             redelivered=run.reset,
+            positions=self._position_store(),
         )
         run.partition = partition.id
         run.task = self._tasks.create_task(run.work(), name=name)
         return run
+
+    def _position_store(self) -> PositionStore | None:
+        """Of the present lease. A work queue needs none: what is handled is gone."""
+        if not self._reader_options.is_checkpointed or self._reader_options.is_queue:
+            return None
+        number, instance = self._core.lease.worker, self._core.lease.instance
+        assert number is not None
+        if self._positions is None or self._positions[0] != instance:
+            store = PositionStore(self._connection, self._store, self.stream, number, instance)
+            self._positions = instance, store
+        return self._positions[1]
+
+    async def _keep_positions(self) -> None:
+        """Record how far the partitions are handled: what is handled later may be repeated if a consumer is lost."""
+        while True:
+            await asyncio.sleep(self._checkpoint_s)
+            owned = {run.partition: run.reader.position for run in self._runs.values() if run.token}
+            if self._positions is None or not owned:
+                continue
+            try:
+                known = {partition: position for partition, position in owned.items() if position}
+                await self._positions[1].write(known, frozenset(owned))
+            except KeylaneError as error:
+                _log.warning("%r: its positions are not recorded, so more may be repeated: %s", self, error)
+
+    def _probe(self) -> ConsumerProbe:
+        def lost(reader: PartitionReader) -> None:
+            for run in self._runs.values():
+                if run.reader is reader and run.token:
+                    run.reopen(None)
+
+        return ConsumerProbe(self._connection, lambda: [run.reader for run in self._runs.values() if run.token], lost)
 
     def _closed(self, run: _PartitionRun) -> None:
         if self._runs.get(run.partition) is run:
