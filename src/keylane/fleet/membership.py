@@ -19,6 +19,7 @@ from keylane.core.partitions import Partitioning, parse_transform
 from keylane.dispatch import Executor
 from keylane.errors import ApiError, BrokenFleetRecord, FleetError, InvalidInput
 from keylane.fleet.collisions import refuse_collisions
+from keylane.fleet.consumer_limit import ensure_room
 from keylane.fleet.partition_reader import PIN_GROUP, ReaderOptions
 from keylane.fleet.planner import FleetPlanner
 from keylane.fleet.positions import CHECKPOINT_S
@@ -121,9 +122,11 @@ async def join(
     info = await streams.info(connection, stream)
     _check_stream(info.config, partitions, found)
     is_queue = info.config.retention == RetentionPolicy.WORK_QUEUE
+    names = [partition_consumer(fleet, one.id) for one in found]
+    await refuse_collisions(connection, stream, fleet, names)
+    await ensure_room(connection, stream, names)
     if acks == "prefix":
         acks = await _prefix_or_message(connection, stream, found[0], is_queue=is_queue)
-    await refuse_collisions(connection, stream, fleet, [partition_consumer(fleet, one.id) for one in found])
     if journal is not None and journal.stream != stream:
         raise InvalidInput(f"the journal is that of stream {journal.stream!r}: stream {stream!r} needs its own")
     terms = HandlerOptions(

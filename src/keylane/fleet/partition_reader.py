@@ -19,6 +19,7 @@ from enum import Enum, auto
 
 from keylane.core.fleet_partitions import Partition
 from keylane.errors import ApiError, FleetError, KeylaneError, NotFound, RequestTimeout
+from keylane.fleet.consumer_limit import CreationPace
 from keylane.fleet.origin import PartitionOrigin
 from keylane.fleet.positions import PositionStore
 from keylane.jetstream import (
@@ -106,6 +107,7 @@ class PartitionReader:
         pinned: Callable[[], None],
         lost: Callable[[KeylaneError | None], None],
         redelivered: Callable[[], None],
+        pace: CreationPace,
         positions: PositionStore | None = None,
     ) -> None:
         """`pinned`: called when a message comes under a new pin. `lost`: called when the feed ends by itself.
@@ -128,6 +130,7 @@ class PartitionReader:
         self._message = PrefixMessage if options.commits == "prefix" else GroupMessage
         self._progress = processor.progress
         """None on a work queue, which has no positions: what is handled is gone."""
+        self._pace = pace
         self._positions = positions if self._progress is not None else None
         if self._progress is not None:
             self._progress.redelivered = redelivered
@@ -252,7 +255,8 @@ class PartitionReader:
         wanted = self._options.consumer(self._consumer, self._partition.filter, start)
         for _ in range(_CREATE_TRIES):
             try:
-                return await consumers.create(self._connection, self._options.stream, wanted, action="create")
+                async with self._pace.turn():
+                    return await consumers.create(self._connection, self._options.stream, wanted, action="create")
             except ApiError as error:
                 if error.err_code != _EXISTS:
                     raise

@@ -43,6 +43,7 @@ from keylane.core.fleet_records import FleetAssignment, FleetSpec
 from keylane.core.fleet_worker import FleetWorker, step
 from keylane.dispatch import HandlerCall, HandlerSlots
 from keylane.errors import FleetEnded, FleetError, KeylaneError
+from keylane.fleet.consumer_limit import CreationPace
 from keylane.fleet.consumer_probe import ConsumerProbe
 from keylane.fleet.lag import PartitionLag, partition_lag
 from keylane.fleet.origin import PartitionOrigin
@@ -61,6 +62,7 @@ _log = logging.getLogger("keylane.fleet")
 
 _CLOSE_S = 5.0
 _TIMER_STEP_S = 0.001
+_TO_BE_MADE = "consumers of its partitions to be made"
 _PIN_REQUESTS = 16
 """At once, of one worker whose store does not answer."""
 
@@ -139,6 +141,7 @@ class Worker(Joined):
         self._store = FleetStore(connection, stream, fleet, timeout_s=spec.lease_s / 3, hinted=self._tell)
         self._positions: tuple[str, PositionStore] | None = None
         self._checkpoint_s = checkpoint_s
+        self._pace = CreationPace(self._creations_wait)
         self._runs: dict[str, _PartitionRun] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: asyncio.TaskGroup | None = None
@@ -409,6 +412,7 @@ class Worker(Joined):
             lost=run.reopen,
             redelivered=run.reset,
             positions=self._position_store(),
+            pace=self._pace,
         )
         run.partition = partition.id
         run.task = self._tasks.create_task(run.work(), name=name)
@@ -473,6 +477,10 @@ class Worker(Joined):
         )
         self.state, self.waiting_for = state, waiting_for
         self._call_hook(self._hooks.on_state, state, waiting_for)
+
+    def _creations_wait(self, waiting: int) -> None:
+        if self.waiting_for is None or self.waiting_for.endswith(_TO_BE_MADE):
+            self._report(self.state, f"{waiting} {_TO_BE_MADE}" if waiting else None)
 
     def _handler_waits(self, waiting_for: str | None) -> None:
         if waiting_for is not None:

@@ -38,6 +38,7 @@ __all__ = [
     "state",
     "step_down",
     "update",
+    "update_json",
 ]
 
 
@@ -75,6 +76,11 @@ async def create(connection: Connection, config: StreamConfig) -> StreamInfo:
 async def create_json(connection: Connection, config: Mapping[str, Any]) -> None:
     """As `create`, for a configuration with fields or values that nats-py does not know."""
     await connection.api.request(f"STREAM.CREATE.{config['name']}", config)
+
+
+async def update_json(connection: Connection, config: Mapping[str, Any]) -> None:
+    """As `update`, for a configuration as `info_json` gives it: nothing that nats-py does not know is lost."""
+    await connection.api.request(f"STREAM.UPDATE.{config['name']}", config)
 
 
 async def update(connection: Connection, config: StreamConfig) -> StreamInfo:
