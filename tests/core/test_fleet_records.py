@@ -12,8 +12,10 @@ from keylane.core.fleet_records import (
     FleetClaim,
     FleetRecord,
     FleetSpec,
+    Generation,
     LeaderLease,
     LeaseState,
+    PartitionTable,
     WorkerLease,
     check_partition,
     from_json,
@@ -27,10 +29,11 @@ LEASE = WorkerLease(worker=3, instance="a.1", taken=7, beat=2, state=LeaseState.
 LEADER = LeaderLease(worker=3, instance="a.1", epoch=4, beat=9, version=12)
 OWNERS = {**{str(number): number // 8 for number in range(32)}, "tool-1.chamber-2": 3}
 ASSIGNMENT = FleetAssignment(epoch=4, version=12, owners=OWNERS, workers={0: "b.1", 3: "a.1"}, reason="start")
+TABLE = PartitionTable(version=7, entries=({"subject": "a.*"},), generations=(Generation(1, 16, 5, 9),), numbers=(10,))
 CLAIM = FleetClaim(partition="tool-1.chamber-2", worker=3, instance="a.1", token=99, held=True)
 
 
-@pytest.mark.parametrize("record", [SPEC, LEASE, LEADER, ASSIGNMENT, CLAIM])
+@pytest.mark.parametrize("record", [SPEC, LEASE, LEADER, ASSIGNMENT, CLAIM, TABLE])
 def test_a_record_comes_back(record: FleetRecord) -> None:
     assert from_json(key_of(record), to_json(record)) == record
 

@@ -102,6 +102,8 @@ class IdLease:
     deadline: float = 0.0
     renew_at: float = 0.0
     leaving: bool = False
+    table: int = 0
+    """The version of the partition table that this worker follows."""
     went_back: bool = False
     """A lost record was written again: the store went back. Whoever reads it clears it."""
     _sent: dict[int, float] = field(default_factory=dict)
@@ -183,6 +185,7 @@ class IdLease:
             highest_token=self.view.highest_token,
             highest_version=self.view.highest_version,
             highest_epoch=self.view.highest_epoch,
+            table=self.table,
         )
         self._sent[lease.beat] = now
         for beat in sorted(self._sent)[:-_REMEMBERED_BEATS]:

@@ -54,6 +54,7 @@ from keylane.core.fleet_events import (
     SetTimer,
     SpecRefused,
     StopEverything,
+    TableFollowed,
     WorkerEnded,
     WorkerState,
     WriteConfirmed,
@@ -112,6 +113,8 @@ class FleetWorker:
     look_at: float = 0.0
     looks: int = 0
     audit_due: bool = False
+    opened: frozenset[str] | None = None
+    """The partitions that may be owned now, whatever is assigned; None: all."""
     wanted_for: tuple[object, ...] = ()
     """What the wanted partitions follow from: they are computed again when it changes."""
     timer: float = -1.0
@@ -178,6 +181,10 @@ def _take(worker: FleetWorker, event: FleetEvent, now: float) -> None:  # noqa: 
         case PartitionPinned(partition):
             if worker.ownership is not None:
                 worker.ownership.pinned(partition)
+        case TableFollowed(version, opened):
+            worker.opened = opened
+            worker.lease.table = max(worker.lease.table, version)
+            worker.lease.renew_at = min(worker.lease.renew_at, now)
         case FleetSignal.STOP:
             _stop(worker, now)
         case FleetSignal.HANDLERS_ENDED:
@@ -410,9 +417,12 @@ def _own(worker: FleetWorker, ownership: Ownership, now: float) -> None:
     assignment = worker.view.assignment
     alone = worker.stopping and all(one.worker == ownership.worker for one in worker.view.live_leases())
     gives_up = worker.stopping and (alone or now >= worker.leave_by)
-    if worker.wanted_for != (ownership.instance, assignment.rank if assignment is not None else (), gives_up):
-        worker.wanted_for = (ownership.instance, assignment.rank if assignment is not None else (), gives_up)
+    wanted_for = (ownership.instance, assignment.rank if assignment is not None else (), gives_up, worker.opened)
+    if worker.wanted_for != wanted_for:
+        worker.wanted_for = wanted_for
         wanted = frozenset() if assignment is None else assignment.partitions_of(ownership.worker, ownership.instance)
+        if worker.opened is not None:
+            wanted &= worker.opened
         if worker.stopping:
             wanted = frozenset() if gives_up else wanted & ownership.partitions.keys()
         ownership.want(wanted)
