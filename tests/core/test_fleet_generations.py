@@ -36,7 +36,7 @@ def subject(key: str, numbering: Partitioning) -> str:
 @pytest.mark.parametrize("seed", range(300))
 def test_the_barrier_lies_between_the_last_old_and_the_first_new_number(seed: int) -> None:
     """Also where most messages say nothing, and where old ones are gone because they were handled."""
-    choose = random.Random(seed)
+    choose = random.Random(seed)  # noqa: S311 - tests
     low, high = choose.randrange(50), 100
     updated = choose.randrange(low, high + 1)
     keys = [f"k{choose.randrange(200)}" for _ in range(high + 1)]
@@ -54,7 +54,7 @@ def test_the_barrier_lies_between_the_last_old_and_the_first_new_number(seed: in
 
 @pytest.mark.parametrize("seed", range(100))
 def test_mixed_numbers_lie_between_two_barriers(seed: int) -> None:
-    choose = random.Random(seed)
+    choose = random.Random(seed)  # noqa: S311 - tests
     stored, first_mixed, last_mixed = [], 40, 60
     for at in range(1, 101):
         is_old = at < first_mixed or (at <= last_mixed and choose.random() < 0.5)
