@@ -22,7 +22,7 @@ from keylane.core.fleet_generations import (
     wanted,
 )
 from keylane.core.fleet_partitions import hashed
-from keylane.core.fleet_records import Generation, PartitionTable, from_json, key_of, to_json
+from keylane.core.fleet_records import Generation, from_json, key_of, to_json
 from keylane.core.partitions import Partitioning
 from keylane.errors import FleetError
 
@@ -114,15 +114,14 @@ def test_one_change_at_a_time() -> None:
 
 
 def test_words() -> None:
-    table = first_table(10)
-    said: list[str | None] = [in_words(table)]
-    for change in (lambda one: wanted(one, 16), lambda one: held(one, 100), lambda one: split(one, Barrier(110, 110))):
-        table = change(table)
-        said.append(in_words(table))
+    tables = [first_table(10)]
+    tables.append(wanted(tables[-1], 16))
+    tables.append(held(tables[-1], 100))
+    tables.append(split(tables[-1], Barrier(110, 110)))
+    said = [in_words(one) for one in tables]
     assert said == [
         None,
         "10 → 16 partitions: waits for the leader",
         "10 → 16 partitions: workers hold after sequence 100",
         "10 → 16 partitions: generation 0 is handled up to sequence 110, then the next one begins",
     ]
-    assert isinstance(table, PartitionTable)

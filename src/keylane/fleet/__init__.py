@@ -7,24 +7,40 @@
 from __future__ import annotations
 
 from keylane.core.fleet_events import WorkerState
-from keylane.core.fleet_partitions import HashedPartitions, ListedPartitions, Partition, hashed, listed
+from keylane.core.fleet_partitions import (
+    DiscoveredPartitions,
+    HashedPartitions,
+    KvPartitions,
+    ListedPartitions,
+    Partition,
+    discovered,
+    from_kv,
+    hashed,
+    listed,
+)
 from keylane.fleet.admin import FleetStatus, PartitionStatus, WorkerStatus, list_fleets, status
 from keylane.fleet.membership import join
+from keylane.fleet.repartition import repartition
 from keylane.fleet.worker import FleetHooks, Worker
 
 __all__ = [
+    "DiscoveredPartitions",
     "FleetHooks",
     "FleetStatus",
     "HashedPartitions",
+    "KvPartitions",
     "ListedPartitions",
     "Partition",
     "PartitionStatus",
     "Worker",
     "WorkerState",
     "WorkerStatus",
+    "discovered",
+    "from_kv",
     "hashed",
     "join",
     "list_fleets",
     "listed",
+    "repartition",
     "status",
 ]
