@@ -22,13 +22,12 @@ from keylane.core.fleet_partitions import (
 )
 from keylane.errors import FleetError, InvalidInput
 from keylane.fleet.partition_table import FleetPartitions
-from keylane.jetstream import Bucket, Connection
+from keylane.jetstream import Bucket, Connection, streams
 
 _log = logging.getLogger("keylane.fleet")
 
 _LOOK_KV_S = 2.0
 _LOOK_STREAM_S = 1.0
-_PAGE_FIELD = "subjects"
 
 
 class PartitionLookup(Protocol):
@@ -84,7 +83,7 @@ class SubjectLookup:
     async def look(self) -> tuple[Partition, ...]:
         source = self._source
         self._memory.know(one.filter for one in self._known.current)
-        found = source.resolve(await list_subjects(self._connection, self._stream, source.filter))
+        found = source.resolve(await streams.subjects(self._connection, self._stream, source.filter))
         if found.left_out and not self._told.issuperset(found.left_out):
             self._told |= set(found.left_out)
             _log.warning("subjects with a wildcard as a token are no partitions: %s", ", ".join(found.left_out[:5]))
@@ -93,19 +92,6 @@ class SubjectLookup:
 
     def watch(self, changed: Callable[[], None]) -> AbstractAsyncContextManager[None]:
         return nullcontext()
-
-
-async def list_subjects(connection: Connection, stream: str, subject_filter: str) -> list[str]:
-    """Every subject of the stream that matches, page by page."""
-    found: dict[str, None] = {}
-    while True:
-        answer = await connection.api.request(
-            f"STREAM.INFO.{stream}", {"subjects_filter": subject_filter, "offset": len(found)}
-        )
-        page = answer["state"].get(_PAGE_FIELD) or {}
-        found |= dict.fromkeys(page)
-        if not page or len(found) >= answer.get("total", 0):
-            return sorted(found)
 
 
 class SourceKeeper:

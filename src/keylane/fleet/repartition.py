@@ -295,7 +295,7 @@ class GenerationKeeper:
     async def _update(self, partitions: int) -> None:
         config = renumbered(await self._config(), partitions)
         if self._leads():  # a leader that was replaced must not undo what its successor has done since
-            await self._connection.api.request(f"STREAM.UPDATE.{self._stream}", config)
+            await streams.update_json(self._connection, config)
 
     async def _split(self, table: PartitionTable) -> None:
         new = numbering_of(await self._config())
