@@ -1,6 +1,6 @@
 """The records of a fleet in its KV bucket: what each holds, its JSON, and how a record is refused.
 
-Owns: six records, their keys below `<stream>.<fleet>.`, their checks, the digest of an assignment. Never writes one.
+Owns: seven records, their keys below `<stream>.<fleet>.`, their checks, the digest of an assignment. Never writes one.
 
 | key | record | written by | what only grows in it |
 | --- | --- | --- | --- |
@@ -10,6 +10,7 @@ Owns: six records, their keys below `<stream>.<fleet>.`, their checks, the diges
 | `assignment` | `FleetAssignment` | the leader | `epoch`, then `version` |
 | `claim.<partition>` | `FleetClaim` | the owner of the partition, or its successor | `token` |
 | `partitions` | `PartitionTable` | the leader, where partitions change while the fleet runs | `version` |
+| `position.<n>` | `WorkerPositions` | the holder of id n | `beat`, and every position |
 
 The growing numbers put any two records of one key in order without the store: a record that is lower than one that a
 worker knows was lost and came back (the store was rolled back), a higher one has replaced it. `rank` gives them.
@@ -38,10 +39,13 @@ ASSIGNMENT = "assignment"
 TABLE = "partitions"
 WORKERS = "worker.*"
 """The pattern of all worker leases, for a read of many keys."""
+POSITIONS = "position"
+"""What the keys of all positions begin with."""
 
 _PARTITION = re.compile(r"[-/_=A-Za-z0-9]+(?:\.[-/_=A-Za-z0-9]+)*")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 _WORKER_KEY = re.compile(r"worker\.(0|[1-9][0-9]{0,5})")
+_POSITION_KEY = re.compile(r"position\.(0|[1-9][0-9]{0,5})")
 _MOST = 2**63 - 1
 _DIGEST_CHARACTERS = 16
 
@@ -65,6 +69,10 @@ def worker_key(worker: int) -> str:
 
 def claim_key(partition: str) -> str:
     return f"claim.{partition}"
+
+
+def position_key(worker: int) -> str:
+    return f"{POSITIONS}.{worker}"
 
 
 def worker_of(key: str) -> int | None:
@@ -152,6 +160,8 @@ class WorkerLease:
     """The highest that this worker has seen: what a store that forgot them must be told."""
     table: int = 0
     """The version of the partition table that this worker follows."""
+    trouble: str = ""
+    """What this worker cannot do, and asks the leader to look at; empty: nothing."""
     extra: Extra = field(default_factory=_no_extra, compare=False)
 
     @property
@@ -255,7 +265,30 @@ class PartitionTable:
         return (self.version,)
 
 
-FleetRecord: TypeAlias = FleetSpec | WorkerLease | LeaderLease | FleetAssignment | FleetClaim | PartitionTable
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPositions:
+    """How far partitions are handled, as one worker knows it. `worker` is the number in its key.
+
+    A position is a fact that stays true: of several records the highest counts, whoever wrote it.
+    """
+
+    worker: int
+    instance: str
+    beat: int
+    stream_created: str
+    """Of which stream: one that was made again counts its sequences from 1."""
+    positions: Mapping[str, int]
+    """Partition -> all its messages up to this sequence of the stream are handled."""
+    extra: Extra = field(default_factory=_no_extra, compare=False)
+
+    @property
+    def rank(self) -> tuple[int, ...]:
+        return (self.beat,)
+
+
+FleetRecord: TypeAlias = (
+    FleetSpec | WorkerLease | LeaderLease | FleetAssignment | FleetClaim | PartitionTable | WorkerPositions
+)
 
 
 def digest_of(owners: Mapping[str, int]) -> str:
@@ -330,6 +363,12 @@ def _instances(value: Any) -> Mapping[int, str]:
     ):
         raise _Wrong('an object of instances by worker: {"0": "instance"}')
     return {int(key): one for key, one in value.items()}
+
+
+def _positions(value: Any) -> Mapping[str, int]:
+    if not isinstance(value, dict) or not all(_PARTITION.fullmatch(one) for one in value):
+        raise _Wrong('an object of sequences by partition: {"0": 17}')
+    return {partition: _number(one) for partition, one in value.items()}
 
 
 def _owners(value: Any) -> Mapping[str, int]:
@@ -434,6 +473,7 @@ _FIELDS: dict[type, _Fields] = {
         "highest_version": _number,
         "highest_epoch": _number,
         "table": _number,
+        "trouble": _text,
     },
     LeaderLease: {
         "worker": _number,
@@ -463,6 +503,12 @@ _FIELDS: dict[type, _Fields] = {
         "target": _number,
         "numbers": _numbers,
     },
+    WorkerPositions: {
+        "instance": _some_text,
+        "beat": _number,
+        "stream_created": _some_text,
+        "positions": _positions,
+    },
 }
 
 _REQUIRED: dict[type, frozenset[str]] = {
@@ -472,11 +518,12 @@ _REQUIRED: dict[type, frozenset[str]] = {
     FleetAssignment: frozenset({"epoch", "version", "owners", "workers"}),
     FleetClaim: frozenset(_FIELDS[FleetClaim]),
     PartitionTable: frozenset({"version"}),
+    WorkerPositions: frozenset(_FIELDS[WorkerPositions]),
 }
 """A field that a later version adds to this list must have a default here for records of an earlier one."""
 
 
-def key_of(record: FleetRecord) -> str:
+def key_of(record: FleetRecord) -> str:  # noqa: PLR0911 - one for each record
     match record:
         case FleetSpec():
             return SPEC
@@ -490,6 +537,8 @@ def key_of(record: FleetRecord) -> str:
             return claim_key(record.partition)
         case PartitionTable():
             return TABLE
+        case WorkerPositions():
+            return position_key(record.worker)
 
 
 def to_json(record: FleetRecord) -> bytes:
@@ -504,7 +553,7 @@ def to_json(record: FleetRecord) -> bytes:
 
 
 @lru_cache(maxsize=512)  # what a hint announced is read a moment later
-def from_json(key: str, value: bytes) -> FleetRecord:
+def from_json(key: str, value: bytes) -> FleetRecord:  # noqa: PLR0911 - one for each record
     """The record that is stored under a key, or `BrokenFleetRecord`.
 
     >>> claim = FleetClaim(partition="3", worker=1, instance="a", token=7, held=True)
@@ -523,6 +572,8 @@ def from_json(key: str, value: bytes) -> FleetRecord:
         return _read(WorkerLease, key, value, {"worker": worker})
     if (partition := partition_of(key)) is not None:
         return _read(FleetClaim, key, value, {"partition": partition})
+    if (found := _POSITION_KEY.fullmatch(key)) is not None:
+        return _read(WorkerPositions, key, value, {"worker": int(found[1])})
     raise BrokenFleetRecord(f"fleet record {shown(key)}: there is no record of this name; delete the key")
 
 
@@ -541,7 +592,7 @@ def _read_assignment(value: bytes) -> FleetAssignment:
     return record
 
 
-R = TypeVar("R", FleetSpec, WorkerLease, LeaderLease, FleetAssignment, FleetClaim, PartitionTable)
+R = TypeVar("R", FleetSpec, WorkerLease, LeaderLease, FleetAssignment, FleetClaim, PartitionTable, WorkerPositions)
 
 
 def _read(kind: type[R], key: str, value: bytes, given: Mapping[str, Any]) -> R:

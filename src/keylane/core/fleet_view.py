@@ -27,6 +27,7 @@ from keylane.core.fleet_records import (
     LeaderLease,
     PartitionTable,
     WorkerLease,
+    WorkerPositions,
     from_json,
     worker_key,
 )
@@ -99,7 +100,7 @@ class FleetView:
                 self.highest_version = max(self.highest_version, record.version)
             case FleetClaim():
                 self.highest_token = max(self.highest_token, record.token)
-            case FleetSpec() | PartitionTable():
+            case FleetSpec() | PartitionTable() | WorkerPositions():
                 pass
 
     # ---- reads ---------------------------------------------------------------------------------------------

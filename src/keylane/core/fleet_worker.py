@@ -331,7 +331,7 @@ def _hinted(worker: FleetWorker, event: RecordHint, now: float) -> None:
         waits = worker.ownership.partitions.get(partition) if worker.ownership is not None else None
         if waits is not None and waits.step in (ClaimStep.STANDBY, ClaimStep.HELD):
             worker.requests.read(key)
-    elif event.value is not None and (key == LEADER or _leads(worker)):
+    elif event.value is not None and (key == LEADER or (worker_of(key) is not None and _leads(worker))):
         _hinted_lease(worker, key, event.value, now)
 
 

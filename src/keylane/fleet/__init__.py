@@ -18,19 +18,23 @@ from keylane.core.fleet_partitions import (
     hashed,
     listed,
 )
-from keylane.fleet.admin import FleetStatus, PartitionStatus, WorkerStatus, list_fleets, status
+from keylane.core.fleet_records import FleetAssignment
+from keylane.fleet.admin import FleetStatus, PartitionStatus, WorkerStatus, list_fleets, status, stored_spec
+from keylane.fleet.lag import PartitionLag
 from keylane.fleet.membership import join
 from keylane.fleet.repartition import repartition
 from keylane.fleet.worker import FleetHooks, Worker
 
 __all__ = [
     "DiscoveredPartitions",
+    "FleetAssignment",
     "FleetHooks",
     "FleetStatus",
     "HashedPartitions",
     "KvPartitions",
     "ListedPartitions",
     "Partition",
+    "PartitionLag",
     "PartitionStatus",
     "Worker",
     "WorkerState",
@@ -43,4 +47,5 @@ __all__ = [
     "listed",
     "repartition",
     "status",
+    "stored_spec",
 ]

@@ -12,8 +12,9 @@ from keylane.core.fleet_generations import in_words
 from keylane.errors import FleetError
 from keylane.fleet import Worker, hashed
 from keylane.fleet.repartition import GenerationKeeper, fleet_partitions
+from keylane.fleet.store import FLEET_BUCKET
 from keylane.groups import GroupMessage
-from keylane.jetstream import ConsumerConfig, consumers
+from keylane.jetstream import Bucket, ConsumerConfig, consumers
 from tests.integration.fleet.rig import KEYS, PARTITIONS, FleetGround
 from tests.integration.groups.rig import flawless
 from tests.waiter import until
@@ -165,9 +166,6 @@ async def test_a_table_that_the_store_has_lost_is_written_again(limits: FleetGro
     await limits.shared(a)
     await fleet.repartition(limits.connection, limits.stream, "f", 12)
     found = await fleet_partitions(limits.connection, limits.stream, "f")
-    from keylane.fleet.store import FLEET_BUCKET
-    from keylane.jetstream import Bucket
-
     bucket, key = Bucket(limits.connection, FLEET_BUCKET), f"{limits.stream}.f.partitions"
     entry = await bucket.get(key)
     assert entry is not None
