@@ -160,6 +160,8 @@ class WorkerLease:
     """The highest that this worker has seen: what a store that forgot them must be told."""
     table: int = 0
     """The version of the partition table that this worker follows."""
+    successors: Mapping[str, int] = field(default_factory=dict)
+    """Partition -> the worker that takes it over from this one, which leaves. Holds until the next assignment."""
     trouble: str = ""
     """What this worker cannot do, and asks the leader to look at; empty: nothing."""
     extra: Extra = field(default_factory=_no_extra, compare=False)
@@ -473,6 +475,7 @@ _FIELDS: dict[type, _Fields] = {
         "highest_version": _number,
         "highest_epoch": _number,
         "table": _number,
+        "successors": _owners,
         "trouble": _text,
     },
     LeaderLease: {
@@ -549,6 +552,8 @@ def to_json(record: FleetRecord) -> bytes:
         content["digest"] = record.digest
     elif isinstance(record, PartitionTable):
         content["generations"] = [one._asdict() for one in record.generations]
+    elif isinstance(record, WorkerLease):
+        content["successors"] = _compact(record.successors)
     return json.dumps(content, separators=(",", ":")).encode()
 
 

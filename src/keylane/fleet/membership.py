@@ -10,7 +10,7 @@ from typing import get_args
 from keylane.awaitable_context import awaitable_context
 from keylane.core.assignment_strategies import Strategy
 from keylane.core.fleet_leader import LeaderWindows
-from keylane.core.fleet_names import check_fleet_name, check_label
+from keylane.core.fleet_names import check_fleet_name, check_label, partition_consumer
 from keylane.core.fleet_partitions import (
     DiscoveredPartitions,
     HashedPartitions,
@@ -24,6 +24,7 @@ from keylane.core.names import check_stream_name
 from keylane.core.partitions import Partitioning, parse_transform
 from keylane.dispatch import Executor
 from keylane.errors import FleetError, InvalidInput
+from keylane.fleet.collisions import refuse_collisions
 from keylane.fleet.partition_reader import ReaderOptions
 from keylane.fleet.partition_source import KvLookup, PartitionLookup, SourceKeeper, SubjectLookup, first_look
 from keylane.fleet.partition_table import FleetPartitions
@@ -104,6 +105,7 @@ async def join(
     if lookup is not None:
         await first_look(lookup, known)
     _check_stream(info.config, known)
+    await refuse_collisions(connection, stream, fleet, [partition_consumer(fleet, one.id) for one in known.current])
     if journal is not None and journal.stream != stream:
         raise InvalidInput(f"the journal is that of stream {journal.stream!r}: stream {stream!r} needs its own")
     terms = HandlerOptions(

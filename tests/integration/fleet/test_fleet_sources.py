@@ -61,8 +61,8 @@ async def test_a_list_in_a_kv_value_is_followed_live(plain: FleetGround) -> None
     sent = await plain.publish("abcd" * 3)
     await plain.evidence.all_of(sent)
     await listing.write(*"bcdefg")
-    late = await plain.publish("aefg")
     await own(plain, "bcdefg", one, two)
+    late = await plain.publish("aefg")
     await plain.evidence.all_of(late[1:])
     kept = await consumers.info(
         plain.connection, plain.stream, partition_consumer("f", subject_id(f"{plain.stream}.a"))
