@@ -5,14 +5,22 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Literal, get_args
 
 from keylane.awaitable_context import awaitable_context
 from keylane.core.assignment_strategies import Strategy
 from keylane.core.fleet_leader import LeaderWindows
 from keylane.core.fleet_names import check_fleet_name, check_label, partition_consumer
-from keylane.core.fleet_partitions import HashedPartitions, ListedPartitions, Partition
-from keylane.core.fleet_records import SPEC, FleetSpec, read_spec
+from keylane.core.fleet_partitions import (
+    DiscoveredPartitions,
+    HashedPartitions,
+    KvPartitions,
+    Partition,
+    PartitionSource,
+    source_from_wire,
+)
+from keylane.core.fleet_records import SPEC, FleetSpec, from_json, read_spec
 from keylane.core.fleet_state import State, choose_state
 from keylane.core.names import check_stream_name
 from keylane.core.partitions import Partitioning, parse_transform
@@ -21,8 +29,11 @@ from keylane.errors import ApiError, BrokenFleetRecord, FleetError, InvalidInput
 from keylane.fleet.collisions import refuse_collisions
 from keylane.fleet.consumer_limit import ensure_room
 from keylane.fleet.partition_reader import PIN_GROUP, ReaderOptions
+from keylane.fleet.partition_source import KvLookup, PartitionLookup, SourceKeeper, SubjectLookup, first_look
+from keylane.fleet.partition_table import FleetPartitions
 from keylane.fleet.planner import FleetPlanner
 from keylane.fleet.positions import CHECKPOINT_S
+from keylane.fleet.repartition import GenerationKeeper
 from keylane.fleet.store import FLEET_BUCKET
 from keylane.fleet.worker import FleetHooks, Worker, identity_of
 from keylane.groups import DeadLetters, can_store
@@ -50,8 +61,6 @@ TOO_MANY_CONSUMERS = 10026
 _TRIAL_S = 10.0
 
 _log = logging.getLogger("keylane.fleet")
-
-PartitionSource = HashedPartitions | ListedPartitions
 
 
 @awaitable_context
@@ -108,25 +117,29 @@ async def join(
     check_stream_name(stream)
     check_fleet_name(fleet)
     check_seconds(lease_s, "lease_s")
-    if strategy not in get_args(Strategy):
-        raise InvalidInput(f"strategy is {strategy!r}: use one of {', '.join(get_args(Strategy))}")
-    if not isinstance(partitions, PartitionSource):
-        raise InvalidInput(f"partitions is {partitions!r}: use hashed(…) or listed(…)")
-    if acks not in get_args(Commits):
-        raise InvalidInput(f"acks is {acks!r}: use one of {', '.join(get_args(Commits))}")
-    if state not in (*get_args(State), "auto"):
-        raise InvalidInput(f"state is {state!r}: use one of {', '.join(get_args(State))}, auto")
     check_seconds(checkpoint_s, "checkpoint_s")
+    _check_choices(strategy, acks, state)
+    if not isinstance(partitions, PartitionSource):
+        raise InvalidInput(f"partitions is {partitions!r}: use hashed(…), listed(…), discovered(…) or from_kv(…)")
     connection.require("consumer_reset")
-    found = partitions.resolve().partitions
     info = await streams.info(connection, stream)
-    _check_stream(info.config, partitions, found)
-    is_queue = info.config.retention == RetentionPolicy.WORK_QUEUE
-    names = [partition_consumer(fleet, one.id) for one in found]
+    replicas, is_queue = info.config.num_replicas or 1, info.config.retention == RetentionPolicy.WORK_QUEUE
+    bucket = Bucket(connection, FLEET_BUCKET)
+    await bucket.ensure(replicas=replicas)
+    source = await _agreed_source(connection, stream, fleet, partitions)
+    known = FleetPartitions(connection, stream, fleet, source)
+    lookup = _lookup(connection, stream, source, known)
+    await known.read()
+    if lookup is not None:
+        await first_look(lookup, known)
+    _check_stream(info.config, known)
+    names = [partition_consumer(fleet, one.id) for one in known.current]
     await refuse_collisions(connection, stream, fleet, names)
     await ensure_room(connection, stream, names)
     if acks == "prefix":
-        acks = await _prefix_or_message(connection, stream, found[0], is_queue=is_queue)
+        acks = await _prefix_or_message(connection, stream, is_queue=is_queue)
+    if state == "auto":
+        state = await _stored_state(bucket, stream, fleet) or choose_state(replicas, len(names))
     if journal is not None and journal.stream != stream:
         raise InvalidInput(f"the journal is that of stream {journal.stream!r}: stream {stream!r} needs its own")
     terms = HandlerOptions(
@@ -147,22 +160,16 @@ async def join(
         on_try=hooks.on_try if hooks is not None else None,
     )
     call = handler_call(handler, terms)
-    replicas = info.config.num_replicas or 1
-    bucket = Bucket(connection, FLEET_BUCKET)
-    await bucket.ensure(replicas=replicas)
-    if state == "auto":
-        state = await _stored_state(bucket, stream, fleet) or choose_state(replicas, len(found))
     await call.start()
-    by_id = {one.id: one for one in found}
     worker = Worker(
         connection,
         stream,
         fleet,
-        spec=FleetSpec(source=partitions.to_wire(), prefix=fleet, lease_s=lease_s, acks=acks, state=state),
+        spec=FleetSpec(source=source.to_wire(), prefix=fleet, lease_s=lease_s, acks=acks, state=state),
         identity=identity_of(name, [check_label(label) for label in labels]),
-        planner=lambda offset_s: FleetPlanner(lambda: found, strategy, LeaderWindows(), offset_s),
-        partition_of=by_id.get,
-        place_of=_places(partitions),
+        planner=lambda offset_s: FleetPlanner(lambda: known.current, strategy, LeaderWindows(), offset_s),
+        partitions=known,
+        place_of=_places(source),
         reader_options=ReaderOptions(
             stream=stream,
             is_queue=is_queue,
@@ -179,8 +186,22 @@ async def join(
         stop_timeout_s=stop_timeout_s,
         checkpoint_s=checkpoint_s,
     )
+    if lookup is not None:
+        worker.keep(SourceKeeper(lookup, known, worker.report_source))
+    elif isinstance(source, HashedPartitions):
+        worker.keep(GenerationKeeper(connection, stream, fleet, known, view=worker.view, leads=worker.leads_surely))
     worker.start()
     return worker
+
+
+def _check_choices(strategy: str, acks: str, state: str) -> None:
+    for name, given, known in (
+        ("strategy", strategy, get_args(Strategy)),
+        ("acks", acks, get_args(Commits)),
+        ("state", state, (*get_args(State), "auto")),
+    ):
+        if given not in known:
+            raise InvalidInput(f"{name} is {given!r}: use one of {', '.join(known)}")
 
 
 async def _stored_state(bucket: Bucket, stream: str, fleet: str) -> State | None:
@@ -194,7 +215,7 @@ async def _stored_state(bucket: Bucket, stream: str, fleet: str) -> State | None
         return None
 
 
-async def _prefix_or_message(connection: Connection, stream: str, partition: Partition, *, is_queue: bool) -> Commits:
+async def _prefix_or_message(connection: Connection, stream: str, *, is_queue: bool) -> Commits:
     """Whether the server takes a pinned consumer that acks all: the design of pins asks for explicit acks."""
     if is_queue:
         raise FleetError(
@@ -203,7 +224,6 @@ async def _prefix_or_message(connection: Connection, stream: str, partition: Par
         )
     trial = ConsumerConfig(
         name=f"trial-{secrets.token_hex(8)}",
-        filter_subject=partition.filter,
         deliver_policy="new",
         ack_policy="all",
         inactive_threshold_s=_TRIAL_S,
@@ -229,6 +249,50 @@ async def _prefix_or_message(connection: Connection, stream: str, partition: Par
     return "prefix"
 
 
+async def _agreed_source(connection: Connection, stream: str, fleet: str, given: PartitionSource) -> PartitionSource:
+    """The fleet's own source where the given one differs in a number of partitions that the fleet has had, or gets.
+
+    So workers that were started with the old number and with the new one can share a fleet while it is deployed.
+    """
+    entry = await Bucket(connection, FLEET_BUCKET).get(f"{stream}.{fleet}.{SPEC}")
+    spec = from_json(SPEC, entry.value) if entry is not None and entry.value is not None else None
+    if not isinstance(spec, FleetSpec) or not isinstance(given, HashedPartitions):
+        return given
+    stored = source_from_wire(spec.source)
+    if not isinstance(stored, HashedPartitions):
+        return given
+    known = FleetPartitions(connection, stream, fleet, stored)
+    await known.read()
+    number = given.partitioning.partitions
+    present = known.table.target or known.table.generations[-1].partitions
+    if number not in known.table.numbers:
+        raise FleetError(
+            f"fleet {fleet!r} of stream {stream!r} has {present} partitions, and this worker asks for {number}: join "
+            f"with {present}, or change the fleet first: `keylane fleet repartition {stream} {fleet} {number}`"
+        )
+    if number != present:
+        _log.warning(
+            "fleet %r of stream %r has %d partitions: this worker asked for %d and uses those of the fleet",
+            fleet,
+            stream,
+            present,
+            number,
+        )
+    first = replace(given.partitioning, partitions=stored.partitioning.partitions)
+    return replace(given, partitioning=first)
+
+
+def _lookup(
+    connection: Connection, stream: str, source: PartitionSource, known: FleetPartitions
+) -> PartitionLookup | None:
+    match source:
+        case KvPartitions():
+            return KvLookup(connection, source)
+        case DiscoveredPartitions():
+            return SubjectLookup(connection, stream, source, known)
+    return None
+
+
 def _places(source: PartitionSource) -> Callable[[Partition], Placing]:
     if isinstance(source, HashedPartitions):
         place = placing_by([source.partitioning], whole_subject=not source.partitioning.wildcards)
@@ -246,14 +310,15 @@ def _one_lane(partition: Partition) -> Placing:
     return place
 
 
-def _check_stream(config: StreamConfig, source: PartitionSource, found: tuple[Partition, ...]) -> None:
+def _check_stream(config: StreamConfig, known: FleetPartitions) -> None:
+    source, found = known.source, known.current
     if config.retention == RetentionPolicy.INTEREST:
         raise FleetError(
             f"stream {config.name!r} has interest retention, which deletes a message that is published before the "
             "consumer of its partition exists: use a stream with work queue or limits retention"
         )
     if isinstance(source, HashedPartitions):
-        _check_numbers(config, source.partitioning)
+        _check_numbers(config, source.partitioning, set(known.table.numbers))
     lacking = next((one.filter for one in found if can_store(config, one.filter) is False), None)
     if lacking is not None:
         raise FleetError(
@@ -262,7 +327,7 @@ def _check_stream(config: StreamConfig, source: PartitionSource, found: tuple[Pa
         )
 
 
-def _check_numbers(config: StreamConfig, wanted: Partitioning) -> None:
+def _check_numbers(config: StreamConfig, wanted: Partitioning, numbers: set[int]) -> None:
     """The stream must number its subjects as the fleet counts them: another number of partitions loses messages."""
     transform = config.subject_transform
     known = parse_transform(transform.src or ">", transform.dest) if transform is not None and transform.dest else None
@@ -271,7 +336,7 @@ def _check_numbers(config: StreamConfig, wanted: Partitioning) -> None:
             f"stream {config.name!r} puts no partition number in front of its subjects: give it a subject transform "
             f"from {wanted.filter!r} to {wanted.destination!r}"
         )
-    if known is not None and known.partitions != wanted.partitions:
+    if known is not None and known.partitions not in numbers:
         raise FleetError(
             f"stream {config.name!r} numbers {known.partitions} partitions, and the fleet asks for "
             f"{wanted.partitions}: ask for {known.partitions}"

@@ -134,11 +134,15 @@ class PartitionReader:
         self._positions = positions if self._progress is not None else None
         if self._progress is not None:
             self._progress.redelivered = redelivered
+            self._progress.learned(max(partition.first - 1, 0))
         self.server: str | None = None
         """The server that has the consumer, in a cluster."""
         self.seen_floor = 0
         self._was_without_pull = False
         self._unanswered_since: float | None = None
+        self._last: int | None = None
+        self._beyond: dict[int, Message] = {}
+        """What came after `_last`: not for this generation, unless the limit moves."""
 
     def __repr__(self) -> str:
         return f"<PartitionReader {self._options.stream}/{self._consumer} {self._mode.name.lower()} {self._feed!r}>"
@@ -292,6 +296,13 @@ class PartitionReader:
             position = self._progress.advance() if self._progress is not None else 0
             await self._feed.reset(position + 1 if position else None)
 
+    def limit(self, last: int | None) -> None:
+        """Start nothing that comes after this sequence; None: no limit. What came before the limit goes on."""
+        self._last = last
+        beyond, self._beyond = self._beyond, {}
+        if beyond and self._mode is _Mode.STARTED:
+            self._take([beyond[sequence] for sequence in sorted(beyond)])
+
     async def take_pin(self) -> None:
         """Clear the pin of whoever has it, unless it is ours, and have all that is not acked delivered again."""
         feed = self._feed
@@ -319,7 +330,7 @@ class PartitionReader:
         `lost`: another worker owns the partition by now. Handlers have their grace to end, and no ack is waited for.
         """
         self._mode = _Mode.DRAINING
-        self._held.clear()
+        self._drop_waiting()
         if lost:
             self._origin.token = 0
             self._processor.end_run()
@@ -341,7 +352,7 @@ class PartitionReader:
         feed, self._feed = self._feed, None
         end, self._feed_end = self._feed_end, None
         self._mode = _Mode.HOLDING
-        self._held.clear()
+        self._drop_waiting()
         self._origin.token = 0
         self._processor.forget()
         self._processor.forget_acks()
@@ -371,6 +382,12 @@ class PartitionReader:
         if self._mode is _Mode.HOLDING:
             self._held += batch
             return
+        if self._last is not None:
+            last = self._last
+            self._beyond |= {one.sequence: one for one in batch if one.sequence > last}
+            batch = [one for one in batch if one.sequence <= last]
+            if not batch:
+                return
         make, place, origin = self._message, self._place, self._origin
         messages = [make(one, place(one.raw_subject), origin) for one in batch]
         if self._mode is _Mode.STARTED:
@@ -380,9 +397,14 @@ class PartitionReader:
 
     @contextmanager
     def _around_reset(self) -> Iterator[None]:
-        self._held.clear()
+        self._drop_waiting()
         with self._processor.around_reset():
             yield
+
+    def _drop_waiting(self) -> None:
+        """It comes again, here or to whoever is next."""
+        self._held.clear()
+        self._beyond.clear()
 
     def _got_pin(self, pin_id: str) -> None:
         self._origin.pin_id = pin_id
@@ -391,7 +413,7 @@ class PartitionReader:
     def _lost_pin(self, _pin_id: str) -> None:
         """What has not begun comes again, to whoever is pinned: here, or to a worker that claims the partition."""
         self._origin.pin_id = None
-        self._held.clear()
+        self._drop_waiting()
         self._processor.forget()
         self._processor.end_run()
 

@@ -37,6 +37,7 @@ __all__ = [
     "purge",
     "state",
     "step_down",
+    "subjects",
     "update",
     "update_json",
 ]
@@ -78,13 +79,13 @@ async def create_json(connection: Connection, config: Mapping[str, Any]) -> None
     await connection.api.request(f"STREAM.CREATE.{config['name']}", config)
 
 
-async def update_json(connection: Connection, config: Mapping[str, Any]) -> None:
-    """As `update`, for a configuration as `info_json` gives it: nothing that nats-py does not know is lost."""
-    await connection.api.request(f"STREAM.UPDATE.{config['name']}", config)
-
-
 async def update(connection: Connection, config: StreamConfig) -> StreamInfo:
     return await _apply(connection, "UPDATE", config)
+
+
+async def update_json(connection: Connection, config: Mapping[str, Any]) -> None:
+    """As `update`, for a configuration as `info_json` shows it, with every field that the server knows."""
+    await connection.api.request(f"STREAM.UPDATE.{config['name']}", config)
 
 
 async def info(connection: Connection, stream: str) -> StreamInfo:
@@ -103,6 +104,18 @@ async def info_json(
 async def state(connection: Connection, stream: str) -> StreamState:
     check_stream_name(stream)
     return StreamState.from_wire(await info_json(connection, stream))
+
+
+async def subjects(connection: Connection, stream: str, subject_filter: str) -> list[str]:
+    """Every subject that matches and has a message, page by page, sorted."""
+    found: dict[str, None] = {}
+    while True:
+        request = {"subjects_filter": check_filter(subject_filter), "offset": len(found)}
+        answer = await connection.api.request(f"STREAM.INFO.{check_stream_name(stream)}", request)
+        page = answer["state"].get("subjects") or {}
+        found |= dict.fromkeys(page)
+        if not page or len(found) >= answer.get("total", 0):
+            return sorted(found)
 
 
 async def names(connection: Connection) -> list[str]:

@@ -38,6 +38,8 @@ class PartitionProgress:
         self._deliveries: deque[Message] = deque()
         self._old: set[int] = set()
         self._owed: set[int] = set()
+        self._older: set[int] = set()
+        """Here since an earlier run, and not delivered in this one yet: no commit may pass them."""
         self._is_held = False
         self._passed = 0
         self.redelivered: Callable[[], None] | None = None
@@ -70,6 +72,7 @@ class PartitionProgress:
             self.end_run()
             self._is_held = False
             self._passed = 0
+            self._older = {entry.sequence for entry in self._lanes}
             self._lanes.lowest_dropped = None
             self._prefix.run_began(first.sequence)
         self._count = last.consumer_sequence
@@ -77,6 +80,8 @@ class PartitionProgress:
             self._prefix.arrived(last.sequence)
             return
         sequences = [one.delivery.sequence for one in messages]
+        if self._older:
+            self._older.difference_update(sequences)
         if self._owed:
             self._owed.difference_update(sequences)
         before = self._sequences[-1] if self._sequences else 0
@@ -143,7 +148,9 @@ class PartitionProgress:
 
     def _is_handled(self, sequence: int) -> bool:
         dropped = self._lanes.lowest_dropped
-        return sequence not in self._lanes and (dropped is None or sequence < dropped)
+        if sequence in self._lanes or (dropped is not None and sequence >= dropped):
+            return False
+        return not any(older < sequence and older in self._lanes for older in self._older)
 
     def keep_alive(self) -> None:
         """Tell the server of what was not committed for long: what waits or runs, and what is handled above it."""
