@@ -17,6 +17,7 @@ from keylane.jetstream import Connection, consumers, streams
 
 _log = logging.getLogger("keylane.fleet")
 
+TOO_MANY_CONSUMERS = 10026
 DEFAULT_MAX_CONSUMERS = 1000
 _DEFAULT_SINCE = (2, 15, 0)
 

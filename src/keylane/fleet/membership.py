@@ -27,7 +27,7 @@ from keylane.core.partitions import Partitioning, parse_transform
 from keylane.dispatch import Executor
 from keylane.errors import ApiError, BrokenFleetRecord, FleetError, InvalidInput
 from keylane.fleet.collisions import refuse_collisions
-from keylane.fleet.consumer_limit import ensure_room
+from keylane.fleet.consumer_limit import TOO_MANY_CONSUMERS, ensure_room
 from keylane.fleet.partition_reader import PIN_GROUP, ReaderOptions
 from keylane.fleet.partition_source import KvLookup, PartitionLookup, SourceKeeper, SubjectLookup, first_look
 from keylane.fleet.partition_table import FleetPartitions
@@ -57,7 +57,6 @@ MAX_ACK_PENDING = 500
 PIN_TIMEOUT_S = 60.0
 """The lease decides about failure, so the pin may last: an idle partition costs the server a pull every 30 s."""
 LEASE_S = 3.0
-TOO_MANY_CONSUMERS = 10026
 _TRIAL_S = 10.0
 
 _log = logging.getLogger("keylane.fleet")

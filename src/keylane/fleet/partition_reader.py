@@ -19,7 +19,7 @@ from enum import Enum, auto
 
 from keylane.core.fleet_partitions import Partition
 from keylane.errors import ApiError, FleetError, KeylaneError, NotFound, RequestTimeout
-from keylane.fleet.consumer_limit import CreationPace
+from keylane.fleet.consumer_limit import TOO_MANY_CONSUMERS, CreationPace, ensure_room
 from keylane.fleet.origin import PartitionOrigin
 from keylane.fleet.positions import PositionStore
 from keylane.jetstream import (
@@ -257,11 +257,16 @@ class PartitionReader:
         position = self._progress.advance() if self._progress is not None else 0
         start = position + 1 if position else None
         wanted = self._options.consumer(self._consumer, self._partition.filter, start)
+        has_asked_for_room = False
         for _ in range(_CREATE_TRIES):
             try:
                 async with self._pace.turn():
                     return await consumers.create(self._connection, self._options.stream, wanted, action="create")
             except ApiError as error:
+                if error.err_code == TOO_MANY_CONSUMERS and not has_asked_for_room:
+                    has_asked_for_room = True
+                    await ensure_room(self._connection, self._options.stream, [self._consumer])
+                    continue
                 if error.err_code != _EXISTS:
                     raise
             await asyncio.sleep(_CREATE_PAUSE_S)
