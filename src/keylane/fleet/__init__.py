@@ -9,14 +9,18 @@ from __future__ import annotations
 from keylane.core.fleet_events import WorkerState
 from keylane.core.fleet_partitions import HashedPartitions, ListedPartitions, Partition, hashed, listed
 from keylane.fleet.admin import FleetStatus, PartitionStatus, WorkerStatus, list_fleets, status
+from keylane.fleet.deduplication import Deduplicator
 from keylane.fleet.membership import join
+from keylane.fleet.migration import Migration
 from keylane.fleet.worker import FleetHooks, Worker
 
 __all__ = [
+    "Deduplicator",
     "FleetHooks",
     "FleetStatus",
     "HashedPartitions",
     "ListedPartitions",
+    "Migration",
     "Partition",
     "PartitionStatus",
     "Worker",

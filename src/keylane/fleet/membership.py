@@ -85,7 +85,7 @@ async def join(
     connection.require("consumer_reset")
     found = partitions.resolve().partitions
     info = await streams.info(connection, stream)
-    _check_stream(info.config, partitions, found)
+    check_source(info.config, partitions, found)
     if journal is not None and journal.stream != stream:
         raise InvalidInput(f"the journal is that of stream {journal.stream!r}: stream {stream!r} needs its own")
     terms = HandlerOptions(
@@ -115,13 +115,7 @@ async def join(
         planner=lambda offset_s: FleetPlanner(lambda: found, strategy, LeaderWindows(), offset_s),
         partition_of=by_id.get,
         place_of=_places(partitions),
-        reader_options=ReaderOptions(
-            stream=stream,
-            is_queue=info.config.retention == RetentionPolicy.WORK_QUEUE,
-            ack_wait_s=ACK_WAIT_S,
-            max_ack_pending=max_ack_pending,
-            pin_timeout_s=PIN_TIMEOUT_S,
-        ),
+        reader_options=reader_options(info.config, max_ack_pending),
         call=call,
         handling=terms,
         hooks=hooks or FleetHooks(),
@@ -129,6 +123,17 @@ async def join(
     )
     worker.start()
     return worker
+
+
+def reader_options(config: StreamConfig, max_ack_pending: int = MAX_ACK_PENDING) -> ReaderOptions:
+    assert config.name is not None
+    return ReaderOptions(
+        stream=config.name,
+        is_queue=config.retention == RetentionPolicy.WORK_QUEUE,
+        ack_wait_s=ACK_WAIT_S,
+        max_ack_pending=max_ack_pending,
+        pin_timeout_s=PIN_TIMEOUT_S,
+    )
 
 
 def _places(source: PartitionSource) -> Callable[[Partition], Placing]:
@@ -148,7 +153,7 @@ def _one_lane(partition: Partition) -> Placing:
     return place
 
 
-def _check_stream(config: StreamConfig, source: PartitionSource, found: tuple[Partition, ...]) -> None:
+def check_source(config: StreamConfig, source: PartitionSource, found: tuple[Partition, ...]) -> None:
     if config.retention == RetentionPolicy.INTEREST:
         raise FleetError(
             f"stream {config.name!r} has interest retention, which deletes a message that is published before the "
