@@ -8,20 +8,24 @@ from __future__ import annotations
 
 from keylane.core.fleet_events import WorkerState
 from keylane.core.fleet_partitions import HashedPartitions, ListedPartitions, Partition, hashed, listed
-from keylane.fleet.admin import FleetStatus, PartitionStatus, WorkerStatus, list_fleets, status
+from keylane.core.fleet_records import FleetAssignment
+from keylane.fleet.admin import FleetStatus, PartitionStatus, WorkerStatus, list_fleets, status, stored_spec
 from keylane.fleet.deduplication import Deduplicator
+from keylane.fleet.lag import PartitionLag
 from keylane.fleet.membership import join
 from keylane.fleet.migration import Migration
 from keylane.fleet.worker import FleetHooks, Worker
 
 __all__ = [
     "Deduplicator",
+    "FleetAssignment",
     "FleetHooks",
     "FleetStatus",
     "HashedPartitions",
     "ListedPartitions",
     "Migration",
     "Partition",
+    "PartitionLag",
     "PartitionStatus",
     "Worker",
     "WorkerState",
@@ -31,4 +35,5 @@ __all__ = [
     "list_fleets",
     "listed",
     "status",
+    "stored_spec",
 ]

@@ -8,13 +8,14 @@ from typing import get_args
 from keylane.awaitable_context import awaitable_context
 from keylane.core.assignment_strategies import Strategy
 from keylane.core.fleet_leader import LeaderWindows
-from keylane.core.fleet_names import check_fleet_name, check_label
+from keylane.core.fleet_names import check_fleet_name, check_label, partition_consumer
 from keylane.core.fleet_partitions import HashedPartitions, ListedPartitions, Partition
 from keylane.core.fleet_records import FleetSpec
 from keylane.core.names import check_stream_name
 from keylane.core.partitions import Partitioning, parse_transform
 from keylane.dispatch import Executor
 from keylane.errors import FleetError, InvalidInput
+from keylane.fleet.collisions import refuse_collisions
 from keylane.fleet.partition_reader import ReaderOptions
 from keylane.fleet.planner import FleetPlanner
 from keylane.fleet.store import FLEET_BUCKET
@@ -85,7 +86,8 @@ async def join(
     connection.require("consumer_reset")
     found = partitions.resolve().partitions
     info = await streams.info(connection, stream)
-    check_source(info.config, partitions, found)
+    _check_stream(info.config, partitions, found)
+    await refuse_collisions(connection, stream, fleet, [partition_consumer(fleet, one.id) for one in found])
     if journal is not None and journal.stream != stream:
         raise InvalidInput(f"the journal is that of stream {journal.stream!r}: stream {stream!r} needs its own")
     terms = HandlerOptions(
@@ -101,6 +103,7 @@ async def join(
         give_up=DeadLetters(connection, stream, fleet).give_up if max_tries is not None else None,
         on_crowded=on_crowded,
         journal=journal,
+        on_try=hooks.on_try if hooks is not None else None,
     )
     call = handler_call(handler, terms)
     await Bucket(connection, FLEET_BUCKET).ensure(replicas=info.config.num_replicas or 1)
@@ -115,7 +118,14 @@ async def join(
         planner=lambda offset_s: FleetPlanner(lambda: found, strategy, LeaderWindows(), offset_s),
         partition_of=by_id.get,
         place_of=_places(partitions),
-        reader_options=reader_options(info.config, max_ack_pending),
+        reader_options=ReaderOptions(
+            stream=stream,
+            is_queue=info.config.retention == RetentionPolicy.WORK_QUEUE,
+            ack_wait_s=ACK_WAIT_S,
+            max_ack_pending=max_ack_pending,
+            pin_timeout_s=PIN_TIMEOUT_S,
+            on_delivered=hooks.on_delivered if hooks is not None else None,
+        ),
         call=call,
         handling=terms,
         hooks=hooks or FleetHooks(),
@@ -123,17 +133,6 @@ async def join(
     )
     worker.start()
     return worker
-
-
-def reader_options(config: StreamConfig, max_ack_pending: int = MAX_ACK_PENDING) -> ReaderOptions:
-    assert config.name is not None
-    return ReaderOptions(
-        stream=config.name,
-        is_queue=config.retention == RetentionPolicy.WORK_QUEUE,
-        ack_wait_s=ACK_WAIT_S,
-        max_ack_pending=max_ack_pending,
-        pin_timeout_s=PIN_TIMEOUT_S,
-    )
 
 
 def _places(source: PartitionSource) -> Callable[[Partition], Placing]:
@@ -153,7 +152,7 @@ def _one_lane(partition: Partition) -> Placing:
     return place
 
 
-def check_source(config: StreamConfig, source: PartitionSource, found: tuple[Partition, ...]) -> None:
+def _check_stream(config: StreamConfig, source: PartitionSource, found: tuple[Partition, ...]) -> None:
     if config.retention == RetentionPolicy.INTEREST:
         raise FleetError(
             f"stream {config.name!r} has interest retention, which deletes a message that is published before the "

@@ -33,9 +33,9 @@ from keylane.core.migration import (
 from keylane.core.names import check_stream_name
 from keylane.errors import FleetError, InvalidInput, NotFound
 from keylane.fleet.admin import status
-from keylane.fleet.membership import check_source, reader_options
+from keylane.fleet.membership import ACK_WAIT_S, MAX_ACK_PENDING, PIN_TIMEOUT_S
 from keylane.fleet.partition_reader import ReaderOptions
-from keylane.jetstream import Bucket, Connection, ConsumerConfig, ConsumerInfo, consumers, streams
+from keylane.jetstream import Bucket, Connection, ConsumerConfig, ConsumerInfo, RetentionPolicy, consumers, streams
 
 MIGRATION_BUCKET = "keylane-migrations"
 
@@ -149,7 +149,6 @@ class Migration:
         connection.require("consumer_reset")
         info = await streams.info(connection, stream)
         partitions = source.resolve().partitions
-        check_source(info.config, source, partitions)
         found = [
             OldConsumer(
                 name=one.name,
@@ -161,9 +160,14 @@ class Migration:
             async for one in consumers.list_all(connection, stream)
         ]
         match = match_consumers(partitions, found, partition_consumer(fleet, ""))
-        migration = cls(
-            connection, fleet, partitions, reader_options(info.config), match=match, drain_s=drain_s, say=say
+        options = ReaderOptions(
+            stream=stream,
+            is_queue=info.config.retention == RetentionPolicy.WORK_QUEUE,
+            ack_wait_s=ACK_WAIT_S,
+            max_ack_pending=MAX_ACK_PENDING,
+            pin_timeout_s=PIN_TIMEOUT_S,
         )
+        migration = cls(connection, fleet, partitions, options, match=match, drain_s=drain_s, say=say)
         await migration._read(replicas=info.config.num_replicas or 1)
         return migration
 
