@@ -113,6 +113,7 @@ class Migration:
         *,
         match: ConsumerMatch,
         drain_s: float,
+        force: bool,
         say: Say,
     ) -> None:
         self._connection = connection
@@ -121,6 +122,7 @@ class Migration:
         self._options = options
         self.match = match
         self._drain_s = drain_s
+        self._force = force
         self._say = say
         self._bucket = Bucket(connection, MIGRATION_BUCKET)
         self._limit = asyncio.Semaphore(_AT_ONCE)
@@ -141,9 +143,14 @@ class Migration:
         source: HashedPartitions | ListedPartitions,
         *,
         drain_s: float = 60.0,
+        force: bool = False,
         say: Say = lambda line: None,
     ) -> Migration:
-        """Look at the stream and its consumers. Changes nothing."""
+        """Look at the stream and its consumers. Changes nothing.
+
+        `drain_s`: how long a step waits for messages in flight. `force`: a switch does not fail then; what does not end
+        is handled again.
+        """
         check_stream_name(stream)
         check_fleet_name(fleet)
         connection.require("consumer_reset")
@@ -167,7 +174,7 @@ class Migration:
             max_ack_pending=MAX_ACK_PENDING,
             pin_timeout_s=PIN_TIMEOUT_S,
         )
-        migration = cls(connection, fleet, partitions, options, match=match, drain_s=drain_s, say=say)
+        migration = cls(connection, fleet, partitions, options, match=match, drain_s=drain_s, force=force, say=say)
         await migration._read(replicas=info.config.num_replicas or 1)
         return migration
 
@@ -285,7 +292,7 @@ class Migration:
         delivers = after is not None and not after.paused
         if before is not None and not (delivers and before.paused):
             await self._pause(old)
-            handled = await self._drained(old)
+            handled = await self._drained(old, force=self._force)
             if self.is_queue:
                 await self._delete(old)
         if delivers:
@@ -306,7 +313,7 @@ class Migration:
         delivers = after is not None and not after.paused
         if delivers:
             await self._pause(mine)
-            handled = await self._handled(mine)
+            handled = await self._drained(mine, force=True)  # handlers that fail must not keep it from going back
         if self.is_queue and after is not None:
             await self._delete(mine)
         if before is None:
@@ -329,21 +336,11 @@ class Migration:
                 "on a work queue, where their consumers must make room for the old ones"
             )
 
-    async def _handled(self, consumer: str) -> int:
-        """How far the fleet has come. Handlers that do not end must not keep it from going back."""
-        try:
-            return await self._drained(consumer)
-        except FleetError:
-            await self._pause(consumer)
-            info = await consumers.info(self._connection, self._stream, consumer)
-            self._say(
-                f"consumer {consumer} still has {info.num_ack_pending} messages in flight: what was handled above "
-                f"sequence {info.ack_floor} is handled again"
-            )
-            return info.ack_floor
+    async def _drained(self, consumer: str, *, force: bool) -> int:
+        """Wait until nothing of a paused consumer is in flight; returns the last sequence that it has handled.
 
-    async def _drained(self, consumer: str) -> int:
-        """Wait until nothing of a paused consumer is in flight; returns the last sequence that it has handled."""
+        `force`: go on without what does not end, which is handled again.
+        """
         loop = asyncio.get_running_loop()
         end = loop.time() + self._drain_s
         while True:
@@ -351,13 +348,18 @@ class Migration:
             if not info.num_ack_pending:
                 return max(info.ack_floor, info.delivered_sequence)
             if loop.time() > end:
-                await consumers.resume(self._connection, self._stream, consumer)
-                raise FleetError(
-                    f"consumer {consumer!r} still has {info.num_ack_pending} messages in flight after "
-                    f"{self._drain_s:g} s; it delivers again. Look at its program, or give it more time with drain_s; "
-                    "then take the step again"
-                )
+                break
             await asyncio.sleep(_LOOK_S)
+        if not force:
+            await consumers.resume(self._connection, self._stream, consumer)
+            raise FleetError(
+                f"consumer {consumer!r} still has {info.num_ack_pending} messages in flight after {self._drain_s:g} s; "
+                "it delivers again. Look at its program, give it more time with drain_s, or take the step with force: "
+                "then they are handled again"
+            )
+        again = "" if self.is_queue else f", and so is what was handled above sequence {info.ack_floor}"
+        self._say(f"consumer {consumer} has {info.num_ack_pending} messages in flight: they are handled again{again}")
+        return info.ack_floor
 
     async def _ensure(self, partition: Partition, start: int | None) -> None:
         name = self._consumer_of(partition.id)

@@ -7,20 +7,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from nats.errors import TimeoutError as FetchTimeout
 
 from keylane.core.migration import MigrationState, ServiceLevel
-from keylane.errors import FleetError
+from keylane.errors import FleetError, KeylaneError
 from keylane.fleet import Deduplicator, Migration
 from keylane.groups import GroupMessage
-from keylane.jetstream import ConsumerConfig, consumers
+from keylane.jetstream import ConsumerConfig, consumers, open_feed
 from tests.integration.fleet.rig import KEYS, PARTITIONS, FleetGround
 from tests.integration.groups.rig import Line, flawless
 from tests.waiter import until
 
 
 class OldProgram:
-    """What a fleet replaces: nats-py, a durable for each partition, one message after the other."""
+    """What a fleet replaces: a durable for each partition, one message after the other."""
 
     def __init__(self, ground: FleetGround) -> None:
         self._ground = ground
@@ -35,7 +34,7 @@ class OldProgram:
                 durable_name=f"old-{number}",
                 filter_subject=f"{number}.{self._ground.stream}.*",
                 max_ack_pending=10,
-                inactive_threshold_s=0.1 if number else 3600,
+                inactive_threshold_s=3600,
             )
             await consumers.create(self._ground.connection, self._ground.stream, config)
         tasks = [asyncio.create_task(self._work(number)) for number in range(PARTITIONS)]
@@ -47,17 +46,14 @@ class OldProgram:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _work(self, number: int) -> None:
-        jetstream = self._ground.connection.nats.jetstream()
         while True:
             try:
-                pull = await jetstream.pull_subscribe_bind(f"old-{number}", self._ground.stream)
-                for message in await pull.fetch(10, timeout=0.2):
-                    await self.stuck.wait()
-                    await self._handle(number, message.metadata.sequence.stream, message.subject)
-                    await message.ack_sync()
-            except FetchTimeout:
-                continue
-            except Exception:  # noqa: BLE001 - on a work queue its consumer is deleted under it
+                async with open_feed(self._ground.connection, self._ground.stream, f"old-{number}") as feed:
+                    async for message in feed:
+                        await self.stuck.wait()
+                        await self._handle(number, message.sequence, message.subject)
+                        message.ack()
+            except KeylaneError:  # on a work queue its consumer is deleted under it
                 await asyncio.sleep(0.05)
 
     async def _handle(self, number: int, sequence: int, subject: str) -> None:
@@ -134,6 +130,7 @@ async def test_a_program_that_does_not_finish_keeps_its_partitions(limits: Fleet
         migration = await Migration.open(limits.connection, limits.stream, "f", limits.partitions, drain_s=0.2)
         with pytest.raises(FleetError, match=r"still has \d+ messages in flight after 0.2 s; it delivers again"):
             await migration.switch()
+        assert not (await consumers.info(limits.connection, limits.stream, "old-0")).paused
         old.stuck.set()
         await (await opened(limits)).switch()
         await limits.join("new")
@@ -162,7 +159,7 @@ async def test_both_at_once_handle_every_message_once(limits: FleetGround) -> No
         await (await opened(limits)).dual()
         await limits.join("new", handle)
         async with limits.load(pause_s=0.05) as sent:
-            await until(lambda: min(by(limits, "old"), by(limits, "new")), lambda count: count > 20)
+            await until(lambda: min(by(limits, "old"), by(limits, "new")), lambda count: count > 3)
             await (await opened(limits)).switch()
         await limits.evidence.all_of(sent)
     verdict = limits.evidence.verdict(sent)
