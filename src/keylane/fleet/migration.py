@@ -31,7 +31,7 @@ from keylane.core.migration import (
     must_roll_back,
 )
 from keylane.core.names import check_stream_name
-from keylane.errors import FleetError, InvalidInput, NotFound
+from keylane.errors import FleetError, InvalidInput, NoSuchFleet, NotFound
 from keylane.fleet.admin import status
 from keylane.fleet.membership import ACK_WAIT_S, MAX_ACK_PENDING, PIN_TIMEOUT_S
 from keylane.fleet.partition_reader import ReaderOptions
@@ -256,11 +256,10 @@ class Migration:
         while asyncio.get_running_loop().time() < end:
             await asyncio.sleep(window_s)
             now = await self._deliveries()
-            found = await status(self._connection, self._stream, self._fleet)
             window = ServiceWindow(
                 deliveries=sum(now[one][0] - before.get(one, (0, 0))[0] for one in now),
                 redelivered=sum(redelivered for _, redelivered in now.values()),
-                oldest_s=max((one.oldest_s for one in found.partitions if one.oldest_s is not None), default=None),
+                oldest_s=await self._oldest_s(len(windows) * window_s + window_s),
             )
             windows.append(window)
             before = now
@@ -273,6 +272,14 @@ class Migration:
                 await self.rollback()
                 return why
         return None
+
+    async def _oldest_s(self, watched_s: float) -> float | None:
+        try:
+            found = await status(self._connection, self._stream, self._fleet)
+        except NoSuchFleet:
+            self._say(f"no worker has joined fleet {self._fleet} yet: start its workers")
+            return watched_s
+        return max((one.oldest_s for one in found.partitions if one.oldest_s is not None), default=None)
 
     # ---- one partition ---------------------------------------------------------------------------------------------
 

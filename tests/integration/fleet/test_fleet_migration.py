@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -65,6 +68,36 @@ class OldProgram:
         key = subject.rpartition(".")[2]
         at = asyncio.get_running_loop().time()
         self._ground.evidence.lines.append(Line(at, "old", number, key, sequence, subject, b""))
+
+
+async def keylane(ground: FleetGround, *arguments: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "keylane.cli.main", "fleet", "migrate", *arguments, "-s", ground.url]
+    options = ["--partitions", str(PARTITIONS), "--filter", f"{ground.stream}.*", "--key", "1"]
+    done = await asyncio.to_thread(subprocess.run, [*command, *options], capture_output=True, text=True, timeout=50)
+    return done.returncode, done.stdout + done.stderr
+
+
+async def test_the_commands(limits: FleetGround) -> None:
+    names = (limits.stream, "f")
+    code, told = await keylane(limits, "plan", *names)
+    assert code == 3
+    assert "obstacle     no consumer has the filter of partition 0, 1, 2, 3, 4 and 3 more alone" in told
+    assert await keylane(limits, "finish", *names) == (
+        1,
+        "keylane: the migration of fleet 'f' is in state none: finish cannot follow; shadow, dual, switch can\n",
+    )
+    code, told = await keylane(limits, "plan", "NOWHERE", "f")
+    assert code == 1
+    assert "NOWHERE" in told
+    async with OldProgram(limits).running():
+        await limits.publish(KEYS)
+        assert (await keylane(limits, "plan", *names))[0] == 0
+        assert await keylane(limits, "shadow", *names) == (0, "the migration of fleet f is in state shadow\n")
+        code, told = await keylane(limits, "parity", *names)
+        assert (code, told.startswith("8 partitions: the old consumers have")) == (0, True)
+        code, told = await keylane(limits, "switch", *names, "--burn-in", "0.2", "--window", "0.1", "--json")
+        assert (code, json.loads(told)["state"]) == (0, "switched"), told
+        assert (await keylane(limits, "rollback", *names))[0] == 0
 
 
 async def opened(ground: FleetGround) -> Migration:
