@@ -440,7 +440,7 @@ def _look(worker: FleetWorker, now: float) -> None:
     view, ownership = worker.view, worker.ownership
     worker.looks += 1
     worker.looking = True
-    worker.look_at = now + worker.spec.lease_s / LOOKS_PER_LEASE
+    worker.look_at = min(now + worker.spec.lease_s / LOOKS_PER_LEASE, view.next_expiry(now))
     audit = worker.audit_due or worker.looks % LOOKS_PER_AUDIT == 0
     worker.audit_due = False
     keys = [LEADER, WORKERS]
