@@ -90,6 +90,13 @@ class PartitionPinned:
     partition: str
 
 
+@dataclass(frozen=True, slots=True)
+class PartitionUnpinned:
+    """The server has refused the pin of this worker."""
+
+    partition: str
+
+
 class FleetSignal(Enum):
     """Events that say all by their name."""
 
@@ -110,6 +117,7 @@ FleetEvent: TypeAlias = (
     | RecordHint
     | PartitionDrained
     | PartitionPinned
+    | PartitionUnpinned
     | FleetSignal
 )
 
@@ -155,8 +163,8 @@ class StartPartition:
 
 @dataclass(frozen=True, slots=True)
 class UnpinPartition:
-    """No message came yet: clear the pin of whoever has it, unless it is ours. It handles nothing: it has released the
-    claim, or `StartPartition` has waited for it."""
+    """No message came yet, or the pin was refused: clear the pin of whoever has it, unless it is ours. It handles
+    nothing: it has released the claim, or `StartPartition` has waited for it."""
 
     partition: str
 

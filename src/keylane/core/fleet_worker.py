@@ -49,6 +49,7 @@ from keylane.core.fleet_events import (
     FleetSignal,
     PartitionDrained,
     PartitionPinned,
+    PartitionUnpinned,
     ReadFailed,
     RecordEntry,
     RecordHint,
@@ -207,6 +208,9 @@ def _take(worker: FleetWorker, event: FleetEvent, now: float) -> None:  # noqa: 
         case PartitionPinned(partition):
             if worker.ownership is not None:
                 worker.ownership.pinned(partition)
+        case PartitionUnpinned(partition):
+            if worker.ownership is not None:
+                worker.ownership.unpinned(partition, now)
         case FleetSignal.STOP:
             _stop(worker, now)
         case FleetSignal.HANDLERS_ENDED:

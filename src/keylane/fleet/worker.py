@@ -23,6 +23,7 @@ from keylane.core.fleet_events import (
     OpenPartition,
     PartitionDrained,
     PartitionPinned,
+    PartitionUnpinned,
     ReadRecords,
     ReportState,
     SetTimer,
@@ -388,6 +389,7 @@ class Worker(Joined):
             place=self._place_of(partition),
             origin=origin,
             pinned=lambda: self._tell(PartitionPinned(partition.id)),
+            unpinned=lambda: self._tell(PartitionUnpinned(partition.id)),
             lost=run.reopen,
         )
         run.partition = partition.id
