@@ -68,4 +68,3 @@ async def test_a_pin_that_is_taken_is_ours_at_once(
         info = await consumers.info(connection, stream, consumer)
         assert [one.pinned_client_id for one in info.priority_groups] == [standby.pin_id]
         await standby.close()
-
