@@ -127,6 +127,7 @@ class PartitionReader:
 
     async def open(self) -> None:
         """Create the consumer if it is missing, and pull: as a standby, until whoever is pinned gives the pin back."""
+        self._drop_waiting()  # what came while the last feed was closed: something before it may have been passed over
         await self._ensure_consumer()
         options = self._options
         expires_s = options.pin_timeout_s / 2
