@@ -198,8 +198,12 @@ class PartitionReader:
         """Clear the pin of whoever has it, unless it is ours, and have all that is not acked delivered again."""
         feed = self._feed
         assert feed is not None
-        if feed.pin_id is None or self._pin_of(await self._info()) != feed.pin_id:
-            await feed.take_pin()
+        try:
+            if feed.pin_id is None or self._pin_of(await self._info()) != feed.pin_id:
+                await feed.take_pin()
+        except NotFound as error:
+            # It was deleted, and the feed ends; or a cluster that has lost a server does not know it for a moment.
+            _log.warning("%r: the pin is not taken: %s", self, error)
 
     async def has_pin(self, timeout_s: float) -> bool:
         """Whether the server confirms now that the pin is ours.
