@@ -18,7 +18,6 @@ from keylane.metrics.lag_sampler import LagSampler
 
 _LATENCY_BOUNDS_NS = [round(one * 1e9) for one in LATENCY_BOUNDS_S]
 _OUTCOMES = ("done", "failed", "dead", "cancelled", "other")
-_DEGRADED = (WorkerState.RECOVERING, WorkerState.UNREACHABLE, WorkerState.FENCED)
 _CAUSES = {"start": "start", "joined": "join", "left": "leave", "lost": "crash", "partition": "partitions"}
 """A word of an assignment's reason, and the cause that it stands for."""
 _ACK_WORDS_BEFORE_COUNT = 4
@@ -141,7 +140,7 @@ class FleetMetrics:
             "fleet_claims_total": self._claims,
             "fleet_releases_total": self._releases,
             "fleet_leader": int(worker.is_leader),
-            "fleet_degraded": int(worker.state in _DEGRADED),
+            "fleet_degraded": int(worker.state.is_degraded),
         }
         if self._assignment is not None:
             values["fleet_assignment_version"] = self._assignment.version

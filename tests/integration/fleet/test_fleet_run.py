@@ -117,7 +117,7 @@ async def test_sigterm_under_load_repeats_and_loses_nothing(limits: FleetGround,
         pids = command.pids()
         assert not any(map(is_running, pids.values()))
         assert [one["code"] for one in command.all("exited")] == [0, 0, 0]
-    async with running(limits, tmp_path, workers=1) as rest:
+    async with running(limits, tmp_path) as rest:
         verdict = await rest.handled(sent)
     assert flawless(verdict), verdict
 
@@ -146,7 +146,7 @@ async def test_workers_drain_and_end_when_the_supervisor_is_killed(limits: Fleet
             await until(lambda: len(command.effects()) > 200)
             command.process.kill()
             await until(lambda: [pid for pid in command.pids().values() if is_running(pid)], lambda pids: not pids)
-    async with running(limits, tmp_path, workers=1) as rest:
+    async with running(limits, tmp_path) as rest:
         verdict = await rest.handled(sent)
     assert flawless(verdict), verdict
 

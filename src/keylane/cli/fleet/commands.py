@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from keylane.cli.command import ConnectionOptions, JsonOption, StreamArgument, command, connected, family, print_answer
-from keylane.cli.fleet.run import FleetRunOptions, PartitionOptions, run_fleet
+from keylane.cli.fleet.run import FleetRunOptions, MetricsOptions, PartitionOptions, run_fleet
 
 if TYPE_CHECKING:
     from keylane.fleet import FleetStatus, PartitionStatus
@@ -32,6 +32,7 @@ def run(
     log_json: Annotated[bool, typer.Option("--log-json", help="Print one JSON object for each event.")] = False,
     partitions: PartitionOptions,
     options: FleetRunOptions,
+    metrics: MetricsOptions,
     link: ConnectionOptions,
 ) -> None:
     """Run workers of a fleet until Ctrl-C or SIGTERM. SIGHUP replaces them one by one."""
@@ -44,6 +45,7 @@ def run(
         log_json=log_json,
         partitions=partitions,
         options=options,
+        metrics=metrics,
         link=link,
     )
 

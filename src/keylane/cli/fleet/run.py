@@ -121,6 +121,27 @@ class FleetRunOptions:
         return {name: value for name, value in options.items() if value is not None}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsOptions:
+    """Where metrics are served; one port for all workers."""
+
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, metavar="PORT", help="Serve /metrics, /healthz and /readyz here; 0: any port."),
+    ] = None
+    metrics_host: Annotated[str, typer.Option(metavar="ADDRESS", help="Listen on this address.")] = "0.0.0.0"  # noqa: S104
+    metrics_prefix: Annotated[
+        str, typer.Option(metavar="TEXT", help="Begin the names of metrics with it; parti_ for dashboards of parti.")
+    ] = "keylane_"
+
+    def check(self) -> None:
+        if self.metrics_port is not None:
+            from keylane.metrics import check_prefix, require_client
+
+            require_client()
+            check_prefix(self.metrics_prefix)
+
+
 def run_fleet(
     handler: str,
     stream: str,
@@ -131,11 +152,13 @@ def run_fleet(
     log_json: bool,
     partitions: PartitionOptions,
     options: FleetRunOptions,
+    metrics: MetricsOptions,
     link: ConnectionOptions,
 ) -> None:
     """Check all that can be checked, then run the workers until a signal."""
     from keylane.cli.command import exit_on_invalid_input
     from keylane.cli.event_lines import EventLines, run_consumer
+    from keylane.cli.fleet.supervisor_metrics import served_metrics
     from keylane.cli.fleet.worker import TARGET, link_settings
     from keylane.core.fleet_names import check_fleet_name
     from keylane.core.names import check_stream_name
@@ -146,6 +169,7 @@ def run_fleet(
         check_stream_name(stream)
         check_fleet_name(fleet)
         source = partitions.source()
+        metrics.check()
     stored = connected(link, lambda connection: _stored(connection, stream, fleet))
     with exit_on_invalid_input():
         if source is None and stored is None:
@@ -161,6 +185,7 @@ def run_fleet(
         "join": options.join_options(stored.lease_s if stored is not None else None),
         "link": link_settings(link),
         "log_json": log_json,
+        "metrics": metrics.metrics_port is not None,
     }
     prefix = name or socket.gethostname()
 
@@ -172,7 +197,10 @@ def run_fleet(
             report=lambda event, text, facts: lines.write(event, text, **facts),
             stop_timeout_s=options.stop_timeout,
         )
-        await supervisor.run()
+        async with served_metrics(supervisor, stream, fleet, metrics) as port:
+            if port is not None:
+                lines.write("metrics", f"metrics, health and readiness on port {port}", port=port)
+            await supervisor.run()
 
     with exit_on_invalid_input():
         run_consumer(run())
