@@ -120,6 +120,38 @@ def assignments(
     print_answer(as_json, told, "" if as_json else _assignment_text(told, given))
 
 
+@command(app, "repartition")
+def repartition(
+    stream: StreamArgument,
+    fleet: FleetArgument,
+    partitions: Annotated[int, typer.Argument(metavar="PARTITIONS", help="The new number of partitions.")],
+    *,
+    wait: Annotated[float, typer.Option("--wait", metavar="SECONDS", help="How long to wait for the end.")] = 60.0,
+    as_json: JsonOption = False,
+    link: ConnectionOptions,
+) -> None:
+    """Give a hashed fleet another number of partitions while it runs. Order per key is kept, nothing is lost."""
+
+    async def change(connection: Connection) -> None:
+        from keylane import fleet as fleets
+
+        await fleets.repartition(
+            connection,
+            stream,
+            fleet,
+            partitions,
+            wait_s=wait,
+            on_progress=None if as_json else lambda where: typer.echo(where, err=True),
+        )
+
+    connected(link, change)
+    print_answer(
+        as_json,
+        {"stream": stream, "fleet": fleet, "partitions": partitions},
+        f"{stream} / {fleet} has {partitions:,} partitions",
+    )
+
+
 @app.command("alert-rules")
 def alert_rules(
     prefix: Annotated[

@@ -24,6 +24,7 @@ def fleet_panel(found: FleetStatus) -> Panel:
             ("partitions", f"{len(found.partitions):,}, {owned:,} owned"),
             ("lag", lag_text(found.partitions)),
             ("assignment", f"version {found.version}, epoch {found.epoch}: {found.reason}"),
+            *([("change", found.change)] if found.change is not None else []),
         ],
     )
 

@@ -39,31 +39,59 @@ class PartitionOptions:
         typer.Option(metavar="FILE", help="A file with such subjects, one on each line."),
     ] = None
 
+    discover: Annotated[
+        str | None,
+        typer.Option(metavar="SUBJECT", help="A partition for each subject that matches; with --key for each key."),
+    ] = None
+    kv: Annotated[
+        str | None, typer.Option(metavar="BUCKET/KEY", help="A list of subjects in this KV key, watched.")
+    ] = None
+
     def source(self) -> dict[str, Any] | None:
         """As the fleet's record has it; None if nothing was given."""
         from keylane.errors import InvalidInput
-        from keylane.fleet import hashed, listed
+        from keylane.fleet import discovered, from_kv, listed
 
         named = [*(self.subject or []), *self._from_file()]
+        given = [
+            bool(named),
+            self.partitions is not None or self.filter is not None,
+            bool(self.discover),
+            bool(self.kv),
+        ]
+        if sum(given) > 1:
+            raise InvalidInput(
+                "partitions come from one source: --partitions and --filter, --subject, --discover or --kv"
+            )
         if named:
-            if self.partitions is not None or self.filter is not None:
-                raise InvalidInput(
-                    "--subject and --partitions exclude each other: subjects are partitions by themselves"
-                )
             return listed(named).to_wire()
+        if self.kv:
+            return from_kv(*self.kv.partition("/")[::2]).to_wire()
+        if self.discover:
+            return discovered(self.discover, key=self._key()).to_wire()
+        return self._hashed()
+
+    def _hashed(self) -> dict[str, Any] | None:
+        from keylane.errors import InvalidInput
+        from keylane.fleet import hashed
+
         if self.partitions is None and self.filter is None and not self.key:
             return None
         if self.partitions is None or self.filter is None:
             raise InvalidInput(
                 "partitions by hash need --partitions and --filter, such as --partitions 32 --filter 'orders.*' --key 1"
             )
+        return hashed(self.partitions, self.filter, key=self._key()).to_wire()
+
+    def _key(self) -> list[int]:
+        from keylane.errors import InvalidInput
+
         try:
-            key = [int(one) for one in self.key.split(",") if one.strip()]
+            return [int(one) for one in self.key.split(",") if one.strip()]
         except ValueError:
             raise InvalidInput(
                 f"--key {self.key!r}: give the numbers of the '*' that make up the key, such as 1,2"
             ) from None
-        return hashed(self.partitions, self.filter, key=key).to_wire()
 
     def _from_file(self) -> list[str]:
         from keylane.errors import InvalidInput
