@@ -85,7 +85,8 @@ async def test_the_assignment_and_a_watch(limits: FleetGround) -> None:
     command = [sys.executable, "-m", "keylane.cli.main", "fleet"]
     end = [limits.stream, "f", "--json", "-s", limits.url]
     watch = await asyncio.create_subprocess_exec(*command, "status", "--watch", *end, stdout=asyncio.subprocess.PIPE)
-    assert watch.stdout is not None
+    lines = watch.stdout
+    assert lines is not None
     try:
         done = await asyncio.create_subprocess_exec(*command, "assignments", *end, stdout=asyncio.subprocess.PIPE)
         told = json.loads((await done.communicate())[0])
@@ -94,7 +95,7 @@ async def test_the_assignment_and_a_watch(limits: FleetGround) -> None:
 
         async def until_told(**facts: object) -> None:
             async with asyncio.timeout(30):
-                while not facts.items() <= json.loads(await watch.stdout.readline()).items():
+                while not facts.items() <= json.loads(await lines.readline()).items():
                     pass
 
         await until_told(event="worker", id=a.id, partitions=list(a.partitions))
