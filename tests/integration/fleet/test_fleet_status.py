@@ -93,15 +93,18 @@ async def test_the_assignment_and_a_watch(limits: FleetGround) -> None:
         assert told["workers"] == {worker.id: list(worker.partitions) for worker in (a, b)}
         assert (told["moving"], told["unassigned"]) == ([], [])
 
-        async def until_told(**facts: object) -> None:
-            async with asyncio.timeout(30):
-                while not facts.items() <= json.loads(await lines.readline()).items():
-                    pass
+        shown: dict[str | None, tuple[str, list[str]]] = {}
 
-        await until_told(event="worker", id=a.id, partitions=list(a.partitions))
+        async def until_shown(**workers: tuple[str, list[str]]) -> None:
+            async with asyncio.timeout(30):
+                while shown != {worker.id: workers[name] for name, worker in (("a", a), ("b", b))}:
+                    event = json.loads(await lines.readline())
+                    if event["event"] == "worker":
+                        shown[event["id"]] = (event["state"], event["partitions"])
+
+        await until_shown(a=("live", list(a.partitions)), b=("live", list(b.partitions)))
         await b.stop()
-        await until_told(event="worker", id=b.id, state="left", partitions=[])
-        await until_told(event="worker", id=a.id, partitions=[str(number) for number in range(PARTITIONS)])
+        await until_shown(a=("live", [str(number) for number in range(PARTITIONS)]), b=("left", []))
         watch.send_signal(signal.SIGINT)
         assert await watch.wait() == 0
     finally:
