@@ -25,6 +25,7 @@ from keylane.core.fleet_events import (
     OpenPartition,
     PartitionDrained,
     PartitionPinned,
+    PartitionUnpinned,
     ReadFailed,
     ReadRecords,
     RecordHint,
@@ -501,6 +502,7 @@ class Worker(Joined):
             place=self._place_of(partition),
             origin=origin,
             pinned=lambda: self._tell(PartitionPinned(partition.id)),
+            unpinned=lambda: self._tell(PartitionUnpinned(partition.id)),
             lost=run.reopen,
         )
         run.reader.limit(self._partitions.last_of(partition.id))
