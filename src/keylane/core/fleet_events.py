@@ -228,6 +228,10 @@ class WorkerState(StrEnum):
     LEAVING = "leaving"
     LEFT = "left"
 
+    @property
+    def is_degraded(self) -> bool:
+        return self in (WorkerState.RECOVERING, WorkerState.UNREACHABLE, WorkerState.FENCED)
+
 
 @dataclass(frozen=True, slots=True)
 class ReportState:
