@@ -15,7 +15,6 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -78,16 +77,9 @@ def module_names(package: Path) -> dict[str, Path]:
     return found
 
 
-@cache
-def nodes(path: Path, changed_ns: int) -> tuple[ast.AST, ...]:
-    """Every node of a file, read once for all rules."""
-    del changed_ns  # what is cached is only good for this version
-    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))))
-
-
 def imports(name: str, path: Path, modules: dict[str, Path]) -> Iterator[tuple[int, str]]:
     """Line and absolute dotted name of everything a module imports, also within functions and type checks."""
-    for node in nodes(path, path.stat().st_mtime_ns):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -117,7 +109,7 @@ def face(package: Path) -> frozenset[str]:
 
 def past_the_face(name: str, path: Path, public: frozenset[str]) -> Iterator[str]:
     """Where a module outside `jetstream` imports what is inside of it, or speaks to the API by itself."""
-    for node in nodes(path, path.stat().st_mtime_ns):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         match node:
             case ast.Import(names=names):
                 inside = [alias.name for alias in names if alias.name.startswith("keylane.jetstream.")]
@@ -191,7 +183,7 @@ def refused_inside(part: str, target: str) -> str:
 
 
 def forbidden_calls(path: Path) -> Iterator[tuple[int, str]]:
-    for node in nodes(path, path.stat().st_mtime_ns):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS_NOT_IN_CORE:
             yield node.lineno, node.func.id
 

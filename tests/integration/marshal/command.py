@@ -9,15 +9,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from tests.integration.cli.conftest import Done
-
 
 class Command:
     """Runs `keylane marshal` with the same last words every time."""
 
-    def __init__(self, *where: str, deadline_s: float, here: Callable[..., Done] | None = None) -> None:
-        """`here` runs a command in this process: for what is told as JSON, and ends at once."""
-        self._here = here
+    def __init__(self, *where: str, deadline_s: float) -> None:
         self._where = where
         self._deadline_s = deadline_s
 
@@ -29,11 +25,7 @@ class Command:
             return process.returncode, out.decode(), err.decode()
 
     async def told(self, *words: str) -> Any:
-        if self._here is None:
-            code, out, err = await self(*words, "--json")
-        else:
-            done = await asyncio.to_thread(self._here, "marshal", *words, "--json", *self._where)
-            code, out, err = done.returncode, done.stdout, done.stderr
+        code, out, err = await self(*words, "--json")
         assert code == 0, err
         return json.loads(out)
 

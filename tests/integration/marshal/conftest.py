@@ -11,10 +11,7 @@ from keylane import Connection
 from keylane.errors import NotFound
 from keylane.jetstream import streams
 from keylane.server import NatsServer
-from tests.integration.cli.conftest import keylane_here
 from tests.integration.marshal.stream_rig import Ground, make
-
-__all__ = ["keylane_here"]
 
 
 @pytest.fixture

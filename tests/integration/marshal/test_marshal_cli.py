@@ -17,7 +17,6 @@ from keylane.jetstream import Outgoing, publish_many, streams
 from keylane.marshal import StreamSource, open_jetstream_log
 from keylane.marshal.jetstream_log import subject_of
 from keylane.server import NatsServer
-from tests.integration.cli.conftest import Done
 from tests.integration.cli.groups_rig import terminal
 from tests.integration.marshal.command import Command, count, events
 
@@ -29,10 +28,8 @@ PARTITIONS = 4
 class OnStream(Command):
     """On one stream and one log."""
 
-    def __init__(
-        self, here: Callable[..., Done], server: NatsServer, connection: Connection, stream: str, log: str
-    ) -> None:
-        super().__init__("--log", log, "--interval", "3", "--server", server.url, deadline_s=60, here=here)
+    def __init__(self, server: NatsServer, connection: Connection, stream: str, log: str) -> None:
+        super().__init__("--log", log, "--interval", "3", "--server", server.url, deadline_s=60)
         self.connection = connection
         self.stream = stream
         self.log = log
@@ -45,7 +42,7 @@ class OnStream(Command):
 
 @pytest.fixture
 async def marshal(
-    keylane_here: Callable[..., Done], nats_server: NatsServer, connection: Connection, unique: Callable[..., str]
+    nats_server: NatsServer, connection: Connection, unique: Callable[..., str]
 ) -> AsyncIterator[OnStream]:
     stream, log = unique("orders"), unique("claims")
     transform = {"src": f"{stream}.*", "dest": f"{{{{Partition({PARTITIONS},1)}}}}.{stream}.{{{{Wildcard(1)}}}}"}
@@ -54,7 +51,7 @@ async def marshal(
         {"name": stream, "subjects": [f"{stream}.*"], "subject_transform": transform, "allow_direct": True},
     )
     try:
-        yield OnStream(keylane_here, nats_server, connection, stream, log)
+        yield OnStream(nats_server, connection, stream, log)
     finally:
         for name in (stream, log):
             with suppress(NotFound):
