@@ -24,8 +24,8 @@ CALM = ConsumerConfig(ack_wait_s=4.0)
 KEYS = 40
 NAMES = ("a", "b", "c", "d")
 RATE = 300
-CHANGES = 8
-CHANGE_EVERY_S = 0.6
+SECONDS = 8.0
+CHANGE_EVERY_S = 1.0
 TURN_S = 0.02
 
 
@@ -56,7 +56,8 @@ async def load(ground: Ground) -> AsyncIterator[None]:
 async def changes(ground: Ground, chance: random.Random) -> None:
     """Add or drop one member, again and again; at least one stays."""
     present = list((await groups.get_config(ground.connection, ground.stream, "g")).plan.members)
-    for _ in range(CHANGES):
+    end_s = time.monotonic() + SECONDS
+    while time.monotonic() < end_s:
         await asyncio.sleep(CHANGE_EVERY_S)
         absent = [name for name in NAMES if name not in present]
         if absent and (len(present) == 1 or chance.random() < 0.5):
