@@ -26,6 +26,7 @@ from keylane.core.names import check_stream_name
 from keylane.core.partitions import Partitioning, parse_transform
 from keylane.dispatch import Executor
 from keylane.errors import ApiError, BrokenFleetRecord, FleetError, InvalidInput
+from keylane.fleet.admin import stored_spec
 from keylane.fleet.collisions import refuse_collisions
 from keylane.fleet.consumer_limit import TOO_MANY_CONSUMERS, ensure_room
 from keylane.fleet.partition_reader import PIN_GROUP, ReaderOptions
@@ -35,6 +36,7 @@ from keylane.fleet.planner import FleetPlanner
 from keylane.fleet.positions import CHECKPOINT_S
 from keylane.fleet.repartition import GenerationKeeper
 from keylane.fleet.store import FLEET_BUCKET
+from keylane.fleet.stream_copy import CopyKeeper, ensure_copy
 from keylane.fleet.worker import FleetHooks, Worker, identity_of
 from keylane.groups import DeadLetters, can_store
 from keylane.jetstream import (
@@ -122,21 +124,28 @@ async def join(
         raise InvalidInput(f"partitions is {partitions!r}: use hashed(…), listed(…), discovered(…) or from_kv(…)")
     connection.require("consumer_reset")
     info = await streams.info(connection, stream)
-    replicas, is_queue = info.config.num_replicas or 1, info.config.retention == RetentionPolicy.WORK_QUEUE
+    replicas = info.config.num_replicas or 1
     bucket = Bucket(connection, FLEET_BUCKET)
     await bucket.ensure(replicas=replicas)
     source = await _agreed_source(connection, stream, fleet, partitions)
+    reads, config = stream, info.config
+    copies = isinstance(source, HashedPartitions) and source.copy is not None
+    if isinstance(source, HashedPartitions) and source.copy is not None:
+        is_new = await stored_spec(connection, stream, fleet) is None
+        reads = await ensure_copy(connection, config, fleet, source, is_new=is_new)
+        config = (await streams.info(connection, reads)).config
     known = FleetPartitions(connection, stream, fleet, source)
     lookup = _lookup(connection, stream, source, known)
     await known.read()
     if lookup is not None:
         await first_look(lookup, known)
-    _check_stream(info.config, known)
+    _check_stream(config, known)
+    is_queue = config.retention == RetentionPolicy.WORK_QUEUE
     names = [partition_consumer(fleet, one.id) for one in known.current]
     await refuse_collisions(connection, stream, fleet, names)
-    await ensure_room(connection, stream, names)
+    await ensure_room(connection, reads, names)
     if acks == "prefix":
-        acks = await _prefix_or_message(connection, stream, is_queue=is_queue)
+        acks = await _prefix_or_message(connection, reads, is_queue=is_queue)
     if state == "auto":
         state = await _stored_state(bucket, stream, fleet) or choose_state(replicas, len(names))
     if journal is not None and journal.stream != stream:
@@ -156,7 +165,8 @@ async def join(
         journal=journal,
         commits=acks,
         tracks_position=not is_queue,
-        on_try=hooks.on_try if hooks is not None else None,
+        on_returned=hooks.on_returned if hooks is not None else None,
+        on_outcome=hooks.on_outcome if hooks is not None else None,
     )
     call = handler_call(handler, terms)
     await call.start()
@@ -170,7 +180,7 @@ async def join(
         partitions=known,
         place_of=_places(source),
         reader_options=ReaderOptions(
-            stream=stream,
+            stream=reads,
             is_queue=is_queue,
             ack_wait_s=ACK_WAIT_S,
             max_ack_pending=max_ack_pending,
@@ -187,6 +197,8 @@ async def join(
     )
     if lookup is not None:
         worker.keep(SourceKeeper(lookup, known, worker.report_source))
+    elif copies:
+        worker.keep(CopyKeeper(connection, info.config, fleet, known))
     elif isinstance(source, HashedPartitions):
         worker.keep(GenerationKeeper(connection, stream, fleet, known, view=worker.view, leads=worker.leads_surely))
     worker.start()

@@ -113,7 +113,8 @@ class MessageProcessor:
             slots=slots,
             grace_s=options.grace_s,
             on_idle=self.progress.commit if self.progress is not None and not self._is_acked else None,
-            on_try=options.on_try,
+            on_returned=options.on_returned,
+            on_outcome=options.on_outcome,
         )
         self._dispatcher.crash.add_done_callback(lambda _: on_crash())
         self._crowded = CrowdedLanes(max(2, options.remember // 4), options.on_crowded)
