@@ -39,7 +39,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from keylane.core.fleet_claims import ClaimStep, Ownership
+from keylane.core.fleet_claims import Ownership
 from keylane.core.fleet_events import (
     FleetAction,
     FleetEvent,
@@ -141,6 +141,12 @@ class FleetWorker:
             return None
         is_pinned = pin_confirmed_at is not None and now < pin_confirmed_at + self.pin_trust_s
         return self.ownership.token(partition) if now < self.lease.deadline or is_pinned else None
+
+    def heeds(self, key: str) -> bool:
+        """Whether a hint of this key can matter. Most do not: every worker hears of every claim and every renewal."""
+        if (partition := partition_of(key)) is not None:
+            return self.ownership is not None and partition in self.ownership.partitions
+        return worker_of(key) is None or _leads(self)
 
 
 def step(worker: FleetWorker, event: FleetEvent, now: float) -> list[FleetAction]:
@@ -321,8 +327,7 @@ def _hinted(worker: FleetWorker, event: RecordHint, now: float) -> None:
     if key == ASSIGNMENT:
         worker.requests.read(ASSIGNMENT)
     elif (partition := partition_of(key)) is not None:
-        waits = worker.ownership.partitions.get(partition) if worker.ownership is not None else None
-        if waits is not None and waits.step in (ClaimStep.STANDBY, ClaimStep.HELD):
+        if worker.ownership is not None and worker.ownership.heeds(partition, event.value):
             worker.requests.read(key)
     elif event.value is not None and (key == LEADER or _leads(worker)):
         _hinted_lease(worker, key, event.value, now)

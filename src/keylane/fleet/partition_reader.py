@@ -35,6 +35,8 @@ from keylane.processing.message_processor import MessageProcessor
 _log = logging.getLogger("keylane.fleet")
 
 PIN_GROUP = "fleet"
+_LOOKS = 2
+"""What an owner left behind is looked for when a partition is taken over; after that the lease is what ends owners."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +132,7 @@ class PartitionReader:
                 group=PIN_GROUP,
                 timeout_s=options.pin_timeout_s,
                 reset_on_takeover=True,
+                looks=_LOOKS,
                 on_pinned=self._got_pin,
                 on_unpinned=self._lost_pin,
             ),
@@ -181,7 +184,11 @@ class PartitionReader:
         """Clear the pin of whoever has it, unless it is ours, and have all that is not acked delivered again."""
         feed = self._feed
         assert feed is not None
-        if feed.pin_id is not None and self._pin_of(await self._info()) == feed.pin_id:
+        info = await self._info()
+        pin = self._pin_of(info)
+        if pin is None and not info.num_pending and not info.num_ack_pending:
+            return  # idle, as most are: the next message comes here
+        if pin is not None and pin == feed.pin_id:
             return
         await consumers.unpin(self._connection, self._options.stream, self._consumer, PIN_GROUP)
         await feed.reset()

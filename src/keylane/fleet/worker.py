@@ -24,6 +24,7 @@ from keylane.core.fleet_events import (
     PartitionDrained,
     PartitionPinned,
     ReadRecords,
+    RecordHint,
     ReportState,
     SetTimer,
     SpecRefused,
@@ -55,6 +56,8 @@ from keylane.retrying import Backoff
 _log = logging.getLogger("keylane.fleet")
 
 _CLOSE_S = 5.0
+_OPENED_AT_ONCE = 8
+"""Partitions. More would stand in the server's way, and in that of the renewal of the lease."""
 _TIMER_STEP_S = 0.001
 
 PartitionAction = OpenPartition | StartPartition | UnpinPartition | DrainPartition | ClosePartition
@@ -103,8 +106,9 @@ class Worker(Joined):
         self._slots = HandlerSlots(handling.concurrency)
         offset_s = time.time() - _clock()
         self._core = FleetWorker(spec=spec, identity=identity, planner=planner(offset_s), clock_offset_s=offset_s)
-        self._store = FleetStore(connection, stream, fleet, timeout_s=spec.lease_s / 3, hinted=self._tell)
+        self._store = FleetStore(connection, stream, fleet, timeout_s=spec.lease_s / 3, hinted=self._hinted)
         self._runs: dict[str, _PartitionRun] = {}
+        self._opening = asyncio.Semaphore(_OPENED_AT_ONCE)
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._loop = asyncio.get_running_loop()
@@ -113,6 +117,7 @@ class Worker(Joined):
         self._stopping = False
         self._is_orderly = False
         self._shown_partitions: tuple[str, ...] = ()
+        self._showing: asyncio.Handle | None = None
         self.state = WorkerState.JOINING
         self.waiting_for: str | None = None
         """What this worker waits for, in words; None while it waits for nothing but messages."""
@@ -227,6 +232,10 @@ class Worker(Joined):
         except Exception as error:  # noqa: BLE001 - called by timers and by the socket, which would only log it
             self._fail(error)
 
+    def _hinted(self, hint: RecordHint) -> None:
+        if self._core.heeds(hint.key):
+            self._tell(hint)
+
     def _may_start(self, now: float) -> bool:
         """Without a sure lease another worker may own the partitions by now: nothing starts then."""
         return not self._core.fenced and self._core.lease.is_sure(now)
@@ -316,7 +325,8 @@ class Worker(Joined):
             processor,
             tell=self._tell,
             over=self._closed,
-            started=self._show_partitions,
+            started=self._show_soon,
+            opening=self._opening,
             pin_trust_s=self._core.pin_trust_s,
         )
         run.reader = PartitionReader(
@@ -337,7 +347,7 @@ class Worker(Joined):
     def _closed(self, run: _PartitionRun) -> None:
         if self._runs.get(run.partition) is run:
             del self._runs[run.partition]
-        self._show_partitions()
+        self._show_soon()
 
     def _crashed(self, partition_id: str) -> None:
         run = self._runs.get(partition_id)
@@ -366,7 +376,13 @@ class Worker(Joined):
         if waiting_for is not None:
             _log.warning("%r: a handler waits for %s", self, waiting_for)
 
+    def _show_soon(self) -> None:
+        """Once for all partitions that change in this turn: there may be thousands."""
+        if self._showing is None:
+            self._showing = self._loop.call_soon(self._show_partitions)
+
     def _show_partitions(self) -> None:
+        self._showing = None
         before, self._shown_partitions = self._shown_partitions, self.partitions
         if before != self._shown_partitions:
             self._call_hook(self._hooks.on_partitions, before, self._shown_partitions)
@@ -394,15 +410,20 @@ class _PartitionRun:
         tell: Callable[[FleetEvent], None],
         over: Callable[[_PartitionRun], None],
         started: Callable[[], None],
+        opening: asyncio.Semaphore,
         pin_trust_s: float,
     ) -> None:
-        """`pin_trust_s`: how long an owner that has lost its lease may trust in its pin."""
+        """`opening`: held while a partition is opened.
+
+        `pin_trust_s`: how long an owner that has lost its lease may trust in its pin.
+        """
         self.processor = processor
         self._pin_trust_s = pin_trust_s
         self.token = 0
         self._tell = tell
         self._over = over
         self._started = started
+        self._opening = opening
         self._actions: asyncio.Queue[PartitionAction | None] = asyncio.Queue()
 
     def do(self, action: PartitionAction) -> None:
@@ -447,9 +468,11 @@ class _PartitionRun:
     async def _perform(self, action: PartitionAction | None) -> None:
         match action:
             case None:
-                await self.reader.reopen()
+                async with self._opening:
+                    await self.reader.reopen()
             case OpenPartition():
-                await self.reader.open()
+                async with self._opening:
+                    await self.reader.open()
             case StartPartition(_, token, force):
                 if force:
                     await self.reader.take_pin()
@@ -458,7 +481,8 @@ class _PartitionRun:
                 self.token = token
                 self._started()
             case UnpinPartition():
-                await self.reader.take_pin()
+                async with self._opening:
+                    await self.reader.take_pin()
             case DrainPartition(_, lost):
                 self.token = 0
                 await self.reader.drain(lost=lost)
