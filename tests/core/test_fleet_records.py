@@ -15,6 +15,7 @@ from keylane.core.fleet_records import (
     LeaderLease,
     LeaseState,
     WorkerLease,
+    WorkerPositions,
     check_partition,
     from_json,
     key_of,
@@ -28,9 +29,12 @@ LEADER = LeaderLease(worker=3, instance="a.1", epoch=4, beat=9, version=12)
 OWNERS = {**{str(number): number // 8 for number in range(32)}, "tool-1.chamber-2": 3}
 ASSIGNMENT = FleetAssignment(epoch=4, version=12, owners=OWNERS, workers={0: "b.1", 3: "a.1"}, reason="start")
 CLAIM = FleetClaim(partition="tool-1.chamber-2", worker=3, instance="a.1", token=99, held=True)
+POSITIONS = WorkerPositions(
+    worker=3, instance="a.1", beat=8, stream_created="2026-01-01T00:00:00Z", positions={"0": 17, "tool-1.chamber-2": 0}
+)
 
 
-@pytest.mark.parametrize("record", [SPEC, LEASE, LEADER, ASSIGNMENT, CLAIM])
+@pytest.mark.parametrize("record", [SPEC, LEASE, LEADER, ASSIGNMENT, CLAIM, POSITIONS])
 def test_a_record_comes_back(record: FleetRecord) -> None:
     assert from_json(key_of(record), to_json(record)) == record
 
@@ -54,6 +58,8 @@ def test_an_assignment_is_written_in_ranges() -> None:
 @pytest.mark.parametrize(
     ("record", "changes", "said"),
     [
+        (POSITIONS, {"positions": {"0": -1}}, "must be a whole number"),
+        (POSITIONS, {"positions": [1]}, "must be an object of sequences by partition"),
         (CLAIM, {"token": -1}, "token is -1, and must be a whole number"),
         (CLAIM, {"token": True}, "token is True"),
         (CLAIM, {"held": "yes"}, "must be true or false"),

@@ -1,6 +1,6 @@
 """The records of a fleet in its KV bucket: what each holds, its JSON, and how a record is refused.
 
-Owns: five records, their keys below `<stream>.<fleet>.`, their checks, the digest of an assignment. Never writes one.
+Owns: six records, their keys below `<stream>.<fleet>.`, their checks, the digest of an assignment. Never writes one.
 
 | key | record | written by | what only grows in it |
 | --- | --- | --- | --- |
@@ -9,6 +9,7 @@ Owns: five records, their keys below `<stream>.<fleet>.`, their checks, the dige
 | `leader` | `LeaderLease` | the leader | `epoch`, then `beat` |
 | `assignment` | `FleetAssignment` | the leader | `epoch`, then `version` |
 | `claim.<partition>` | `FleetClaim` | the owner of the partition, or its successor | `token` |
+| `position.<n>` | `WorkerPositions` | the holder of id n | `beat`, and every position |
 
 The growing numbers put any two records of one key in order without the store: a record that is lower than one that a
 worker knows was lost and came back (the store was rolled back), a higher one has replaced it. `rank` gives them.
@@ -36,10 +37,13 @@ LEADER = "leader"
 ASSIGNMENT = "assignment"
 WORKERS = "worker.*"
 """The pattern of all worker leases, for a read of many keys."""
+POSITIONS = "position"
+"""What the keys of all positions begin with."""
 
 _PARTITION = re.compile(r"[-/_=A-Za-z0-9]+(?:\.[-/_=A-Za-z0-9]+)*")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 _WORKER_KEY = re.compile(r"worker\.(0|[1-9][0-9]{0,5})")
+_POSITION_KEY = re.compile(r"position\.(0|[1-9][0-9]{0,5})")
 _MOST = 2**63 - 1
 _DIGEST_CHARACTERS = 16
 
@@ -63,6 +67,10 @@ def worker_key(worker: int) -> str:
 
 def claim_key(partition: str) -> str:
     return f"claim.{partition}"
+
+
+def position_key(worker: int) -> str:
+    return f"{POSITIONS}.{worker}"
 
 
 def worker_of(key: str) -> int | None:
@@ -148,6 +156,8 @@ class WorkerLease:
     highest_version: int = 0
     highest_epoch: int = 0
     """The highest that this worker has seen: what a store that forgot them must be told."""
+    trouble: str = ""
+    """What this worker cannot do, and asks the leader to look at; empty: nothing."""
     extra: Extra = field(default_factory=_no_extra, compare=False)
 
     @property
@@ -216,7 +226,28 @@ class FleetClaim:
         return (self.token, not self.held)
 
 
-FleetRecord: TypeAlias = FleetSpec | WorkerLease | LeaderLease | FleetAssignment | FleetClaim
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPositions:
+    """How far partitions are handled, as one worker knows it. `worker` is the number in its key.
+
+    A position is a fact that stays true: of several records the highest counts, whoever wrote it.
+    """
+
+    worker: int
+    instance: str
+    beat: int
+    stream_created: str
+    """Of which stream: one that was made again counts its sequences from 1."""
+    positions: Mapping[str, int]
+    """Partition -> all its messages up to this sequence of the stream are handled."""
+    extra: Extra = field(default_factory=_no_extra, compare=False)
+
+    @property
+    def rank(self) -> tuple[int, ...]:
+        return (self.beat,)
+
+
+FleetRecord: TypeAlias = FleetSpec | WorkerLease | LeaderLease | FleetAssignment | FleetClaim | WorkerPositions
 
 
 def digest_of(owners: Mapping[str, int]) -> str:
@@ -291,6 +322,12 @@ def _instances(value: Any) -> Mapping[int, str]:
     ):
         raise _Wrong('an object of instances by worker: {"0": "instance"}')
     return {int(key): one for key, one in value.items()}
+
+
+def _positions(value: Any) -> Mapping[str, int]:
+    if not isinstance(value, dict) or not all(_PARTITION.fullmatch(one) for one in value):
+        raise _Wrong('an object of sequences by partition: {"0": 17}')
+    return {partition: _number(one) for partition, one in value.items()}
 
 
 def _owners(value: Any) -> Mapping[str, int]:
@@ -370,6 +407,7 @@ _FIELDS: dict[type, _Fields] = {
         "highest_token": _number,
         "highest_version": _number,
         "highest_epoch": _number,
+        "trouble": _text,
     },
     LeaderLease: {
         "worker": _number,
@@ -392,6 +430,12 @@ _FIELDS: dict[type, _Fields] = {
         "token": _number,
         "held": _boolean,
     },
+    WorkerPositions: {
+        "instance": _some_text,
+        "beat": _number,
+        "stream_created": _some_text,
+        "positions": _positions,
+    },
 }
 
 _REQUIRED: dict[type, frozenset[str]] = {
@@ -400,6 +444,7 @@ _REQUIRED: dict[type, frozenset[str]] = {
     LeaderLease: frozenset({"worker", "instance", "epoch", "beat", "state"}),
     FleetAssignment: frozenset({"epoch", "version", "owners", "workers"}),
     FleetClaim: frozenset(_FIELDS[FleetClaim]),
+    WorkerPositions: frozenset(_FIELDS[WorkerPositions]),
 }
 """A field that a later version adds to this list must have a default here for records of an earlier one."""
 
@@ -416,6 +461,8 @@ def key_of(record: FleetRecord) -> str:
             return ASSIGNMENT
         case FleetClaim():
             return claim_key(record.partition)
+        case WorkerPositions():
+            return position_key(record.worker)
 
 
 def to_json(record: FleetRecord) -> bytes:
@@ -445,6 +492,8 @@ def from_json(key: str, value: bytes) -> FleetRecord:
         return _read(WorkerLease, key, value, {"worker": worker})
     if (partition := partition_of(key)) is not None:
         return _read(FleetClaim, key, value, {"partition": partition})
+    if (found := _POSITION_KEY.fullmatch(key)) is not None:
+        return _read(WorkerPositions, key, value, {"worker": int(found[1])})
     raise BrokenFleetRecord(f"fleet record {shown(key)}: there is no record of this name; delete the key")
 
 
@@ -463,7 +512,7 @@ def _read_assignment(value: bytes) -> FleetAssignment:
     return record
 
 
-R = TypeVar("R", FleetSpec, WorkerLease, LeaderLease, FleetAssignment, FleetClaim)
+R = TypeVar("R", FleetSpec, WorkerLease, LeaderLease, FleetAssignment, FleetClaim, WorkerPositions)
 
 
 def _read(kind: type[R], key: str, value: bytes, given: Mapping[str, Any]) -> R:

@@ -26,6 +26,7 @@ from keylane.core.fleet_records import (
     FleetSpec,
     LeaderLease,
     WorkerLease,
+    WorkerPositions,
     from_json,
     worker_key,
 )
@@ -98,7 +99,7 @@ class FleetView:
                 self.highest_version = max(self.highest_version, record.version)
             case FleetClaim():
                 self.highest_token = max(self.highest_token, record.token)
-            case FleetSpec():
+            case FleetSpec() | WorkerPositions():
                 pass
 
     # ---- reads ---------------------------------------------------------------------------------------------

@@ -329,7 +329,7 @@ def _hinted(worker: FleetWorker, event: RecordHint, now: float) -> None:
     elif (partition := partition_of(key)) is not None:
         if worker.ownership is not None and worker.ownership.heeds(partition, event.value):
             worker.requests.read(key)
-    elif event.value is not None and (key == LEADER or _leads(worker)):
+    elif event.value is not None and (key == LEADER or (worker_of(key) is not None and _leads(worker))):
         _hinted_lease(worker, key, event.value, now)
 
 

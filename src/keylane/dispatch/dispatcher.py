@@ -21,7 +21,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
-from time import monotonic
+from time import monotonic, monotonic_ns
 from typing import Any, Generic, Protocol, TypeVar
 
 from keylane.core.lanes import RUNNING, Entry, Lanes
@@ -124,12 +124,14 @@ class Dispatcher(Generic[T]):
         journal: OutcomeJournal[T] | None = None,
         slots: HandlerSlots | None = None,
         grace_s: float = 1.0,
+        on_try: Callable[[str, int], None] | None = None,
     ) -> None:
         """`name`: whose messages these are, for errors and logs.
 
         `admit`: called before each message starts; if it returns False, it has postponed or released the entry.
         `slots`: shared with other dispatchers, whose handlers count too.
         `grace_s`: how long the other handlers may go on after a crash.
+        `on_try`: called with the outcome of every try and how long its handler took, in nanoseconds.
         """
         self.lanes = lanes
         self._name = name
@@ -141,6 +143,7 @@ class Dispatcher(Generic[T]):
         self._journal = journal
         self._slots = slots
         self._grace_s = grace_s
+        self._on_try = on_try
         self._loop = asyncio.get_running_loop()
         self._workers: set[asyncio.Task[None]] = set()
         self._settling: set[asyncio.Task[None]] = set()
@@ -242,7 +245,7 @@ class Dispatcher(Generic[T]):
         me = asyncio.current_task()
         assert me is not None
         at_work, run, journal, admit, slots = self._at_work, self._run, self._journal, self._admit, self._slots
-        returned, cancelling = self._policy.returned, me.cancelling
+        returned, cancelling, on_try, began_ns = self._policy.returned, me.cancelling, self._on_try, 0
         has_waited = True
         while not self._ending:
             now = monotonic()
@@ -277,6 +280,8 @@ class Dispatcher(Generic[T]):
             if slots is not None:
                 slots.free -= 1
             started_ns = journal.now_ns() if journal is not None else 0
+            if on_try is not None:
+                began_ns = monotonic_ns()
             try:
                 await run(given)
             except BaseException as error:  # noqa: BLE001 - a handler may raise anything
@@ -286,6 +291,8 @@ class Dispatcher(Generic[T]):
             del at_work[me]
             if slots is not None:
                 slots.give_back()
+            if on_try is not None and outcome:
+                on_try(outcome, monotonic_ns() - began_ns)
             if journal is not None and outcome:
                 journal.note(given, outcome, started_ns, journal.now_ns())
             if self._ends_awaited:
@@ -339,6 +346,8 @@ class Dispatcher(Generic[T]):
             outcome = self._policy.cancelled(entry, given)
         self._at_work.pop(me, None)
         self._cancelled.discard(entry)
+        if self._on_try is not None:
+            self._on_try(outcome, 0)
         if self._journal is not None:
             self._journal.note(given, outcome, started_ns, self._journal.now_ns())
         self.notify()

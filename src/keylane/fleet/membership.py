@@ -101,6 +101,7 @@ async def join(
         give_up=DeadLetters(connection, stream, fleet).give_up if max_tries is not None else None,
         on_crowded=on_crowded,
         journal=journal,
+        on_try=hooks.on_try if hooks is not None else None,
     )
     call = handler_call(handler, terms)
     await Bucket(connection, FLEET_BUCKET).ensure(replicas=info.config.num_replicas or 1)
@@ -121,6 +122,7 @@ async def join(
             ack_wait_s=ACK_WAIT_S,
             max_ack_pending=max_ack_pending,
             pin_timeout_s=PIN_TIMEOUT_S,
+            on_delivered=hooks.on_delivered if hooks is not None else None,
         ),
         call=call,
         handling=terms,

@@ -49,6 +49,7 @@ class ReaderOptions:
     ack_wait_s: float
     max_ack_pending: int
     pin_timeout_s: float
+    on_delivered: Callable[[list[Message]], None] | None = None
 
     def consumer(self, name: str, subject_filter: str, start: int | None) -> ConsumerConfig:
         return ConsumerConfig(
@@ -243,6 +244,8 @@ class PartitionReader:
     # ---- what the feed says -----------------------------------------------------------------------------------
 
     def _take(self, batch: list[Message]) -> None:
+        if self._options.on_delivered is not None and self._mode is not _Mode.HOLDING:
+            self._options.on_delivered(batch)
         if self._mode is _Mode.HOLDING:
             self._held += batch
             return

@@ -12,7 +12,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from keylane.core.fleet_events import (
     ClosePartition,
@@ -38,15 +38,16 @@ from keylane.core.fleet_events import (
 from keylane.core.fleet_lease import WorkerIdentity
 from keylane.core.fleet_names import partition_consumer
 from keylane.core.fleet_partitions import Partition
-from keylane.core.fleet_records import FleetSpec
+from keylane.core.fleet_records import FleetAssignment, FleetSpec
 from keylane.core.fleet_worker import FleetWorker, step
 from keylane.dispatch import HandlerCall, HandlerSlots
 from keylane.errors import FleetEnded, FleetError, KeylaneError
+from keylane.fleet.lag import PartitionLag, partition_lag
 from keylane.fleet.origin import PartitionOrigin
 from keylane.fleet.partition_reader import PartitionReader, ReaderOptions
 from keylane.fleet.planner import FleetPlanner
 from keylane.fleet.store import FleetStore
-from keylane.jetstream import Connection, Hooks, check_seconds
+from keylane.jetstream import Connection, Hooks, Message, check_seconds, consumers
 from keylane.processing.handler_options import HandlerOptions
 from keylane.processing.joined import STOP_TIMEOUT_S, Joined
 from keylane.processing.message import GroupMessage, Placing
@@ -72,6 +73,31 @@ class FleetHooks:
     on_partitions: Callable[[tuple[str, ...], tuple[str, ...]], None] | None = None
     """The partitions that are handled here, before and after."""
     on_ended: Callable[[str], None] | None = None
+    on_assignment: Callable[[FleetAssignment, frozenset[str]], None] | None = None
+    """The worker follows another assignment; with the partitions that it gives to this worker."""
+    on_consumer_update: Callable[[float, KeylaneError | None], None] | None = None
+    """A consumer was created, opened or changed, in so many seconds, or that failed."""
+    on_delivered: Callable[[list[Message]], None] | None = None
+    """Called for every batch that the server delivers. It must be quick, and must not raise."""
+    on_try: Callable[[str, int], None] | None = None
+    """Called for every message: the outcome of its handler, and its nanoseconds. As `on_delivered`."""
+
+    def and_also(self, other: FleetHooks) -> FleetHooks:
+        """Hooks that call these, then those of `other`."""
+        return FleetHooks(
+            **{one.name: _both(getattr(self, one.name), getattr(other, one.name)) for one in fields(self)}
+        )
+
+
+def _both(first: Callable[..., None] | None, second: Callable[..., None] | None) -> Callable[..., None] | None:
+    if first is None or second is None:
+        return first or second
+
+    def call(*about: object) -> None:
+        first(*about)
+        second(*about)
+
+    return call
 
 
 class Worker(Joined):
@@ -118,6 +144,7 @@ class Worker(Joined):
         self._is_orderly = False
         self._shown_partitions: tuple[str, ...] = ()
         self._showing: asyncio.Handle | None = None
+        self._shown_assignment: FleetAssignment | None = None
         self.state = WorkerState.JOINING
         self.waiting_for: str | None = None
         """What this worker waits for, in words; None while it waits for nothing but messages."""
@@ -141,6 +168,13 @@ class Worker(Joined):
     def partitions(self) -> tuple[str, ...]:
         """The partitions that are handled here now."""
         return tuple(sorted((one for one, run in self._runs.items() if run.token), key=_natural))
+
+    async def lag_of(self, partition_id: str) -> PartitionLag:
+        """How far behind one of its partitions is, as the server says now."""
+        partition = self._partition_of(partition_id)
+        assert partition is not None
+        info = await consumers.info(self._connection, self.stream, partition_consumer(self.fleet, partition_id))
+        return await partition_lag(self._connection, partition.filter, info)
 
     # ---- life -----------------------------------------------------------------------------------------------
 
@@ -229,6 +263,8 @@ class Worker(Joined):
             self._slots.hold(not self._may_start(now))
             for action in actions:
                 self._perform(action)
+            if self._core.view.assignment is not self._shown_assignment:
+                self._show_assignment()
         except Exception as error:  # noqa: BLE001 - called by timers and by the socket, which would only log it
             self._fail(error)
 
@@ -328,6 +364,7 @@ class Worker(Joined):
             started=self._show_soon,
             opening=self._opening,
             pin_trust_s=self._core.pin_trust_s,
+            updated=self._consumer_updated,
         )
         run.reader = PartitionReader(
             self._connection,
@@ -387,6 +424,15 @@ class Worker(Joined):
         if before != self._shown_partitions:
             self._call_hook(self._hooks.on_partitions, before, self._shown_partitions)
 
+    def _show_assignment(self) -> None:
+        self._shown_assignment = assignment = self._core.view.assignment
+        if assignment is not None and self._core.lease.worker is not None:
+            mine = assignment.partitions_of(self._core.lease.worker, self._core.lease.instance)
+            self._call_hook(self._hooks.on_assignment, assignment, mine)
+
+    def _consumer_updated(self, seconds: float, error: KeylaneError | None) -> None:
+        self._call_hook(self._hooks.on_consumer_update, seconds, error)
+
     def _call_hook(self, hook: Callable[..., None] | None, *about: object) -> None:
         if hook is None:
             return
@@ -412,11 +458,13 @@ class _PartitionRun:
         started: Callable[[], None],
         opening: asyncio.Semaphore,
         pin_trust_s: float,
+        updated: Callable[[float, KeylaneError | None], None],
     ) -> None:
         """`opening`: held while a partition is opened.
 
         `pin_trust_s`: how long an owner that has lost its lease may trust in its pin.
         """
+        self._updated = updated
         self.processor = processor
         self._pin_trust_s = pin_trust_s
         self.token = 0
@@ -457,11 +505,16 @@ class _PartitionRun:
     async def _retried(self, action: PartitionAction | None) -> None:
         backoff = Backoff(f"partition {self.partition}: {type(action).__name__ if action else 'open'}", log=_log)
         while True:
+            begun, opens = time.monotonic(), action is None or isinstance(action, OpenPartition)
             try:
                 await self._perform(action)
             except KeylaneError as error:
+                if opens:
+                    self._updated(time.monotonic() - begun, error)
                 await backoff.after(error)
             else:
+                if opens:
+                    self._updated(time.monotonic() - begun, None)
                 backoff.succeeded()
                 return
 

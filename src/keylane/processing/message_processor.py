@@ -100,6 +100,7 @@ class MessageProcessor:
             journal=options.journal,
             slots=slots,
             grace_s=options.grace_s,
+            on_try=options.on_try,
         )
         self._dispatcher.crash.add_done_callback(lambda _: on_crash())
         self._crowded = CrowdedLanes(max(2, options.remember // 4), options.on_crowded)
