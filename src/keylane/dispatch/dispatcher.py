@@ -46,7 +46,8 @@ class Policy(Protocol[T]):
     """Decides what becomes of messages. Each call returns the outcome, for the journal; none of them blocks."""
 
     def may_go_on(self) -> bool:
-        """Whether messages may start. Called after an idle time: this process may have stood still."""
+        """Whether messages may start. Called after an idle time, because this process may have stood still, and before
+        every start while `Dispatcher.guard` asks for it."""
         ...
 
     def returned(self, entry: Entry[T], given: T) -> str:
@@ -157,6 +158,7 @@ class Dispatcher(Generic[T]):
         self._ends_awaited = 0
         self._turn_ends = monotonic() + _LONGEST_TURN_S
         self._ending = False
+        self._is_guarded = False
         self.is_closed = False
         self.crash: asyncio.Future[HandlerCrashed] = self._loop.create_future()
         """Has a result once a handler has ended all. Nothing starts any more; `close` is due."""
@@ -190,6 +192,11 @@ class Dispatcher(Generic[T]):
             self._workers.add(worker)
             worker.add_done_callback(self._left)
         return True
+
+    def guard(self, guarded: bool) -> None:
+        """Ask the policy before every start, not only after an idle time. Call `wake` when its answer may change."""
+        self._is_guarded = guarded
+        self.wake()
 
     def now(self) -> float:
         """The time of the event loop's clock, for `retry_at`."""
@@ -259,7 +266,9 @@ class Dispatcher(Generic[T]):
                     has_waited = True
                     continue
             has_waited = False
-            if slots is None or slots.free > 0:
+            if self._is_guarded and not self._policy.may_go_on():
+                entry = None
+            elif slots is None or slots.free > 0:
                 entry = self.lanes.take()
             else:
                 slots.wait(self)

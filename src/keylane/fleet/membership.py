@@ -8,13 +8,14 @@ from typing import get_args
 from keylane.awaitable_context import awaitable_context
 from keylane.core.assignment_strategies import Strategy
 from keylane.core.fleet_leader import LeaderWindows
-from keylane.core.fleet_names import check_fleet_name, check_label
+from keylane.core.fleet_names import check_fleet_name, check_label, partition_consumer
 from keylane.core.fleet_partitions import HashedPartitions, ListedPartitions, Partition
 from keylane.core.fleet_records import FleetSpec
 from keylane.core.names import check_stream_name
 from keylane.core.partitions import Partitioning, parse_transform
 from keylane.dispatch import Executor
 from keylane.errors import FleetError, InvalidInput
+from keylane.fleet.collisions import refuse_collisions
 from keylane.fleet.partition_reader import ReaderOptions
 from keylane.fleet.planner import FleetPlanner
 from keylane.fleet.store import FLEET_BUCKET
@@ -86,6 +87,7 @@ async def join(
     found = partitions.resolve().partitions
     info = await streams.info(connection, stream)
     _check_stream(info.config, partitions, found)
+    await refuse_collisions(connection, stream, fleet, [partition_consumer(fleet, one.id) for one in found])
     if journal is not None and journal.stream != stream:
         raise InvalidInput(f"the journal is that of stream {journal.stream!r}: stream {stream!r} needs its own")
     terms = HandlerOptions(

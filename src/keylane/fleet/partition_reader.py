@@ -37,6 +37,8 @@ _log = logging.getLogger("keylane.fleet")
 PIN_GROUP = "fleet"
 _LOOKS = 2
 """What an owner left behind is looked for when a partition is taken over; after that the lease is what ends owners."""
+_QUORUM_AGE_S = 2.0
+"""Servers of a cluster exchange heartbeats every second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +195,18 @@ class PartitionReader:
             return
         await consumers.unpin(self._connection, self._options.stream, self._consumer, PIN_GROUP)
         await feed.reset()
+
+    async def has_pin(self, timeout_s: float) -> bool:
+        """Whether the server confirms now that the pin is ours.
+
+        The leader of the consumer answers. One that was cut off from the other servers does not know yet that it was
+        replaced; another is elected when they have heard nothing of it for 4 s. So it must have heard from them since.
+        """
+        feed = self._feed
+        if feed is None or feed.pin_id is None:
+            return False
+        info = await consumers.info(self._connection, self._options.stream, self._consumer, timeout_s=timeout_s)
+        return self._pin_of(info) == feed.pin_id and info.quorum_age_s < _QUORUM_AGE_S
 
     async def drain(self, *, lost: bool) -> None:
         """Start nothing more, wait until nothing runs, have the acks confirmed.

@@ -60,6 +60,8 @@ _CLOSE_S = 5.0
 _OPENED_AT_ONCE = 8
 """Partitions. More would stand in the server's way, and in that of the renewal of the lease."""
 _TIMER_STEP_S = 0.001
+_PIN_REQUESTS = 16
+"""At once, of one worker whose store does not answer."""
 
 PartitionAction = OpenPartition | StartPartition | UnpinPartition | DrainPartition | ClosePartition
 
@@ -142,6 +144,8 @@ class Worker(Joined):
         self._failure: KeylaneError | None = None
         self._stopping = False
         self._is_orderly = False
+        self._is_unconfirmed = False
+        self._pin_requests = asyncio.Semaphore(_PIN_REQUESTS)
         self._shown_partitions: tuple[str, ...] = ()
         self._showing: asyncio.Handle | None = None
         self._shown_assignment: FleetAssignment | None = None
@@ -236,8 +240,18 @@ class Worker(Joined):
             self._ended.set_result("stopped")
         self._call_hook(self._hooks.on_ended, str(self._failure) if self._failure is not None else "stopped")
 
+    def _leave(self, error: KeylaneError) -> None:
+        """End the worker for an error that cannot pass, in order: what it has goes to others at once."""
+        if self._failure is None:
+            _log.error("%r leaves: %s", self, error)
+        self._failure = self._failure or error
+        if not self._stopping:
+            self._stopping = True
+            self._loop.call_later(self._core.spec.lease_s + _CLOSE_S, self._over.set)
+            self._loop.call_soon(self._tell, FleetSignal.STOP)
+
     def _fail(self, error: Exception) -> None:
-        """End the worker. Its lease runs out, and then others take its partitions."""
+        """End the worker now. Its lease runs out, and then others take its partitions."""
         while isinstance(error, ExceptionGroup):
             error = error.exceptions[0]
         if not isinstance(error, KeylaneError):
@@ -260,7 +274,7 @@ class Worker(Joined):
         now = _clock()
         try:
             actions = step(self._core, event, now)
-            self._slots.hold(not self._may_start(now))
+            self._guard(now)
             for action in actions:
                 self._perform(action)
             if self._core.view.assignment is not self._shown_assignment:
@@ -269,12 +283,17 @@ class Worker(Joined):
             self._fail(error)
 
     def _hinted(self, hint: RecordHint) -> None:
-        if self._core.heeds(hint.key):
+        if self._core.heeds(hint):
             self._tell(hint)
 
-    def _may_start(self, now: float) -> bool:
-        """Without a sure lease another worker may own the partitions by now: nothing starts then."""
-        return not self._core.fenced and self._core.lease.is_sure(now)
+    def _guard(self, now: float) -> None:
+        """Without a confirmed lease another worker may own the partitions by now: only their pins tell."""
+        unconfirmed = self._core.is_unconfirmed(now)
+        self._slots.hold(not unconfirmed and not self._core.may_start(now))
+        if unconfirmed != self._is_unconfirmed:
+            self._is_unconfirmed = unconfirmed
+            for run in self._runs.values():
+                run.processor.guard(unconfirmed)
 
     def _perform(self, action: FleetAction) -> None:
         assert self._tasks is not None
@@ -356,16 +375,20 @@ class Worker(Joined):
         processor = MessageProcessor(
             self._call, self._handling, name, on_crash=lambda: self._crashed(partition.id), slots=self._slots
         )
-        processor.may_start = lambda: self._may_start(_clock())
         run = _PartitionRun(
+            self._core,
             processor,
+            self._tasks,
+            self._pin_requests,
             tell=self._tell,
             over=self._closed,
             started=self._show_soon,
             opening=self._opening,
-            pin_trust_s=self._core.pin_trust_s,
+            failed=self._leave,
             updated=self._consumer_updated,
         )
+        processor.may_start = run.may_start
+        processor.guard(self._is_unconfirmed)
         run.reader = PartitionReader(
             self._connection,
             partition,
@@ -389,7 +412,7 @@ class Worker(Joined):
     def _crashed(self, partition_id: str) -> None:
         run = self._runs.get(partition_id)
         if run is not None and run.processor.crash is not None:
-            self._fail(run.processor.crash)
+            self._leave(run.processor.crash)
 
     # ---- what is shown --------------------------------------------------------------------------------------------
 
@@ -451,27 +474,33 @@ class _PartitionRun:
 
     def __init__(
         self,
+        core: FleetWorker,
         processor: MessageProcessor,
+        tasks: asyncio.TaskGroup,
+        pin_requests: asyncio.Semaphore,
         *,
         tell: Callable[[FleetEvent], None],
         over: Callable[[_PartitionRun], None],
         started: Callable[[], None],
         opening: asyncio.Semaphore,
-        pin_trust_s: float,
+        failed: Callable[[KeylaneError], None],
         updated: Callable[[float, KeylaneError | None], None],
     ) -> None:
-        """`opening`: held while a partition is opened.
-
-        `pin_trust_s`: how long an owner that has lost its lease may trust in its pin.
-        """
+        """`opening`: held while a partition is opened."""
         self._updated = updated
         self.processor = processor
-        self._pin_trust_s = pin_trust_s
+        self._core = core
+        self._tasks = tasks
+        self._pin_requests = pin_requests
+        self._pin_confirmed_at: float | None = None
+        self._is_asking = False
         self.token = 0
         self._tell = tell
         self._over = over
         self._started = started
         self._opening = opening
+        self._failed = failed
+        self._has_failed = False
         self._actions: asyncio.Queue[PartitionAction | None] = asyncio.Queue()
 
     def do(self, action: PartitionAction) -> None:
@@ -482,14 +511,63 @@ class _PartitionRun:
         _log.warning("%r has ended (%s); opening it again", self.reader, error)
         self._actions.put_nowait(None)
 
+    def may_start(self) -> bool:
+        now = _clock()
+        if self._core.may_start(now, self._pin_confirmed_at):
+            return True
+        if self._core.is_unconfirmed(now) and not self._is_asking:
+            self._is_asking = True
+            self._tasks.create_task(self._confirm_pin(), name=f"pin of partition {self.partition}")
+        return False
+
+    async def _confirm_pin(self) -> None:
+        """While the store does not answer and messages wait: ask the server whether the pin is still ours."""
+        trust_s = self._core.pin_trust_s
+        try:
+            while self._core.is_unconfirmed(_clock()) and self.processor.has_messages:
+                async with self._pin_requests:
+                    asked_at = _clock()
+                    if await self._asks_pin():
+                        self._pin_confirmed_at = asked_at
+                        self.processor.guard(True)
+                await asyncio.sleep(trust_s / 2)
+        finally:
+            self._is_asking = False
+        self.processor.guard(self._core.is_unconfirmed(_clock()))
+
+    async def _asks_pin(self) -> bool:
+        try:
+            return await self.reader.has_pin(self._core.spec.lease_s / 3)
+        except KeylaneError as error:
+            _log.debug("partition %s: the server does not tell whose pin it is: %s", self.partition, error)
+            return False
+
     async def work(self) -> None:
         while True:
             action = await self._actions.get()
-            await self._retried(action)
+            if not self._has_failed:
+                try:
+                    await self._retried(action)
+                except KeylaneError as error:  # it cannot pass
+                    self._has_failed = True
+                    self._failed(error)
+            if self._has_failed:
+                await self._give_up(action)
             if isinstance(action, ClosePartition) and self._actions.empty():
                 break
         await self.processor.close()
         self._over(self)
+
+    async def _give_up(self, action: PartitionAction | None) -> None:
+        """The worker leaves: nothing of this partition starts any more, and what it is asked for is answered."""
+        self.token = 0
+        await self.reader.drain(lost=True)
+        match action:
+            case DrainPartition():
+                self._tell(PartitionDrained(self.partition))
+                self._started()
+            case ClosePartition():
+                await self.reader.close()
 
     async def abandon(self) -> None:
         """The lease is lost: handlers have their grace to end, nothing is released."""
@@ -529,7 +607,7 @@ class _PartitionRun:
             case StartPartition(_, token, force):
                 if force:
                     await self.reader.take_pin()
-                    await asyncio.sleep(self._pin_trust_s)
+                    await asyncio.sleep(self._core.pin_trust_s)
                 self.reader.start(token)
                 self.token = token
                 self._started()
