@@ -121,7 +121,8 @@ async def join(
         give_up=DeadLetters(connection, stream, fleet).give_up if max_tries is not None else None,
         on_crowded=on_crowded,
         journal=journal,
-        on_try=hooks.on_try if hooks is not None else None,
+        on_returned=hooks.on_returned if hooks is not None else None,
+        on_outcome=hooks.on_outcome if hooks is not None else None,
     )
     call = handler_call(handler, terms)
     await call.start()

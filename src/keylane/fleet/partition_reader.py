@@ -92,9 +92,11 @@ class PartitionReader:
         place: Placing,
         origin: PartitionOrigin,
         pinned: Callable[[], None],
+        unpinned: Callable[[], None],
         lost: Callable[[KeylaneError | None], None],
     ) -> None:
-        """`pinned`: called when a message comes under a new pin. `lost`: called when the feed ends by itself."""
+        """`pinned`: called when a message comes under a new pin. `unpinned`: when the server has refused ours. `lost`:
+        when the feed ends by itself."""
         self._connection = connection
         self._partition = partition
         self._consumer = consumer
@@ -103,6 +105,7 @@ class PartitionReader:
         self._place = place
         self._origin = origin
         self._pinned = pinned
+        self._unpinned = unpinned
         self._lost = lost
         self._feed: Feed | None = None
         self._feed_end: asyncio.Task[None] | None = None
@@ -126,6 +129,7 @@ class PartitionReader:
 
     async def open(self) -> None:
         """Create the consumer if it is missing, and pull: as a standby, until whoever is pinned gives the pin back."""
+        self._drop_waiting()  # what came while the last feed was closed: something before it may have been passed over
         await self._ensure_consumer()
         options = self._options
         expires_s = options.pin_timeout_s / 2
@@ -197,14 +201,15 @@ class PartitionReader:
         """Clear the pin of whoever has it, unless it is ours, and have all that is not acked delivered again."""
         feed = self._feed
         assert feed is not None
-        info = await self._info()
-        pin = self._pin_of(info)
-        if pin is None and not info.num_pending and not info.num_ack_pending:
-            return  # idle, as most are: the next message comes here
-        if pin is not None and pin == feed.pin_id:
-            return
-        await consumers.unpin(self._connection, self._options.stream, self._consumer, PIN_GROUP)
-        await feed.reset()
+        try:
+            info = await self._info()
+            pin = self._pin_of(info)
+            is_idle = pin is None and not info.num_pending and not info.num_ack_pending
+            if not is_idle and (pin is None or pin != feed.pin_id):  # idle, as most are: the next message comes here
+                await feed.take_pin()
+        except NotFound as error:
+            # It was deleted, and the feed ends; or a cluster that has lost a server does not know it for a moment.
+            _log.warning("%r: the pin is not taken: %s", self, error)
 
     async def has_pin(self, timeout_s: float) -> bool:
         """Whether the server confirms now that the pin is ours.
@@ -301,6 +306,7 @@ class PartitionReader:
         self._origin.pin_id = None
         self._drop_waiting()
         self._processor.forget()
+        self._unpinned()
 
     def _feed_ended(self, end: asyncio.Task[None]) -> None:
         if end.cancelled() or self._feed_end is not end:

@@ -25,6 +25,7 @@ from keylane.core.fleet_events import (
     OpenPartition,
     PartitionDrained,
     PartitionPinned,
+    PartitionUnpinned,
     ReadFailed,
     ReadRecords,
     RecordHint,
@@ -93,8 +94,10 @@ class FleetHooks:
     """A consumer was created, opened or changed, in so many seconds, or that failed."""
     on_delivered: Callable[[list[Message]], None] | None = None
     """Called for every batch that the server delivers. It must be quick, and must not raise."""
-    on_try: Callable[[str, int], None] | None = None
-    """Called for every message: the outcome of its handler, and its nanoseconds. As `on_delivered`."""
+    on_returned: Callable[[float], object] | None = None
+    """Called for every handler that returned, with its seconds. As `on_delivered`."""
+    on_outcome: Callable[[str], None] | None = None
+    """Called for every other try of a message: failed, dead, cancelled. As `on_delivered`."""
 
     def and_also(self, other: FleetHooks) -> FleetHooks:
         """Hooks that call these, then those of `other`."""
@@ -504,6 +507,7 @@ class Worker(Joined):
             place=self._place_of(partition),
             origin=origin,
             pinned=lambda: self._tell(PartitionPinned(partition.id)),
+            unpinned=lambda: self._tell(PartitionUnpinned(partition.id)),
             lost=run.reopen,
         )
         run.reader.limit(self._partitions.last_of(partition.id))
@@ -526,9 +530,8 @@ class Worker(Joined):
     def _report(self, state: WorkerState, waiting_for: str | None) -> None:
         if waiting_for is not None and self._store.failure is not None:
             waiting_for = f"{waiting_for} ({self._store.failure})"
-        is_degraded = state in (WorkerState.RECOVERING, WorkerState.UNREACHABLE, WorkerState.FENCED)
         _log.log(
-            logging.WARNING if is_degraded and state is not self.state else logging.INFO,
+            logging.WARNING if state.is_degraded and state is not self.state else logging.INFO,
             "worker %s of %s/%s: %s%s",
             self.id or "?",
             self.stream,
