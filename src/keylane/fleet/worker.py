@@ -11,7 +11,7 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, fields
 from typing import Protocol, TypeVar
@@ -47,7 +47,7 @@ from keylane.core.fleet_records import ASSIGNMENT, TABLE, FleetAssignment, Fleet
 from keylane.core.fleet_view import FleetView
 from keylane.core.fleet_worker import FleetWorker, step
 from keylane.dispatch import HandlerCall, HandlerSlots
-from keylane.errors import FleetEnded, FleetError, KeylaneError, NotFound, RevisionConflict
+from keylane.errors import CopyMissing, FleetEnded, FleetError, KeylaneError, NotFound, RevisionConflict
 from keylane.fleet.lag import PartitionLag, partition_lag
 from keylane.fleet.origin import PartitionOrigin
 from keylane.fleet.partition_reader import PartitionReader, ReaderOptions
@@ -206,7 +206,8 @@ class Worker(Joined):
         """How far behind one of its partitions is, as the server says now."""
         partition = self._partitions.partition_of(partition_id)
         assert partition is not None
-        info = await consumers.info(self._connection, self.stream, partition_consumer(self.fleet, partition_id))
+        stream = self._reader_options.stream
+        info = await consumers.info(self._connection, stream, partition_consumer(self.fleet, partition_id))
         return await partition_lag(self._connection, partition.filter, info)
 
     # ---- life -----------------------------------------------------------------------------------------------
@@ -478,6 +479,7 @@ class Worker(Joined):
             instance=self._core.lease.instance,
             partition=partition.id,
             wait=self._handler_waits,
+            from_copy=self._reader_options.stream != self.stream,
         )
         name = f"partition {partition.id} of {self.stream}/{self.fleet}"
         processor = MessageProcessor(
@@ -492,6 +494,7 @@ class Worker(Joined):
             over=self._closed,
             started=self._show_soon,
             opening=self._opening,
+            reads_copy=self._reader_options.stream != self.stream,
             is_open=lambda: self._partitions.opened is None or partition.id in self._partitions.opened,
             failed=self._leave,
             updated=self._consumer_updated,
@@ -593,6 +596,7 @@ class _PartitionRun:
         over: Callable[[_PartitionRun], None],
         started: Callable[[], None],
         opening: asyncio.Semaphore,
+        reads_copy: bool,
         is_open: Callable[[], bool],
         failed: Callable[[KeylaneError], None],
         updated: Callable[[float, KeylaneError | None], None],
@@ -600,6 +604,7 @@ class _PartitionRun:
         """`opening`: held while a partition is opened. `is_open`: whether anybody may own the partition."""
         self._updated = updated
         self.processor = processor
+        self._reads_copy = reads_copy
         self._is_open = is_open
         self._core = core
         self._tasks = tasks
@@ -708,15 +713,23 @@ class _PartitionRun:
                 backoff.succeeded()
                 return
 
+    async def _open(self, opening: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await opening()
+        except NotFound as error:
+            if self._reads_copy:
+                raise CopyMissing(f"the copy that the fleet reads is gone: {error}") from error
+            raise
+
     async def _perform(self, action: PartitionAction | None) -> None:
         match action:
             case None:
                 async with self._opening:
                     if self._is_open():  # else its generation is over, and nobody makes its consumer again
-                        await self.reader.reopen()
+                        await self._open(self.reader.reopen)
             case OpenPartition():
                 async with self._opening:
-                    await self.reader.open()
+                    await self._open(self.reader.open)
             case StartPartition(_, token, force):
                 if force:
                     await self.reader.take_pin()
