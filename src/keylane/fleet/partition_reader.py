@@ -45,6 +45,8 @@ _LEFT_TO_OWNER_S = 3.0
 _EXISTS = 10148
 _CREATE_TRIES = 5
 _CREATE_PAUSE_S = 0.1
+_LOOKS = 2
+"""What an owner left behind is looked for when a partition is taken over; after that the lease is what ends owners."""
 _QUORUM_AGE_S = 2.0
 """Servers of a cluster exchange heartbeats every second."""
 
@@ -168,6 +170,7 @@ class PartitionReader:
                 group=PIN_GROUP,
                 timeout_s=options.pin_timeout_s,
                 reset_on_takeover=True,
+                looks=_LOOKS,
                 on_pinned=self._got_pin,
                 on_unpinned=self._lost_pin,
             ),
@@ -314,7 +317,10 @@ class PartitionReader:
         feed = self._feed
         assert feed is not None
         try:
-            if feed.pin_id is None or self._pin_of(await self._info()) != feed.pin_id:
+            info = await self._info()
+            pin = self._pin_of(info)
+            is_idle = pin is None and not info.num_pending and not info.num_ack_pending
+            if not is_idle and (pin is None or pin != feed.pin_id):  # idle, as most are: the next message comes here
                 await feed.take_pin()
         except NotFound as error:
             # It was deleted, and the feed ends; or a cluster that has lost a server does not know it for a moment.
