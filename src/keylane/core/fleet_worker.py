@@ -67,6 +67,7 @@ from keylane.core.fleet_leadership import AssignmentPlanner, LeaderRole, Leaders
 from keylane.core.fleet_lease import HANDOVER_S, IdLease, LeasePhase, WorkerIdentity
 from keylane.core.fleet_records import (
     ASSIGNMENT,
+    DRAINS,
     LEADER,
     SPEC,
     WORKERS,
@@ -230,7 +231,7 @@ def _read(worker: FleetWorker, event: RecordsRead, now: float) -> None:
     if worker.leadership is not None and worker.lease.is_sure(now) and not worker.fenced:
         if WORKERS in event.asked:
             worker.leadership.act(now)
-        elif ASSIGNMENT in event.asked:
+        elif ASSIGNMENT in event.asked or DRAINS in event.asked:
             worker.leadership.plan(now)
 
 
@@ -242,6 +243,10 @@ def _read_key(worker: FleetWorker, key: str, event: RecordsRead, now: float) -> 
             worker.leadership.found(entry, now)
     elif key == ASSIGNMENT:
         worker.view.read_assignment(entry)
+    elif key == DRAINS:
+        worker.view.read_drains(entry)
+    elif key.startswith("history.") and worker.leadership is not None:
+        worker.leadership.found_history(key, entry, now)
     elif key == SPEC:
         _read_spec(worker, entry, now)
     elif (number := worker_of(key)) is not None:
@@ -361,7 +366,9 @@ def _not_confirmed(worker: FleetWorker, key: str, *, is_known: bool) -> None:
 
 def _hinted(worker: FleetWorker, event: RecordHint, now: float) -> None:
     key = event.key
-    if key == ASSIGNMENT:
+    if key == DRAINS:
+        worker.requests.read(DRAINS)
+    elif key == ASSIGNMENT:
         _read_announced(worker, event)
     elif (partition := partition_of(key)) is not None:
         waits = worker.ownership.partitions.get(partition) if worker.ownership is not None else None
@@ -473,7 +480,8 @@ def _own(worker: FleetWorker, ownership: Ownership, now: float) -> None:
         worker.wanted_for = wanted_for
         wanted = view.partitions_of(ownership.worker, ownership.instance)
         if worker.stopping:
-            wanted = frozenset() if gives_up else wanted & ownership.partitions.keys()
+            kept = (wanted | worker.lease.successors.keys()) & ownership.partitions.keys()
+            wanted = frozenset() if gives_up else frozenset(kept)
         ownership.want(wanted)
     if worker.lease.is_sure(now) and not worker.stopping:
         ownership.claim_free(now)
@@ -531,6 +539,8 @@ def _look(worker: FleetWorker, now: float) -> None:
         keys.append(ASSIGNMENT)
     if audit or not worker.spec_checked:
         keys.append(SPEC)
+    if audit or worker.looks == 1 or _leads(worker):
+        keys.append(DRAINS)
     if ownership is not None:
         keys += ownership.unresolved()
         if audit:
@@ -593,7 +603,9 @@ def _state(worker: FleetWorker, now: float) -> tuple[WorkerState, str | None]:  
     if worker.view.is_recovering(now):
         return WorkerState.RECOVERING, "the other workers, to write again what the store has lost"
     is_leading = worker.leadership is not None and worker.leadership.is_leading(now)
-    return WorkerState.LEADING if is_leading else WorkerState.ACTIVE, ownership.obstacles()
+    is_drained = lease.lease is not None and worker.view.is_drained(lease.lease)
+    waits = "an operator, who has drained this worker, to resume it" if is_drained else ownership.obstacles()
+    return WorkerState.LEADING if is_leading else WorkerState.ACTIVE, waits
 
 
 def _report(worker: FleetWorker, now: float) -> None:
