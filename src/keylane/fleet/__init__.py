@@ -10,6 +10,8 @@ from keylane.core.fleet_events import WorkerState
 from keylane.core.fleet_partitions import HashedPartitions, ListedPartitions, Partition, hashed, listed
 from keylane.core.fleet_records import FleetAssignment
 from keylane.fleet.admin import FleetStatus, PartitionStatus, WorkerStatus, list_fleets, status, stored_spec
+from keylane.fleet.drains import drain, resume
+from keylane.fleet.history import MovedPartitions, PastAssignment, history
 from keylane.fleet.lag import PartitionLag
 from keylane.fleet.membership import join
 from keylane.fleet.worker import FleetHooks, Worker
@@ -20,16 +22,21 @@ __all__ = [
     "FleetStatus",
     "HashedPartitions",
     "ListedPartitions",
+    "MovedPartitions",
     "Partition",
     "PartitionLag",
     "PartitionStatus",
+    "PastAssignment",
     "Worker",
     "WorkerState",
     "WorkerStatus",
+    "drain",
     "hashed",
+    "history",
     "join",
     "list_fleets",
     "listed",
+    "resume",
     "status",
     "stored_spec",
 ]
