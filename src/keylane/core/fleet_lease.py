@@ -104,6 +104,8 @@ class IdLease:
     deadline: float = 0.0
     renew_at: float = 0.0
     leaving: bool = False
+    table: int = 0
+    """The version of the partition table that this worker follows."""
     successors: Mapping[str, int] = field(default_factory=dict)
     """Of this worker's partitions, once it leaves."""
     handed_over_at: float | None = None
@@ -198,6 +200,7 @@ class IdLease:
             highest_token=self.view.highest_token,
             highest_version=self.view.highest_version,
             highest_epoch=self.view.highest_epoch,
+            table=self.table,
             successors=self.successors,
         )
         self._sent[lease.beat] = now

@@ -7,20 +7,33 @@
 from __future__ import annotations
 
 from keylane.core.fleet_events import WorkerState
-from keylane.core.fleet_partitions import HashedPartitions, ListedPartitions, Partition, hashed, listed
+from keylane.core.fleet_partitions import (
+    DiscoveredPartitions,
+    HashedPartitions,
+    KvPartitions,
+    ListedPartitions,
+    Partition,
+    discovered,
+    from_kv,
+    hashed,
+    listed,
+)
 from keylane.core.fleet_records import FleetAssignment
 from keylane.fleet.admin import FleetStatus, PartitionStatus, WorkerStatus, list_fleets, status, stored_spec
 from keylane.fleet.drains import drain, resume
 from keylane.fleet.history import MovedPartitions, PastAssignment, history
 from keylane.fleet.lag import PartitionLag
 from keylane.fleet.membership import join
+from keylane.fleet.repartition import repartition
 from keylane.fleet.worker import FleetHooks, Worker
 
 __all__ = [
+    "DiscoveredPartitions",
     "FleetAssignment",
     "FleetHooks",
     "FleetStatus",
     "HashedPartitions",
+    "KvPartitions",
     "ListedPartitions",
     "MovedPartitions",
     "Partition",
@@ -30,12 +43,15 @@ __all__ = [
     "Worker",
     "WorkerState",
     "WorkerStatus",
+    "discovered",
     "drain",
+    "from_kv",
     "hashed",
     "history",
     "join",
     "list_fleets",
     "listed",
+    "repartition",
     "resume",
     "status",
     "stored_spec",

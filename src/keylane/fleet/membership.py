@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import get_args
 
 from keylane.awaitable_context import awaitable_context
 from keylane.core.assignment_strategies import Strategy
 from keylane.core.fleet_leader import LeaderWindows
 from keylane.core.fleet_names import check_fleet_name, check_label, partition_consumer
-from keylane.core.fleet_partitions import HashedPartitions, ListedPartitions, Partition
-from keylane.core.fleet_records import FleetSpec
+from keylane.core.fleet_partitions import (
+    DiscoveredPartitions,
+    HashedPartitions,
+    KvPartitions,
+    Partition,
+    PartitionSource,
+    source_from_wire,
+)
+from keylane.core.fleet_records import SPEC, FleetSpec, from_json
 from keylane.core.names import check_stream_name
 from keylane.core.partitions import Partitioning, parse_transform
 from keylane.dispatch import Executor
 from keylane.errors import FleetError, InvalidInput
 from keylane.fleet.collisions import refuse_collisions
 from keylane.fleet.partition_reader import ReaderOptions
+from keylane.fleet.partition_source import KvLookup, PartitionLookup, SourceKeeper, SubjectLookup, first_look
+from keylane.fleet.partition_table import FleetPartitions
 from keylane.fleet.planner import FleetPlanner
+from keylane.fleet.repartition import GenerationKeeper
 from keylane.fleet.store import FLEET_BUCKET
 from keylane.fleet.worker import FleetHooks, Worker, identity_of
 from keylane.groups import DeadLetters, can_store
@@ -33,7 +45,7 @@ PIN_TIMEOUT_S = 60.0
 """The lease decides about failure, so the pin may last: an idle partition costs the server a pull every 30 s."""
 LEASE_S = 3.0
 
-PartitionSource = HashedPartitions | ListedPartitions
+_log = logging.getLogger("keylane.fleet")
 
 
 @awaitable_context
@@ -82,12 +94,18 @@ async def join(
     if strategy not in get_args(Strategy):
         raise InvalidInput(f"strategy is {strategy!r}: use one of {', '.join(get_args(Strategy))}")
     if not isinstance(partitions, PartitionSource):
-        raise InvalidInput(f"partitions is {partitions!r}: use hashed(…) or listed(…)")
+        raise InvalidInput(f"partitions is {partitions!r}: use hashed(…), listed(…), discovered(…) or from_kv(…)")
     connection.require("consumer_reset")
-    found = partitions.resolve().partitions
     info = await streams.info(connection, stream)
-    _check_stream(info.config, partitions, found)
-    await refuse_collisions(connection, stream, fleet, [partition_consumer(fleet, one.id) for one in found])
+    await Bucket(connection, FLEET_BUCKET).ensure(replicas=info.config.num_replicas or 1)
+    source = await _agreed_source(connection, stream, fleet, partitions)
+    known = FleetPartitions(connection, stream, fleet, source)
+    lookup = _lookup(connection, stream, source, known)
+    await known.read()
+    if lookup is not None:
+        await first_look(lookup, known)
+    _check_stream(info.config, known)
+    await refuse_collisions(connection, stream, fleet, [partition_consumer(fleet, one.id) for one in known.current])
     if journal is not None and journal.stream != stream:
         raise InvalidInput(f"the journal is that of stream {journal.stream!r}: stream {stream!r} needs its own")
     terms = HandlerOptions(
@@ -106,18 +124,16 @@ async def join(
         on_try=hooks.on_try if hooks is not None else None,
     )
     call = handler_call(handler, terms)
-    await Bucket(connection, FLEET_BUCKET).ensure(replicas=info.config.num_replicas or 1)
     await call.start()
-    by_id = {one.id: one for one in found}
     worker = Worker(
         connection,
         stream,
         fleet,
-        spec=FleetSpec(source=partitions.to_wire(), prefix=fleet, lease_s=lease_s),
+        spec=FleetSpec(source=source.to_wire(), prefix=fleet, lease_s=lease_s),
         identity=identity_of(name, [check_label(label) for label in labels]),
-        planner=lambda offset_s: FleetPlanner(lambda: found, strategy, LeaderWindows(), offset_s),
-        partition_of=by_id.get,
-        place_of=_places(partitions),
+        planner=lambda offset_s: FleetPlanner(lambda: known.current, strategy, LeaderWindows(), offset_s),
+        partitions=known,
+        place_of=_places(source),
         reader_options=ReaderOptions(
             stream=stream,
             is_queue=info.config.retention == RetentionPolicy.WORK_QUEUE,
@@ -131,8 +147,56 @@ async def join(
         hooks=hooks or FleetHooks(),
         stop_timeout_s=stop_timeout_s,
     )
+    if lookup is not None:
+        worker.keep(SourceKeeper(lookup, known, worker.report_source))
+    elif isinstance(source, HashedPartitions):
+        worker.keep(GenerationKeeper(connection, stream, fleet, known, view=worker.view, leads=worker.leads_surely))
     worker.start()
     return worker
+
+
+async def _agreed_source(connection: Connection, stream: str, fleet: str, given: PartitionSource) -> PartitionSource:
+    """The fleet's own source where the given one differs in a number of partitions that the fleet has had, or gets.
+
+    So workers that were started with the old number and with the new one can share a fleet while it is deployed.
+    """
+    entry = await Bucket(connection, FLEET_BUCKET).get(f"{stream}.{fleet}.{SPEC}")
+    spec = from_json(SPEC, entry.value) if entry is not None and entry.value is not None else None
+    if not isinstance(spec, FleetSpec) or not isinstance(given, HashedPartitions):
+        return given
+    stored = source_from_wire(spec.source)
+    if not isinstance(stored, HashedPartitions):
+        return given
+    known = FleetPartitions(connection, stream, fleet, stored)
+    await known.read()
+    number = given.partitioning.partitions
+    present = known.table.target or known.table.generations[-1].partitions
+    if number not in known.table.numbers:
+        raise FleetError(
+            f"fleet {fleet!r} of stream {stream!r} has {present} partitions, and this worker asks for {number}: join "
+            f"with {present}, or change the fleet first: `keylane fleet repartition {stream} {fleet} {number}`"
+        )
+    if number != present:
+        _log.warning(
+            "fleet %r of stream %r has %d partitions: this worker asked for %d and uses those of the fleet",
+            fleet,
+            stream,
+            present,
+            number,
+        )
+    first = replace(given.partitioning, partitions=stored.partitioning.partitions)
+    return replace(given, partitioning=first)
+
+
+def _lookup(
+    connection: Connection, stream: str, source: PartitionSource, known: FleetPartitions
+) -> PartitionLookup | None:
+    match source:
+        case KvPartitions():
+            return KvLookup(connection, source)
+        case DiscoveredPartitions():
+            return SubjectLookup(connection, stream, source, known)
+    return None
 
 
 def _places(source: PartitionSource) -> Callable[[Partition], Placing]:
@@ -152,14 +216,15 @@ def _one_lane(partition: Partition) -> Placing:
     return place
 
 
-def _check_stream(config: StreamConfig, source: PartitionSource, found: tuple[Partition, ...]) -> None:
+def _check_stream(config: StreamConfig, known: FleetPartitions) -> None:
+    source, found = known.source, known.current
     if config.retention == RetentionPolicy.INTEREST:
         raise FleetError(
             f"stream {config.name!r} has interest retention, which deletes a message that is published before the "
             "consumer of its partition exists: use a stream with work queue or limits retention"
         )
     if isinstance(source, HashedPartitions):
-        _check_numbers(config, source.partitioning)
+        _check_numbers(config, source.partitioning, set(known.table.numbers))
     lacking = next((one.filter for one in found if can_store(config, one.filter) is False), None)
     if lacking is not None:
         raise FleetError(
@@ -168,7 +233,7 @@ def _check_stream(config: StreamConfig, source: PartitionSource, found: tuple[Pa
         )
 
 
-def _check_numbers(config: StreamConfig, wanted: Partitioning) -> None:
+def _check_numbers(config: StreamConfig, wanted: Partitioning, numbers: set[int]) -> None:
     """The stream must number its subjects as the fleet counts them: another number of partitions loses messages."""
     transform = config.subject_transform
     known = parse_transform(transform.src or ">", transform.dest) if transform is not None and transform.dest else None
@@ -177,7 +242,7 @@ def _check_numbers(config: StreamConfig, wanted: Partitioning) -> None:
             f"stream {config.name!r} puts no partition number in front of its subjects: give it a subject transform "
             f"from {wanted.filter!r} to {wanted.destination!r}"
         )
-    if known is not None and known.partitions != wanted.partitions:
+    if known is not None and known.partitions not in numbers:
         raise FleetError(
             f"stream {config.name!r} numbers {known.partitions} partitions, and the fleet asks for "
             f"{wanted.partitions}: ask for {known.partitions}"
