@@ -27,10 +27,10 @@ What may be handled when:
 | lost | | no: everything stops, and the worker joins again as another instance |
 
 While the store does not answer, a message starts only within `pin_trust_s` after the server was asked for the pin of
-its partition, if it named this worker. Whoever takes a partition over without a release clears the pin first, and waits
-as long after the answer before it starts. The last answer that named the old owner was given before the pin was
-cleared, and was asked for even earlier: so the old owner has stopped when the new one starts. A fleet goes on without
-its store, and still has one owner for each partition.
+its partition, if it named the one that this worker had while its lease was sure. Whoever takes a partition over without
+a release clears the pin first, and waits as long after the answer before it starts. The last answer that named the old
+owner was given before the pin was cleared, and was asked for even earlier: so the old owner has stopped when the new
+one starts. A fleet goes on without its store, and still has one owner for each partition.
 
 A store that went back (wiped, made anew, rolled back) shows in one of these: another creation time, a renewal or a
 claim that had to be written again, a revision that was used before. Then, for twice lease_s, nobody claims, expires or
@@ -161,8 +161,8 @@ class FleetWorker:
     def may_start(self, now: float, pin_confirmed_at: float | None = None) -> bool:
         """Whether a message of an owned partition may start now.
 
-        `pin_confirmed_at`: when the server was last asked for the pin of its partition and named this worker. It
-        matters only while the store does not answer.
+        `pin_confirmed_at`: when the server was last asked for the pin of its partition, and named the one that this
+        worker had while its lease was sure. It matters only while the store does not answer.
         """
         if self.ownership is None or self.fenced or self.lease.phase is not LeasePhase.HELD:
             return False
