@@ -20,14 +20,17 @@ from keylane.core.fleet_partitions import (
 )
 from keylane.core.fleet_records import FleetAssignment
 from keylane.fleet.admin import FleetStatus, PartitionStatus, WorkerStatus, list_fleets, status, stored_spec
+from keylane.fleet.deduplication import Deduplicator
 from keylane.fleet.drains import drain, resume
 from keylane.fleet.history import MovedPartitions, PastAssignment, history
 from keylane.fleet.lag import PartitionLag
 from keylane.fleet.membership import join
+from keylane.fleet.migration import Migration
 from keylane.fleet.repartition import repartition
 from keylane.fleet.worker import FleetHooks, Worker
 
 __all__ = [
+    "Deduplicator",
     "DiscoveredPartitions",
     "FleetAssignment",
     "FleetHooks",
@@ -35,6 +38,7 @@ __all__ = [
     "HashedPartitions",
     "KvPartitions",
     "ListedPartitions",
+    "Migration",
     "MovedPartitions",
     "Partition",
     "PartitionLag",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from keylane.cli.command import ConnectionOptions, JsonOption, StreamArgument, command, connected, family, print_answer
+from keylane.cli.fleet import migrate
 from keylane.cli.fleet.run import FleetRunOptions, PartitionOptions, run_fleet
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from keylane.jetstream import Connection
 
 app = family("Fleets: workers that share the partitions of a stream by themselves.")
+
+app.add_typer(migrate.app, name="migrate")
 
 FleetArgument = Annotated[str, typer.Argument(metavar="FLEET", help="The fleet's name.")]
 
