@@ -365,7 +365,7 @@ def test_one_owner_order_and_nothing_lost(profile: str, block: int) -> None:
 
 
 def test_one_owner_while_a_worker_without_the_bucket_is_replaced() -> None:
-    _simulate_many("takeovers", 0, SEEDS)
+    _simulate_many("takeovers", 0, 10)
 
 
 def _start_at_once(self: Process, name: str) -> None:
