@@ -185,8 +185,7 @@ class Leadership:
                 self.view.remember(write.record)
                 self.view.follow(write.record)
                 self.renew(now)  # tells everybody that there is another version
-                if self._planned is not None and self._planned.rank == write.record.rank:
-                    self.requests.read(history_key(self._planned.version))
+                self._note_history()
             case _:
                 pass  # an expired lease: the next look shows it
 
@@ -216,6 +215,12 @@ class Leadership:
                 self.requests.read(ASSIGNMENT)
             case _:
                 pass
+
+    def _note_history(self) -> None:
+        """Find the place of the newest version in the history, once the store has that version."""
+        stored, planned = self.view.stored_assignment, self._planned
+        if planned is not None and stored is not None and stored.rank == planned.rank:
+            self.requests.look(history_key(planned.version))
 
     def found_history(self, key: str, entry: RecordEntry | None, now: float) -> None:
         """The place of the newest version in the history, which has one from long ago: write over that, once.
@@ -267,6 +272,7 @@ class Leadership:
             return
         if self.requests.is_writing(ASSIGNMENT) or self.lease is None or self.lease.epoch < view.highest_epoch:
             return
+        self._note_history()
         look = self.look()
         proposal = self.planner(look, now)
         self.plan_at = proposal.ask_again_at
