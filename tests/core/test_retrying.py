@@ -58,7 +58,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 TRANSIENT = {
-    "AckFailed", "ApiUnavailable", "BrokerUnavailable", "Disconnected", "JetStreamDisabled", "NotStored",
+    "AckFailed", "ApiUnavailable", "BrokerUnavailable", "CopyMissing", "Disconnected", "JetStreamDisabled", "NotStored",
     "OutcomeUnknown", "ReadIncomplete", "RequestTimeout", "ServerUnreachable",
 }  # fmt: skip
 

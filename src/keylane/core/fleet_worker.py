@@ -42,7 +42,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from keylane.core.fleet_claims import ClaimStep, Ownership
+from keylane.core.fleet_claims import Ownership
 from keylane.core.fleet_events import (
     FleetAction,
     FleetEvent,
@@ -174,6 +174,14 @@ class FleetWorker:
         if self.ownership is None or not self.may_start(now, pin_confirmed_at):
             return None
         return self.ownership.token(partition)
+
+    def heeds(self, hint: RecordHint) -> bool:
+        """Whether a hint can matter. Most do not: every worker hears of every claim and every renewal."""
+        if (partition := partition_of(hint.key)) is not None:
+            return self.ownership is not None and self.ownership.heeds(partition, hint.value)
+        if worker_of(hint.key) is not None:
+            return _leads(self) or (hint.value is not None and b'"leaving"' in hint.value)
+        return hint.key in (ASSIGNMENT, LEADER)
 
 
 def step(worker: FleetWorker, event: FleetEvent, now: float) -> list[FleetAction]:
@@ -372,12 +380,10 @@ def _not_confirmed(worker: FleetWorker, key: str, *, is_known: bool) -> None:
 
 def _hinted(worker: FleetWorker, event: RecordHint, now: float) -> None:
     key = event.key
-    if key == ASSIGNMENT:
+    if not worker.heeds(event):
+        return
+    if key == ASSIGNMENT or partition_of(key) is not None:
         _read_announced(worker, event)
-    elif (partition := partition_of(key)) is not None:
-        waits = worker.ownership.partitions.get(partition) if worker.ownership is not None else None
-        if waits is not None and waits.step in (ClaimStep.STANDBY, ClaimStep.HELD):
-            _read_announced(worker, event)
     elif event.value is not None and (key == LEADER or worker_of(key) is not None):
         _hinted_lease(worker, event, event.value, now)
 
@@ -388,8 +394,6 @@ def _leads(worker: FleetWorker) -> bool:
 
 def _hinted_lease(worker: FleetWorker, event: RecordHint, value: bytes, now: float) -> None:
     key = event.key
-    if key != LEADER and not _leads(worker) and b'"leaving"' not in value:
-        return  # the renewals of others: a fleet may have a thousand workers
     try:
         record = from_json(key, value)
     except BrokenFleetRecord:

@@ -24,6 +24,7 @@ from keylane.core.names import check_stream_name
 from keylane.core.partitions import Partitioning, parse_transform
 from keylane.dispatch import Executor
 from keylane.errors import FleetError, InvalidInput
+from keylane.fleet.admin import stored_spec
 from keylane.fleet.collisions import refuse_collisions
 from keylane.fleet.partition_reader import ReaderOptions
 from keylane.fleet.partition_source import KvLookup, PartitionLookup, SourceKeeper, SubjectLookup, first_look
@@ -31,6 +32,7 @@ from keylane.fleet.partition_table import FleetPartitions
 from keylane.fleet.planner import FleetPlanner
 from keylane.fleet.repartition import GenerationKeeper
 from keylane.fleet.store import FLEET_BUCKET
+from keylane.fleet.stream_copy import CopyKeeper, ensure_copy
 from keylane.fleet.worker import FleetHooks, Worker, identity_of
 from keylane.groups import DeadLetters, can_store
 from keylane.jetstream import Bucket, Connection, RetentionPolicy, StreamConfig, check_seconds, streams
@@ -99,12 +101,18 @@ async def join(
     info = await streams.info(connection, stream)
     await Bucket(connection, FLEET_BUCKET).ensure(replicas=info.config.num_replicas or 1)
     source = await _agreed_source(connection, stream, fleet, partitions)
+    reads, config = stream, info.config
+    copies = isinstance(source, HashedPartitions) and source.copy is not None
+    if isinstance(source, HashedPartitions) and source.copy is not None:
+        is_new = await stored_spec(connection, stream, fleet) is None
+        reads = await ensure_copy(connection, config, fleet, source, is_new=is_new)
+        config = (await streams.info(connection, reads)).config
     known = FleetPartitions(connection, stream, fleet, source)
     lookup = _lookup(connection, stream, source, known)
     await known.read()
     if lookup is not None:
         await first_look(lookup, known)
-    _check_stream(info.config, known)
+    _check_stream(config, known)
     await refuse_collisions(connection, stream, fleet, [partition_consumer(fleet, one.id) for one in known.current])
     if journal is not None and journal.stream != stream:
         raise InvalidInput(f"the journal is that of stream {journal.stream!r}: stream {stream!r} needs its own")
@@ -136,8 +144,8 @@ async def join(
         partitions=known,
         place_of=_places(source),
         reader_options=ReaderOptions(
-            stream=stream,
-            is_queue=info.config.retention == RetentionPolicy.WORK_QUEUE,
+            stream=reads,
+            is_queue=config.retention == RetentionPolicy.WORK_QUEUE,
             ack_wait_s=ACK_WAIT_S,
             max_ack_pending=max_ack_pending,
             pin_timeout_s=PIN_TIMEOUT_S,
@@ -150,6 +158,8 @@ async def join(
     )
     if lookup is not None:
         worker.keep(SourceKeeper(lookup, known, worker.report_source))
+    elif copies:
+        worker.keep(CopyKeeper(connection, info.config, fleet, known))
     elif isinstance(source, HashedPartitions):
         worker.keep(GenerationKeeper(connection, stream, fleet, known, view=worker.view, leads=worker.leads_surely))
     worker.start()

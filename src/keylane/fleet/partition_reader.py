@@ -35,6 +35,8 @@ from keylane.processing.message_processor import MessageProcessor
 _log = logging.getLogger("keylane.fleet")
 
 PIN_GROUP = "fleet"
+_LOOKS = 2
+"""What an owner left behind is looked for when a partition is taken over; after that the lease is what ends owners."""
 _QUORUM_AGE_S = 2.0
 """Servers of a cluster exchange heartbeats every second."""
 
@@ -140,6 +142,7 @@ class PartitionReader:
                 group=PIN_GROUP,
                 timeout_s=options.pin_timeout_s,
                 reset_on_takeover=True,
+                looks=_LOOKS,
                 on_pinned=self._got_pin,
                 on_unpinned=self._lost_pin,
             ),
@@ -199,7 +202,10 @@ class PartitionReader:
         feed = self._feed
         assert feed is not None
         try:
-            if feed.pin_id is None or self._pin_of(await self._info()) != feed.pin_id:
+            info = await self._info()
+            pin = self._pin_of(info)
+            is_idle = pin is None and not info.num_pending and not info.num_ack_pending
+            if not is_idle and (pin is None or pin != feed.pin_id):  # idle, as most are: the next message comes here
                 await feed.take_pin()
         except NotFound as error:
             # It was deleted, and the feed ends; or a cluster that has lost a server does not know it for a moment.

@@ -11,7 +11,7 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, fields
 from typing import Protocol, TypeVar
@@ -47,7 +47,7 @@ from keylane.core.fleet_records import ASSIGNMENT, TABLE, FleetAssignment, Fleet
 from keylane.core.fleet_view import FleetView
 from keylane.core.fleet_worker import FleetWorker, step
 from keylane.dispatch import HandlerCall, HandlerSlots
-from keylane.errors import FleetEnded, FleetError, KeylaneError, NotFound, RevisionConflict
+from keylane.errors import CopyMissing, FleetEnded, FleetError, KeylaneError, NotFound, RevisionConflict
 from keylane.fleet.lag import PartitionLag, partition_lag
 from keylane.fleet.origin import PartitionOrigin
 from keylane.fleet.partition_reader import PartitionReader, ReaderOptions
@@ -64,6 +64,8 @@ from keylane.retrying import Backoff
 _log = logging.getLogger("keylane.fleet")
 
 _CLOSE_S = 5.0
+_OPENED_AT_ONCE = 8
+"""Partitions. More would stand in the server's way, and in that of the renewal of the lease."""
 _LOOK_AGAIN_S = 0.5
 """At the partitions themselves, after a failure or while another worker leads."""
 _TIMER_STEP_S = 0.001
@@ -163,6 +165,7 @@ class Worker(Joined):
         self._store = FleetStore(connection, stream, fleet, timeout_s=spec.lease_s / 3, hinted=self._hinted)
         self._table_hinted = asyncio.Event()
         self._runs: dict[str, _PartitionRun] = {}
+        self._opening = asyncio.Semaphore(_OPENED_AT_ONCE)
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._loop = asyncio.get_running_loop()
@@ -173,6 +176,7 @@ class Worker(Joined):
         self._is_unconfirmed = False
         self._pin_requests = asyncio.Semaphore(_PIN_REQUESTS)
         self._shown_partitions: tuple[str, ...] = ()
+        self._showing: asyncio.Handle | None = None
         self._shown_assignment: FleetAssignment | None = None
         self.state = WorkerState.JOINING
         self.waiting_for: str | None = None
@@ -202,7 +206,8 @@ class Worker(Joined):
         """How far behind one of its partitions is, as the server says now."""
         partition = self._partitions.partition_of(partition_id)
         assert partition is not None
-        info = await consumers.info(self._connection, self.stream, partition_consumer(self.fleet, partition_id))
+        stream = self._reader_options.stream
+        info = await consumers.info(self._connection, stream, partition_consumer(self.fleet, partition_id))
         return await partition_lag(self._connection, partition.filter, info)
 
     # ---- life -----------------------------------------------------------------------------------------------
@@ -392,7 +397,7 @@ class Worker(Joined):
     def _hinted(self, hint: RecordHint) -> None:
         if hint.key == TABLE:
             self._table_hinted.set()
-        else:
+        elif self._core.heeds(hint):
             self._tell(hint)
 
     async def _read_table(self) -> None:
@@ -474,6 +479,7 @@ class Worker(Joined):
             instance=self._core.lease.instance,
             partition=partition.id,
             wait=self._handler_waits,
+            from_copy=self._reader_options.stream != self.stream,
         )
         name = f"partition {partition.id} of {self.stream}/{self.fleet}"
         processor = MessageProcessor(
@@ -486,7 +492,9 @@ class Worker(Joined):
             self._pin_requests,
             tell=self._tell,
             over=self._closed,
-            started=self._show_partitions,
+            started=self._show_soon,
+            opening=self._opening,
+            reads_copy=self._reader_options.stream != self.stream,
             is_open=lambda: self._partitions.opened is None or partition.id in self._partitions.opened,
             failed=self._leave,
             updated=self._consumer_updated,
@@ -513,7 +521,7 @@ class Worker(Joined):
     def _closed(self, run: _PartitionRun) -> None:
         if self._runs.get(run.partition) is run:
             del self._runs[run.partition]
-        self._show_partitions()
+        self._show_soon()
 
     def _crashed(self, partition_id: str) -> None:
         run = self._runs.get(partition_id)
@@ -541,7 +549,13 @@ class Worker(Joined):
         if waiting_for is not None:
             _log.warning("%r: a handler waits for %s", self, waiting_for)
 
+    def _show_soon(self) -> None:
+        """Once for all partitions that change in this turn: there may be thousands."""
+        if self._showing is None:
+            self._showing = self._loop.call_soon(self._show_partitions)
+
     def _show_partitions(self) -> None:
+        self._showing = None
         before, self._shown_partitions = self._shown_partitions, self.partitions
         if before != self._shown_partitions:
             self._call_hook(self._hooks.on_partitions, before, self._shown_partitions)
@@ -581,13 +595,16 @@ class _PartitionRun:
         tell: Callable[[FleetEvent], None],
         over: Callable[[_PartitionRun], None],
         started: Callable[[], None],
+        opening: asyncio.Semaphore,
+        reads_copy: bool,
         is_open: Callable[[], bool],
         failed: Callable[[KeylaneError], None],
         updated: Callable[[float, KeylaneError | None], None],
     ) -> None:
-        """`is_open`: whether anybody may own the partition."""
+        """`opening`: held while a partition is opened. `is_open`: whether anybody may own the partition."""
         self._updated = updated
         self.processor = processor
+        self._reads_copy = reads_copy
         self._is_open = is_open
         self._core = core
         self._tasks = tasks
@@ -598,6 +615,7 @@ class _PartitionRun:
         self._tell = tell
         self._over = over
         self._started = started
+        self._opening = opening
         self._failed = failed
         self._has_failed = False
         self._actions: asyncio.Queue[PartitionAction | None] = asyncio.Queue()
@@ -695,13 +713,23 @@ class _PartitionRun:
                 backoff.succeeded()
                 return
 
+    async def _open(self, opening: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await opening()
+        except NotFound as error:
+            if self._reads_copy:
+                raise CopyMissing(f"the copy that the fleet reads is gone: {error}") from error
+            raise
+
     async def _perform(self, action: PartitionAction | None) -> None:
         match action:
             case None:
-                if self._is_open():  # else its generation is over, and nobody makes its consumer again
-                    await self.reader.reopen()
+                async with self._opening:
+                    if self._is_open():  # else its generation is over, and nobody makes its consumer again
+                        await self._open(self.reader.reopen)
             case OpenPartition():
-                await self.reader.open()
+                async with self._opening:
+                    await self._open(self.reader.open)
             case StartPartition(_, token, force):
                 if force:
                     await self.reader.take_pin()
@@ -710,7 +738,8 @@ class _PartitionRun:
                 self.token = token
                 self._started()
             case UnpinPartition():
-                await self.reader.take_pin()
+                async with self._opening:
+                    await self.reader.take_pin()
             case DrainPartition(_, lost):
                 self.token = 0
                 await self.reader.drain(lost=lost)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Callable, Coroutine
@@ -65,6 +66,7 @@ class FeedPin:
         self._chosen = asyncio.Event()
         self._next_sequence = 0
         self._looking = False
+        self._looks_left = self._most_looks = math.inf if options.looks is None else options.looks
         self._orphans: int | None = None
         self._ran_at = self._doubted_at = time.monotonic()
         self._beat: asyncio.TimerHandle | None = None
@@ -184,6 +186,7 @@ class FeedPin:
         self._pin, actions = step(before, event, delivered)
         self._pulls.pin_id = self._pin.pin_id
         if self._pin.phase is not before.phase:
+            self._looks_left = self._most_looks
             _log.info("%s/%s: %s, %r -> %r", self._stream, self._consumer, event.name, before, self._pin)
         for action in actions:
             self._act(action, before)
@@ -371,9 +374,10 @@ class FeedPin:
         if self._pulls.is_draining:
             looks = self._pin.pin_id is not None
         else:
-            looks = self._pin.phase is Phase.STANDBY and self._options.reset_on_takeover
+            looks = self._pin.phase is Phase.STANDBY and self._options.reset_on_takeover and self._looks_left > 0
         if looks and not self._looking:
             self._looking = True
+            self._looks_left -= 1
             self._spawn(self._look_around())
         # Not in step with other readers: two that reset an orphaned consumer at once would deliver twice.
         pause_s = self._options.timeout_s / 6 * random.uniform(0.7, 1.0)  # noqa: S311 - no secret

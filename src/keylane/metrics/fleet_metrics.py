@@ -100,18 +100,19 @@ class FleetMetrics:
         self._messages += len(batch)
         if len(self._seconds) >= _COUNTED_AT_ONCE:
             self._count_seconds()
-        # `$JS.ACK.<stream>.<consumer>.1.` begins the reply subject of a first delivery: comparing takes a tenth of
-        # the time of parsing. Partitions take turns, so the beginning is made anew for each batch.
+        # `$JS.ACK.<stream>.<consumer>.1.` begins the reply subject of a first delivery: counting these in one text
+        # takes a fraction of the time of parsing. Partitions take turns, so it is made anew for each batch.
         first = _beginning(batch[0].reply)
-        self._redeliveries += sum([not one.reply.startswith(first) for one in batch])
+        self._redeliveries += len(batch) - b" ".join([one.reply for one in batch]).count(first)
 
     def _count_seconds(self) -> None:
-        """Put what has gathered into the buckets: sorted, that takes a tenth of the time of one by one."""
+        """Put what has gathered into the buckets. Where messages are many most is in the first: the rest is sorted."""
         with self._counting:
             seconds = self._seconds[:]
             del self._seconds[: len(seconds)]
-            seconds.sort()
-            below = [bisect_right(seconds, bound) for bound in LATENCY_BOUNDS_S]
+            slow = sorted([one for one in seconds if one > LATENCY_BOUNDS_S[0]])
+            fast = len(seconds) - len(slow)
+            below = [fast + bisect_right(slow, bound) for bound in LATENCY_BOUNDS_S]
             counts = (after - before for before, after in pairwise([0, *below, len(seconds)]))
             self._latencies = [old + new for old, new in zip(self._latencies, counts, strict=True)]
             self._latency_s += sum(seconds)

@@ -209,10 +209,13 @@ class Settlement:
         origin = message.origin
         _log.log(
             logging.WARNING if self._options.on_failure is None else logging.DEBUG,
-            "handler failed: stream %s, group %s, member %s, key %r, sequence %d (try %d): %s",
+            "handler failed: stream %s, group %s, member %s, subject %s, partition %d, key %r, sequence %d (try %d): "
+            "%s",
             origin.stream,
             origin.group,
             origin.member,
+            message.subject,
+            message.partition,
             message.key,
             message.source_sequence,
             tries,
