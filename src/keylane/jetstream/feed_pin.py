@@ -243,17 +243,32 @@ class FeedPin:
 
     async def take(self) -> None:
         """As `Feed.take_pin`."""
-        if await self.is_ours():
-            return
-        self._chosen.clear()
-        await consumers.unpin(self._connection, self._stream, self._consumer, self._options.group)
-        # The pulls stay open: the server pins one of them, under an id that would be lost with it.
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_CHOSEN_S):
-                await self._chosen.wait()
+        info = await consumers.info(self._connection, self._stream, self._consumer)
+        pinned = self._pinned_in(info)
+        if pinned is not None:
+            # It may be ours, and the delivery that says so under way: an unpin would take it away from this reader.
+            if pinned == self._pin.pin_id or await self._is_chosen(pinned):
                 return
+            await consumers.unpin(self._connection, self._stream, self._consumer, self._options.group)
+        # The pulls stay open: the server pins one of them, under an id that would be lost with it.
+        if await self._is_chosen(but=pinned) or not info.num_ack_pending:
+            return
         # It has nothing to deliver: all is in flight, to a reader that is gone.
         await consumers.reset(self._connection, self._stream, self._consumer)
+
+    async def _is_chosen(self, wanted: str | None = None, *, but: str | None = None) -> bool:
+        """Whether a delivery brings the pin now: this one, or any but that."""
+
+        def is_there() -> bool:
+            pin_id = self._pin.pin_id
+            return pin_id is not None and (pin_id == wanted if wanted is not None else pin_id != but)
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CHOSEN_S):
+                while not is_there():
+                    self._chosen.clear()
+                    await self._chosen.wait()
+        return is_there()
 
     async def _take_over(self, attempt: int) -> None:
         event = Event.RESET_DONE
