@@ -211,17 +211,28 @@ class PartitionReader:
             # It was deleted, and the feed ends; or a cluster that has lost a server does not know it for a moment.
             _log.warning("%r: the pin is not taken: %s", self, error)
 
-    async def has_pin(self, timeout_s: float) -> bool:
-        """Whether the server confirms now that the pin is ours.
+    @property
+    def pin_id(self) -> str | None:
+        return self._feed.pin_id if self._feed is not None else None
+
+    async def has_pin(self, pin_id: str, timeout_s: float) -> bool:
+        """Whether the server confirms now that this pin holds.
 
         The leader of the consumer answers. One that was cut off from the other servers does not know yet that it was
         replaced; another is elected when they have heard nothing of it for 4 s. So it must have heard from them since.
         """
-        feed = self._feed
-        if feed is None or feed.pin_id is None:
-            return False
         info = await consumers.info(self._connection, self._options.stream, self._consumer, timeout_s=timeout_s)
-        return self._pin_of(info) == feed.pin_id and info.quorum_age_s < _QUORUM_AGE_S
+        return self._pin_of(info) == pin_id and info.quorum_age_s < _QUORUM_AGE_S
+
+    async def step_aside(self) -> None:
+        """Stop pulling, so that another worker gets the pin. `reopen` ends it."""
+        feed, self._feed = self._feed, None
+        end, self._feed_end = self._feed_end, None
+        self._processor.forget()
+        if end is not None and not end.cancel() and not end.cancelled():
+            end.exception()  # seen: it is being let go of
+        if feed is not None:
+            await feed.close()
 
     async def drain(self, *, lost: bool) -> None:
         """Start nothing more, wait until nothing runs, have the acks confirmed.

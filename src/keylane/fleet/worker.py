@@ -330,7 +330,7 @@ class Worker(Joined):
         if unconfirmed != self._is_unconfirmed:
             self._is_unconfirmed = unconfirmed
             for run in self._runs.values():
-                run.processor.guard(unconfirmed)
+                run.guard(unconfirmed, now)
 
     def _perform(self, action: FleetAction) -> None:
         assert self._tasks is not None
@@ -500,7 +500,7 @@ class Worker(Joined):
             updated=self._consumer_updated,
         )
         processor.may_start = run.may_start
-        processor.guard(self._is_unconfirmed)
+        processor.guard(self._is_unconfirmed)  # its pin is not known from before: nothing of it starts
         run.reader = PartitionReader(
             self._connection,
             partition,
@@ -609,8 +609,11 @@ class _PartitionRun:
         self._core = core
         self._tasks = tasks
         self._pin_requests = pin_requests
+        self._trusted_pin: str | None = None
+        """The pin that it had while the lease was sure."""
         self._pin_confirmed_at: float | None = None
         self._is_asking = False
+        self._is_aside = False
         self.token = 0
         self._tell = tell
         self._over = over
@@ -628,11 +631,25 @@ class _PartitionRun:
         _log.warning("%r has ended (%s); opening it again", self.reader, error)
         self._actions.put_nowait(None)
 
+    def guard(self, unconfirmed: bool, now: float) -> None:
+        """Begin or end to ask for the pin before every start.
+
+        Only the pin of before counts: whoever takes the partition over clears it first, no earlier than others may
+        expire the lease. A pin that this worker got after that may be one under another owner's claim.
+        """
+        in_time = now < self._core.lease.deadline + self._core.spec.lease_s / 20
+        self._trusted_pin = self.reader.pin_id if unconfirmed and in_time else None
+        self._pin_confirmed_at = None
+        self.processor.guard(unconfirmed)
+        if not unconfirmed and self._is_aside:
+            self._is_aside = False
+            self._actions.put_nowait(None)
+
     def may_start(self) -> bool:
         now = _clock()
         if self._core.may_start(now, self._pin_confirmed_at):
             return True
-        if self._core.is_unconfirmed(now) and not self._is_asking:
+        if self._core.is_unconfirmed(now) and not self._is_asking and not self._is_aside:
             self._is_asking = True
             self._tasks.create_task(self._confirm_pin(), name=f"pin of partition {self.partition}")
         return False
@@ -641,23 +658,31 @@ class _PartitionRun:
         """While the store does not answer and messages wait: ask the server whether the pin is still ours."""
         trust_s = self._core.pin_trust_s
         try:
-            while self._core.is_unconfirmed(_clock()) and self.processor.has_messages:
+            while self._core.is_unconfirmed(_clock()) and self.processor.has_messages and not self._is_aside:
                 async with self._pin_requests:
                     asked_at = _clock()
-                    if await self._asks_pin():
-                        self._pin_confirmed_at = asked_at
-                        self.processor.guard(True)
+                    is_ours = await self._asks_pin()
+                if is_ours:
+                    self._pin_confirmed_at = asked_at
+                    self.processor.guard(True)
+                elif is_ours is not None and self._core.is_unconfirmed(_clock()):
+                    _log.warning("partition %s: its pin is gone, another worker may have it", self.partition)
+                    self._is_aside = True
+                    await self.reader.step_aside()
                 await asyncio.sleep(trust_s / 2)
         finally:
             self._is_asking = False
         self.processor.guard(self._core.is_unconfirmed(_clock()))
 
-    async def _asks_pin(self) -> bool:
+    async def _asks_pin(self) -> bool | None:
+        """None: the server does not tell."""
+        if self._trusted_pin is None:
+            return False
         try:
-            return await self.reader.has_pin(self._core.spec.lease_s / 3)
+            return await self.reader.has_pin(self._trusted_pin, self._core.spec.lease_s / 3)
         except KeylaneError as error:
             _log.debug("partition %s: the server does not tell whose pin it is: %s", self.partition, error)
-            return False
+            return None
 
     async def work(self) -> None:
         while True:
