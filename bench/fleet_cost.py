@@ -13,7 +13,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -97,11 +97,15 @@ async def _measure(
     waits_s: tuple[float, float],
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    async with await keylane.connect(urls) as connection:
+    async with AsyncExitStack() as open_, await keylane.connect(urls) as connection:
+
+        async def join(number: int) -> Worker:
+            return await _join(await open_.enter_async_context(keylane.connect(urls)), partitions, number)
+
         await _create(connection, partitions, replicas=3 if len(urls) > 1 else 1)
         memory = sum(map(_resident_mib, pids))
         began, cpu, own = time.monotonic(), _cpu(pids), time.process_time()
-        joined = [await _join(urls, partitions, number) for number in range(workers)]
+        joined = [await join(number) for number in range(workers)]
         samples = Samples()
         await _all_owned(connection, joined, partitions, samples)
         owned_s = time.monotonic() - began
@@ -113,7 +117,7 @@ async def _measure(
         worker /= len(joined)
         say(f"idle: servers {servers:.1f} % of a core, a worker {worker:.2f} %")
         grown = sum(map(_resident_mib, pids)) - memory
-        move_ms, moved = await _one_more(connection, urls, joined, partitions, samples)
+        move_ms, moved = await _one_more(connection, join, joined, partitions, samples)
         say(f"one more worker: {moved} partitions moved, {move_ms:.0f} ms each")
         await asyncio.gather(*(one.stop(timeout_s=30) for one in joined))
     return {
@@ -148,12 +152,12 @@ async def _create(connection: Connection, partitions: int, *, replicas: int) -> 
     )
 
 
-async def _join(urls: list[str], partitions: int, number: int) -> Worker:
+async def _join(connection: Connection, partitions: int, number: int) -> Worker:
     async def handle(_: GroupMessage) -> None:
         """Nothing is published."""
 
     return await fleet.join(
-        await keylane.connect(urls),
+        connection,
         STREAM,
         FLEET,
         handle,
@@ -199,11 +203,15 @@ async def _idle(
 
 
 async def _one_more(
-    connection: Connection, urls: list[str], joined: list[Worker], partitions: int, samples: Samples
+    connection: Connection,
+    join: Callable[[int], Awaitable[Worker]],
+    joined: list[Worker],
+    partitions: int,
+    samples: Samples,
 ) -> tuple[float, int]:
     """Milliseconds a moved partition, from the first that moves to the last, and how many moved."""
     before = dict(samples.claims)
-    joined.append(await _join(urls, partitions, len(joined)))
+    joined.append(await join(len(joined)))
     deadline = time.monotonic() + _LONGEST_S
     began: float | None = None
     while time.monotonic() < deadline:
