@@ -710,7 +710,7 @@ class _PartitionRun:
         self.processor.guard(unconfirmed)
         if not unconfirmed and self._is_aside:
             self._is_aside = False
-            self._actions.put_nowait(None)
+            self._actions.put_nowait(_Repair.OPEN)
 
     def may_start(self) -> bool:
         now = _clock()
