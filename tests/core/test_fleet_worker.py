@@ -56,9 +56,13 @@ class Store:
     def __init__(self, **records: FleetRecord) -> None:
         self.records: dict[str, RecordEntry] = {}
         self.sequence = 0
+        self.created = "created"
         self.now = 0.0
         self.actions: list[FleetAction] = []
         self.refused: dict[str, type[WriteConflict | WriteUnknown]] = {}
+        self.slow: set[str] = set()
+        self.late: list[FleetEvent] = []
+        """The answers to writes of slow keys."""
         for record in records.values():
             self.store(record)
         self.worker = FleetWorker(
@@ -82,13 +86,17 @@ class Store:
         match action:
             case ReadRecords(keys):
                 found = {key: one for key, one in self.records.items() if key in keys or "worker.*" in keys}
-                return RecordsRead(keys, found, "created")
+                return RecordsRead(keys, found, self.created)
             case WriteRecord(key, revision, record):
                 if (refusal := self.refused.pop(key, None)) is not None:
                     return refusal(key)
                 if (self.records[key].revision if key in self.records else 0) != revision:
                     return WriteConflict(key)
-                return WriteConfirmed(key, self.store(record))
+                confirmed = WriteConfirmed(key, self.store(record))
+                if key not in self.slow:
+                    return confirmed
+                self.late.append(confirmed)
+                return None
             case _:
                 return None
 
@@ -243,3 +251,32 @@ def test_what_a_wiped_store_lost_is_written_again() -> None:
     assert {"worker.0", "leader", "claim.0", "spec"} <= store.records.keys()
     assert store.worker.token_of("0", store.now) == token
     assert not store.did(StopEverything)
+
+
+def test_a_confirmation_by_a_store_that_is_gone_makes_no_owner() -> None:
+    """The claim was written to a bucket that was made anew since. In the new one the owner before has its own."""
+    store = Store()
+    store.slow = {"claim.0"}
+    store.run(1)
+    store.records.clear()
+    store.created, store.sequence, store.slow = "made anew", 0, set()
+    store.store(WorkerLease(worker=7, instance="x.1", taken=1, beat=1))
+    store.store(FleetClaim(partition="0", worker=7, instance="x.1", token=5, held=True))
+    store.run(0.6)
+    (confirmed,) = store.late
+    store.tell(confirmed)
+    store.run(0.6)
+    assert not store.did(StartPartition)
+    assert store.worker.token_of("0", store.now) is None
+
+
+def test_a_claim_that_is_replaced_while_workers_recover_is_noticed_without_a_hint() -> None:
+    """Two owners may have started before anybody could notice the loss: the one with the higher token stays."""
+    store = Store()
+    store.run(1)
+    store.records.clear()
+    store.run(1.5)
+    assert store.worker.token_of("0", store.now) is not None
+    store.store(FleetClaim(partition="0", worker=7, instance="x.1", token=store.claim().token + 1, held=True))
+    store.run(0.6)
+    assert store.did(DrainPartition) == [DrainPartition("0", lost=True)]

@@ -34,7 +34,8 @@ one starts. A fleet goes on without its store, and still has one owner for each 
 
 A store that went back (wiped, made anew, rolled back) shows in one of these: another creation time, a renewal or a
 claim that had to be written again, a revision that was used before. Then, for twice lease_s, nobody claims, expires or
-assigns anything; each worker writes its own lease and claims again and goes on (state `degraded: recovering`).
+assigns anything; each worker writes its own lease and claims again and goes on (state `degraded: recovering`). An answer
+to a write from before that moment counts as none, as what it confirms may be lost.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ from keylane.errors import BrokenFleetRecord
 
 LOOKS_PER_LEASE = 6
 LOOKS_PER_AUDIT = 20
-"""Every so many looks the worker also reads the claims that it holds, the assignment and the spec."""
+"""Every so many looks the worker also reads the claims that it holds, the assignment and the spec. While the fleet
+recovers it does so with every look: two workers may have started with claims of which one was lost."""
 ID_GRACE_S = 30.0
 _READ_AGAIN_S = 0.01
 _MOST_READS = 5
@@ -129,7 +131,6 @@ class FleetWorker:
     looking: bool = False
     look_at: float = 0.0
     looks: int = 0
-    audit_due: bool = False
     opened: frozenset[str] | None = None
     """The partitions that may be owned now, whatever is assigned; None: all."""
     announced: dict[str, Announcement] = field(default_factory=dict)
@@ -342,9 +343,13 @@ def _read_spec(worker: FleetWorker, entry: RecordEntry | None, now: float) -> No
 
 
 def _confirmed(worker: FleetWorker, key: str, revision: int, now: float) -> None:
-    write = worker.requests.answered(key)
+    write = worker.requests.writes.get(key)
     if write is None:
         return
+    if write.losses != worker.view.losses:
+        _not_confirmed(worker, key, is_known=False)
+        return
+    worker.requests.answered(key)
     if revision <= write.above:
         _went_back(worker, now)
     worker.view.highest_revision = max(worker.view.highest_revision, revision)
@@ -547,8 +552,7 @@ def _look(worker: FleetWorker, now: float) -> None:
     worker.looks += 1
     worker.looking = True
     worker.look_at = min(now + worker.spec.lease_s / LOOKS_PER_LEASE, view.next_expiry(now))
-    audit = worker.audit_due or worker.looks % LOOKS_PER_AUDIT == 0
-    worker.audit_due = False
+    audit = view.is_recovering(now) or worker.looks % LOOKS_PER_AUDIT == 0
     keys = [LEADER, WORKERS]
     leader = view.leader.lease if view.leader is not None else None
     version = leader.version if isinstance(leader, LeaderLease) else 0
@@ -592,7 +596,6 @@ def _went_back(worker: FleetWorker, now: float) -> None:
     if worker.ownership is not None:
         worker.ownership.went_back = False
     if not worker.view.is_recovering(now):
-        worker.audit_due = True
         worker.look_at = now
     worker.view.went_back(now)
 
