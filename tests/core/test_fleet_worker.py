@@ -280,3 +280,27 @@ def test_a_claim_that_is_replaced_while_workers_recover_is_noticed_without_a_hin
     store.store(FleetClaim(partition="0", worker=7, instance="x.1", token=store.claim().token + 1, held=True))
     store.run(0.6)
     assert store.did(DrainPartition) == [DrainPartition("0", lost=True)]
+
+
+def test_a_lease_that_is_renewed_too_late_starts_nothing_before_the_claims_were_read() -> None:
+    """It was expired and its partition taken over, and the store has lost the one and not the other."""
+    store = Store()
+    store.run(1)
+    assert store.worker.may_start(store.now)
+    store.store(FleetClaim(partition="0", worker=7, instance="x.1", token=store.claim().token + 1, held=True))
+    store.now += 10  # as a process that stood still
+    (renewal,) = [
+        one for one in step(store.worker, FleetSignal.TIMER, store.now) if getattr(one, "key", "") == "worker.0"
+    ]
+    assert isinstance(renewal, WriteRecord)
+    confirmed = WriteConfirmed("worker.0", store.store(renewal.record))
+    actions = step(store.worker, confirmed, store.now)
+    assert store.worker.lease.is_sure(store.now)
+    assert not store.worker.may_start(store.now)
+    assert store.worker.is_unconfirmed(store.now)
+    assert store.worker.may_start(store.now, store.now), "under a confirmed pin it goes on"
+    assert ReadRecords(("claim.0",)) in actions
+    store.tell(RecordsRead(("claim.0",), {"claim.0": store.records["claim.0"]}, store.created))
+    assert store.did(DrainPartition) == [DrainPartition("0", lost=True)]
+    assert store.worker.token_of("0", store.now) is None
+    assert store.worker.may_start(store.now)

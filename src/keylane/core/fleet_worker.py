@@ -23,6 +23,7 @@ What may be handled when:
 | --- | --- | --- |
 | renewed within 0.9 lease_s | answers | yes |
 | older | does not answer (state `degraded: store unreachable`) | only while the server confirms the pin, see below |
+| renewed, but was older | answers | the same, until the claims of what is owned were read |
 | in doubt: a renewal was refused | answers | no, until the record was read |
 | lost | | no: everything stops, and the worker joins again as another instance |
 
@@ -35,7 +36,8 @@ one starts. A fleet goes on without its store, and still has one owner for each 
 A store that went back (wiped, made anew, rolled back) shows in one of these: another creation time, a renewal or a
 claim that had to be written again, a revision that was used before. Then, for twice lease_s, nobody claims, expires or
 assigns anything; each worker writes its own lease and claims again and goes on (state `degraded: recovering`). An answer
-to a write from before that moment counts as none, as what it confirms may be lost.
+to a write from before that moment counts as none, as what it confirms may be lost. A renewal that comes too late and is
+confirmed proves nothing either: a store that went back may have lost that the lease was expired. The claims tell.
 """
 
 from __future__ import annotations
@@ -158,7 +160,10 @@ class FleetWorker:
 
     def is_unconfirmed(self, now: float) -> bool:
         """The store has not confirmed the lease in time, and nobody has said that it is lost: pins must tell."""
-        return not self.fenced and self.lease.phase is LeasePhase.HELD and now >= self.lease.deadline
+        return not self.fenced and self.lease.phase is LeasePhase.HELD and not self._is_confirmed(now)
+
+    def _is_confirmed(self, now: float) -> bool:
+        return now < self.lease.deadline and (self.ownership is None or not self.ownership.unread)
 
     def may_start(self, now: float, pin_confirmed_at: float | None = None) -> bool:
         """Whether a message of an owned partition may start now.
@@ -169,7 +174,7 @@ class FleetWorker:
         if self.ownership is None or self.fenced or self.lease.phase is not LeasePhase.HELD:
             return False
         is_pinned = pin_confirmed_at is not None and now < pin_confirmed_at + self.pin_trust_s
-        return now < self.lease.deadline or is_pinned
+        return is_pinned or self._is_confirmed(now)
 
     def token_of(self, partition: str, now: float, pin_confirmed_at: float | None = None) -> int | None:
         """The token to start a message of this partition with, now; None: it must not start."""
@@ -190,7 +195,10 @@ def step(worker: FleetWorker, event: FleetEvent, now: float) -> list[FleetAction
     """What an event makes of a worker, and what is to be done now."""
     if worker.ended or worker.refused:
         return []
+    was_sure = worker.lease.is_sure(now)
     _take(worker, event, now)
+    if worker.ownership is not None and worker.lease.is_sure(now) and not was_sure:
+        worker.ownership.read_held()
     _proceed(worker, now)
     _report(worker, now)
     _set_timer(worker, now)
