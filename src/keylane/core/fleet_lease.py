@@ -104,6 +104,8 @@ class IdLease:
     leaving: bool = False
     went_back: bool = False
     """A lost record was written again: the store went back. Whoever reads it clears it."""
+    trouble: str = ""
+    """For the leader, with the next renewal."""
     _sent: dict[int, float] = field(default_factory=dict)
     """Beat -> when it was sent, of renewals whose outcome may still become known."""
 
@@ -183,6 +185,7 @@ class IdLease:
             highest_token=self.view.highest_token,
             highest_version=self.view.highest_version,
             highest_epoch=self.view.highest_epoch,
+            trouble=self.trouble,
         )
         self._sent[lease.beat] = now
         for beat in sorted(self._sent)[:-_REMEMBERED_BEATS]:

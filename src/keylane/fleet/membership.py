@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
-from typing import get_args
+from typing import Literal, get_args
 
 from keylane.awaitable_context import awaitable_context
 from keylane.core.assignment_strategies import Strategy
+from keylane.core.consumer_filters import SUBJECT_CAP
+from keylane.core.fleet_layout import Layout, StreamShape, choose_layout
 from keylane.core.fleet_leader import LeaderWindows
 from keylane.core.fleet_names import check_fleet_name, check_label
 from keylane.core.fleet_partitions import HashedPartitions, ListedPartitions, Partition
-from keylane.core.fleet_records import FleetSpec
+from keylane.core.fleet_records import SPEC, FleetSpec, read_spec
 from keylane.core.names import check_stream_name
 from keylane.core.partitions import Partitioning, parse_transform
 from keylane.dispatch import Executor
-from keylane.errors import FleetError, InvalidInput
+from keylane.errors import BrokenFleetRecord, FleetError, InvalidInput
 from keylane.fleet.partition_reader import ReaderOptions
 from keylane.fleet.planner import FleetPlanner
+from keylane.fleet.shared_consumer import ConsumerTerms
 from keylane.fleet.store import FLEET_BUCKET
 from keylane.fleet.worker import FleetHooks, Worker, identity_of
+from keylane.fleet.worker_layout import WorkerLayoutOptions
 from keylane.groups import DeadLetters, can_store
-from keylane.jetstream import Bucket, Connection, RetentionPolicy, StreamConfig, check_seconds, streams
+from keylane.jetstream import Bucket, Connection, RetentionPolicy, StorageType, StreamConfig, check_seconds, streams
 from keylane.processing.handler_options import Crowded, Failure, Handler, HandlerOptions, MessageJournal
 from keylane.processing.joined import STOP_TIMEOUT_S
 from keylane.processing.message import Place, Placing, placing_by
@@ -31,6 +36,8 @@ MAX_ACK_PENDING = 500
 PIN_TIMEOUT_S = 60.0
 """The lease decides about failure, so the pin may last: an idle partition costs the server a pull every 30 s."""
 LEASE_S = 3.0
+
+_log = logging.getLogger("keylane.fleet")
 
 PartitionSource = HashedPartitions | ListedPartitions
 
@@ -46,6 +53,9 @@ async def join(
     name: str | None = None,
     labels: Iterable[str] = (),
     strategy: Strategy = "consistent",
+    layout: Layout | Literal["auto"] = "partition",
+    max_subjects: int = SUBJECT_CAP,
+    split_consumer: bool = False,
     concurrency: int = 64,
     max_ack_pending: int = MAX_ACK_PENDING,
     max_tries: int | None = None,
@@ -65,6 +75,10 @@ async def join(
     id such as `billing-3`. One that is stopped hands its partitions over and keeps its id reserved for 30 s; one that
     dies loses its partitions when its lease ends, `lease_s` after its last sign of life.
 
+    `layout`: `"partition"` gives each partition a consumer, `"worker"` each worker one for all its partitions, with at
+    most `max_subjects` filters, or a second consumer where `split_consumer` allows it. `"auto"` chooses when the fleet
+    is created (docs/fleet.md says how).
+
     A message that failed `max_tries` times becomes a dead letter, and its key goes on; without, it is tried for ever.
 
     The handler gets the messages of a key in their order. When it returns, the message is acked; when it raises, the
@@ -80,6 +94,10 @@ async def join(
     check_seconds(lease_s, "lease_s")
     if strategy not in get_args(Strategy):
         raise InvalidInput(f"strategy is {strategy!r}: use one of {', '.join(get_args(Strategy))}")
+    if layout not in (*get_args(Layout), "auto"):
+        raise InvalidInput(f"layout is {layout!r}: use one of {', '.join(get_args(Layout))}, auto")
+    if max_subjects < 1:
+        raise InvalidInput(f"max_subjects is {max_subjects}: a consumer needs at least 1 filter")
     if not isinstance(partitions, PartitionSource):
         raise InvalidInput(f"partitions is {partitions!r}: use hashed(…) or listed(…)")
     connection.require("consumer_reset")
@@ -103,14 +121,17 @@ async def join(
         journal=journal,
     )
     call = handler_call(handler, terms)
-    await Bucket(connection, FLEET_BUCKET).ensure(replicas=info.config.num_replicas or 1)
+    bucket = Bucket(connection, FLEET_BUCKET)
+    await bucket.ensure(replicas=info.config.num_replicas or 1)
+    if layout == "auto":
+        layout = await _stored_layout(bucket, stream, fleet) or await _chosen_layout(connection, info.config, found)
     await call.start()
     by_id = {one.id: one for one in found}
     worker = Worker(
         connection,
         stream,
         fleet,
-        spec=FleetSpec(source=partitions.to_wire(), prefix=fleet, lease_s=lease_s),
+        spec=FleetSpec(source=partitions.to_wire(), prefix=fleet, lease_s=lease_s, layout=layout),
         identity=identity_of(name, [check_label(label) for label in labels]),
         planner=lambda offset_s: FleetPlanner(lambda: found, strategy, LeaderWindows(), offset_s),
         partition_of=by_id.get,
@@ -122,6 +143,19 @@ async def join(
             max_ack_pending=max_ack_pending,
             pin_timeout_s=PIN_TIMEOUT_S,
         ),
+        worker_layout=WorkerLayoutOptions(
+            terms=ConsumerTerms(
+                stream=stream,
+                is_queue=info.config.retention == RetentionPolicy.WORK_QUEUE,
+                ack_wait_s=ACK_WAIT_S,
+                max_ack_pending=max_ack_pending,
+                pin_timeout_s=PIN_TIMEOUT_S,
+            ),
+            max_subjects=max_subjects,
+            split_consumer=split_consumer,
+        )
+        if layout == "worker"
+        else None,
         call=call,
         handling=terms,
         hooks=hooks or FleetHooks(),
@@ -129,6 +163,32 @@ async def join(
     )
     worker.start()
     return worker
+
+
+async def _stored_layout(bucket: Bucket, stream: str, fleet: str) -> Layout | None:
+    """What the fleet was created with; None: it is created now. What cannot be read is refused later."""
+    entry = await bucket.get(f"{stream}.{fleet}.{SPEC}")
+    if entry is None or entry.value is None:
+        return None
+    try:
+        stored = read_spec(entry.value).layout
+    except BrokenFleetRecord:
+        return None
+    return "worker" if stored == "worker" else "partition"
+
+
+async def _chosen_layout(connection: Connection, config: StreamConfig, found: tuple[Partition, ...]) -> Layout:
+    wire = await streams.info_json(connection, str(config.name))
+    choice = choose_layout(
+        StreamShape(
+            in_files=config.storage != StorageType.MEMORY,
+            replicas=config.num_replicas or 1,
+            subjects=wire["state"].get("num_subjects", 0),
+            partitions=len(found),
+        )
+    )
+    _log.info("layout %s: %s", choice.layout, choice.reason)
+    return choice.layout
 
 
 def _places(source: PartitionSource) -> Callable[[Partition], Placing]:

@@ -169,7 +169,7 @@ class PartitionReader:
     def _resume_at(self) -> int:
         return self._processor.lowest_waiting or max(self._floor, self._highest) + 1
 
-    def start(self, token: int) -> None:
+    async def start(self, token: int) -> None:
         """Handle the partition with this token."""
         self._origin.token = token
         self._mode = _Mode.STARTED

@@ -88,6 +88,11 @@ class FleetStore:
             found = [entry] if entry is not None else []
         return {one.key.removeprefix(self._prefix): RecordEntry(one.revision, one.value) for one in found}
 
+    async def newest(self, prefix: str) -> dict[str, RecordEntry]:
+        """The records whose keys begin with `prefix.`, as the bucket's leader has them. Raises where it fails."""
+        found = await self._bucket.entries(f"{self._prefix}{prefix}")
+        return {one.key.removeprefix(self._prefix): RecordEntry(one.revision, one.value) for one in found}
+
     async def write(self, request: WriteRecord) -> WriteConfirmed | WriteConflict | WriteUnknown:
         value = to_json(request.record)
         try:

@@ -45,6 +45,8 @@ from keylane.fleet.origin import PartitionOrigin
 from keylane.fleet.partition_reader import PartitionReader, ReaderOptions
 from keylane.fleet.planner import FleetPlanner
 from keylane.fleet.store import FleetStore
+from keylane.fleet.worker_layout import Holder, WorkerLayout, WorkerLayoutOptions
+from keylane.fleet.worker_reader import WorkerReader
 from keylane.jetstream import Connection, Hooks, check_seconds
 from keylane.processing.handler_options import HandlerOptions
 from keylane.processing.joined import STOP_TIMEOUT_S, Joined
@@ -88,6 +90,7 @@ class Worker(Joined):
         reader_options: ReaderOptions,
         call: HandlerCall[GroupMessage],
         handling: HandlerOptions,
+        worker_layout: WorkerLayoutOptions | None = None,
         hooks: FleetHooks,
         stop_timeout_s: float,
     ) -> None:
@@ -104,6 +107,17 @@ class Worker(Joined):
         offset_s = time.time() - _clock()
         self._core = FleetWorker(spec=spec, identity=identity, planner=planner(offset_s), clock_offset_s=offset_s)
         self._store = FleetStore(connection, stream, fleet, timeout_s=spec.lease_s / 3, hinted=self._tell)
+        self._layout: WorkerLayout | None = None
+        if worker_layout is not None:
+            self._layout = WorkerLayout(
+                connection,
+                self._store,
+                fleet,
+                worker_layout,
+                may_change=lambda: self._may_start(_clock()),
+                on_trouble=self._ask_leader,
+                failed=self._fail,
+            )
         self._runs: dict[str, _PartitionRun] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: asyncio.TaskGroup | None = None
@@ -161,9 +175,12 @@ class Worker(Joined):
         try:
             async with self._store, asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
+                upkeep = self._start_upkeep(tasks)
                 self._tell(FleetSignal.STOP if self._stopping else FleetSignal.TIMER)
                 await self._over.wait()
                 await self._close_all()
+                for task in upkeep:
+                    task.cancel()
         except asyncio.CancelledError:  # the program ends
             self._ended.cancel()
             raise
@@ -176,8 +193,22 @@ class Worker(Joined):
                 self._timer.cancel()
             for run in self._runs.values():
                 await run.processor.close()
+            if self._layout is not None:
+                await self._layout.leave()
             await self._call.close()
             self._end()
+
+    def _start_upkeep(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+        if self._layout is None:
+            return []
+        looking = self._layout.look_after_others(self._core.view, lambda: self.is_leader, self._core.spec.lease_s)
+        return [tasks.create_task(self._layout.keep_positions()), tasks.create_task(looking)]
+
+    def _ask_leader(self, trouble: str) -> None:
+        """What this worker cannot do goes with the next renewal of its lease; empty: it can again."""
+        if trouble and trouble != self._core.lease.trouble:
+            _log.warning("%r: %s", self, trouble)
+        self._core.lease.trouble = trouble
 
     async def _close_all(self) -> None:
         """What is being closed gives its pins back, or the next owners wait for them; the rest is cut off."""
@@ -280,6 +311,8 @@ class Worker(Joined):
     async def _stop_everything(self) -> None:
         runs, self._runs = list(self._runs.values()), {}
         await asyncio.gather(*(run.abandon() for run in runs))
+        if self._layout is not None:
+            await self._layout.leave()
         self._show_partitions()
         self._tell(FleetSignal.HANDLERS_ENDED)
 
@@ -319,20 +352,38 @@ class Worker(Joined):
             started=self._show_partitions,
             pin_trust_s=self._core.pin_trust_s,
         )
-        run.reader = PartitionReader(
+        run.reader = self._new_reader(run, partition, processor, origin)
+        run.partition = partition.id
+        run.task = self._tasks.create_task(run.work(), name=name)
+        return run
+
+    def _new_reader(
+        self, run: _PartitionRun, partition: Partition, processor: MessageProcessor, origin: PartitionOrigin
+    ) -> PartitionReader | WorkerReader:
+        place = self._place_of(partition)
+        if self._layout is not None:
+            assert self.id is not None
+            number = self._core.lease.worker
+            assert number is not None
+            return self._layout.reader(
+                Holder(self.id, number, self._core.lease.instance),
+                partition,
+                processor,
+                place=place,
+                origin=origin,
+                ready=lambda: self._tell(PartitionPinned(partition.id)),
+            )
+        return PartitionReader(
             self._connection,
             partition,
             partition_consumer(self.fleet, partition.id),
             self._reader_options,
             processor,
-            place=self._place_of(partition),
+            place=place,
             origin=origin,
             pinned=lambda: self._tell(PartitionPinned(partition.id)),
             lost=run.reopen,
         )
-        run.partition = partition.id
-        run.task = self._tasks.create_task(run.work(), name=name)
-        return run
 
     def _closed(self, run: _PartitionRun) -> None:
         if self._runs.get(run.partition) is run:
@@ -383,7 +434,7 @@ class Worker(Joined):
 class _PartitionRun:
     """The actions on one partition, one after the other."""
 
-    reader: PartitionReader
+    reader: PartitionReader | WorkerReader
     partition: str
     task: asyncio.Task[None]
 
@@ -454,7 +505,7 @@ class _PartitionRun:
                 if force:
                     await self.reader.take_pin()
                     await asyncio.sleep(self._pin_trust_s)
-                self.reader.start(token)
+                await self.reader.start(token)
                 self.token = token
                 self._started()
             case UnpinPartition():

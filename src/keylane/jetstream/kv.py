@@ -124,6 +124,10 @@ class Bucket:
 
     async def keys(self, prefix: str) -> list[str]:
         """The keys that begin with `prefix.` and are not deleted."""
+        return [one.key for one in await self.entries(prefix) if one.value is not None]
+
+    async def entries(self, prefix: str) -> list[KvEntry]:
+        """The newest records of the keys that begin with `prefix.`, as their leader has them."""
         try:
             answer = await streams.info_json(
                 self._connection, self._stream, subjects_filter=self._subject(f"{prefix}.>")
@@ -132,7 +136,7 @@ class Bucket:
             return []
         cut = len(self._subject(""))
         found = sorted(subject[cut:] for subject in (answer["state"].get("subjects") or {}))
-        return [key for key in found if (entry := await self.get(key)) is not None and entry.value is not None]
+        return [entry for key in found if (entry := await self.get(key)) is not None]
 
     @asynccontextmanager
     async def hints(self, key: str, changed: Callable[[str, bytes | None], None]) -> AsyncIterator[None]:

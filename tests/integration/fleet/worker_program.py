@@ -29,7 +29,16 @@ async def main() -> None:
     hooks = fleet.FleetHooks(on_partitions=lambda _, after: say(partitions=after))
     partitions = fleet.hashed(given.get("partitions", 8), f"{stream}.*", key=[1])
     async with keylane.connect(given["url"]) as connection:
-        worker = fleet.join(connection, stream, "f", handle, partitions=partitions, name=given["name"], hooks=hooks)
+        worker = fleet.join(
+            connection,
+            stream,
+            "f",
+            handle,
+            partitions=partitions,
+            name=given["name"],
+            hooks=hooks,
+            layout=given.get("layout", "partition"),
+        )
         async with worker as running:
             await running.wait()
 
