@@ -1,5 +1,5 @@
 """`python -m bench ROW [--json] [--rounds N] [--scale F]`; `python -m bench spark-read --rows 1 2 4 10`;
-`python -m bench claims --on kafka --interval 10`.
+`python -m bench claims --on kafka --interval 10`; `python -m bench fleet --curve --partitions 10 100 --storage file`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
-from bench import audit, claims, failover, feed, rebalance, spark_read, spark_write, strict, world
+from bench import audit, claims, failover, feed, fleet, fleet_load, rebalance, spark_read, spark_write, strict, world
 from chaos.marshal_stage import On
 
 ROWS: dict[str, Callable[..., tuple[dict[str, Any], str]]] = {
@@ -19,6 +19,7 @@ ROWS: dict[str, Callable[..., tuple[dict[str, Any], str]]] = {
     "claims": claims.run,
     "failover": failover.run,
     "feed": feed.run,
+    "fleet": fleet.run,
     "rebalance": rebalance.run,
     "spark-read": spark_read.run,
     "spark-write": spark_write.run,
@@ -37,6 +38,18 @@ def _jars(text: str) -> tuple[Path, ...]:
     return paths
 
 
+def _fleet(options: argparse.Namespace, say: Callable[[str], None]) -> tuple[dict[str, Any], str]:
+    if options.load:
+        return fleet_load.run(options.scale, say, storage=options.storage or "file", join=options.join)
+    return fleet.run_curve(
+        options.scale,
+        say,
+        storages=[options.storage] if options.storage else ("file", "memory"),
+        partitions=options.partitions or fleet.CURVE_PARTITIONS,
+        keys=options.keys or fleet.CURVE_KEYS,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("row", choices=sorted(ROWS))
@@ -51,6 +64,12 @@ def main() -> None:
     )
     parser.add_argument("--on", choices=get_args(On), help="claims: only there")
     parser.add_argument("--interval", type=float, default=claims.INTERVAL_S, help="claims: heartbeat interval, seconds")
+    parser.add_argument("--curve", action="store_true", help="fleet: the layouts by partitions and subjects")
+    parser.add_argument("--partitions", type=int, nargs="+", help="fleet --curve: only these")
+    parser.add_argument("--keys", type=int, nargs="+", help="fleet --curve: only these")
+    parser.add_argument("--storage", choices=("file", "memory"), help="fleet --curve and --load: only this")
+    parser.add_argument("--load", action="store_true", help="fleet: 25 workers with 80 subjects each, until the knee")
+    parser.add_argument("--join", type=json.loads, default={}, help="fleet --load: more for fleet.join, as JSON")
     options = parser.parse_args()
     if options.rounds < 1 or options.scale <= 0:
         parser.error("--rounds and --scale must be positive")
@@ -62,7 +81,11 @@ def main() -> None:
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    if options.rows and options.row == "spark-read":
+    if (options.curve or options.load) and options.row != "fleet":
+        parser.error("--curve and --load belong to fleet")
+    if options.load or options.curve:
+        figures, text = _fleet(options, say)
+    elif options.rows and options.row == "spark-read":
         figures, text = spark_read.run_linear(options.rows, say)
     elif options.row == "spark-read":
         figures, text = spark_read.run(options.rounds, options.scale, say, options.connector or ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from keylane.core.partitions import Partitioning, partition_filters
 from keylane.groups.config import Dialect
 from keylane.jetstream import Connection, Outgoing, consumers, publish_many, streams
 
-Kind = Literal["static", "elastic"]
+Kind = Literal["static", "elastic", "fleet"]
 Storage = Literal["memory", "file"]
 
 PARTITIONS = 10
@@ -24,6 +25,7 @@ PAYLOAD = bytes(128)
 GROUP = "g"
 _SOURCED_WITHIN_S = 120.0
 _LOOK_EVERY_S = 0.05
+_fleets = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +37,13 @@ class Load:
     keys: int
     count: int
     members: int
+    partitions: int = PARTITIONS
 
     @property
     def stream(self) -> str:
         """Its name, and the first token of its subjects."""
-        return f"bench-{self.keys}-{self.count}"
+        name = f"bench-{self.keys}-{self.count}"
+        return f"{name}-{self.partitions}" if self.kind == "fleet" else name
 
     @property
     def names(self) -> list[str]:
@@ -47,7 +51,7 @@ class Load:
 
     @property
     def partitioning(self) -> Partitioning:
-        return Partitioning(f"{self.stream}.*", (1,), PARTITIONS)
+        return Partitioning(f"{self.stream}.*", (1,), self.partitions)
 
     def subjects(self) -> Iterable[str]:
         """Keys take turns."""
@@ -81,7 +85,7 @@ async def fill(url: str, loads: Iterable[Load]) -> None:
                 name=load.stream,
                 subjects=[load.partitioning.filter],
                 storage=streams.StorageType(load.storage),
-                subject_transform=transform if load.kind == "static" else None,
+                subject_transform=None if load.kind == "elastic" else transform,
             )
             await streams.create(connection, config)
             results = await publish_many(connection, (Outgoing(one, PAYLOAD) for one in load.subjects()))
@@ -123,6 +127,20 @@ async def consumer(url: str, load: Load, *, filtered: bool, max_ack_pending: int
         )
         await consumers.create(connection, load.stream, config)
     return Place(url, load.stream, GROUP, {})
+
+
+async def fleet(url: str, load: Load) -> Place:
+    """A name that no fleet of the stream had before: its workers create everything else."""
+    return Place(url, load.stream, f"f{next(_fleets)}", {})
+
+
+async def clear_fleet(place: Place) -> None:
+    """Remove the consumers of a fleet; its records are few and small."""
+    async with await keylane.connect(place.url) as connection:
+        found = [one.name async for one in consumers.list_all(connection, place.stream)]
+        for name in found:
+            if name.startswith(f"{place.group}-"):
+                await consumers.delete(connection, place.stream, name)
 
 
 async def clear(place: Place) -> None:

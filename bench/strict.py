@@ -7,6 +7,7 @@ before a run begins; the clock runs from its first message to its last ack.
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ FEED = "keylane feed, unordered, same filters"
 FEED_PLAIN = "keylane feed, unordered, no filter"
 
 
-Peer = Literal["keylane", "keylane processes", "feed", "feed without filter", "go"]
+Peer = Literal["keylane", "keylane processes", "feed", "feed without filter", "fleet", "go", "go consume"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,26 @@ class Entrant:
     max_ack_pending: int = 1000
     sleep_s: float = 0.0
     concurrency: int = 64
+    join: tuple[tuple[str, str], ...] = ()
+    """More of what `fleet.join` is given."""
+
+    @property
+    def is_go(self) -> bool:
+        return self.peer in ("go", "go consume")
 
     def command(self, place: Place, go: Path | None) -> Sequence[str]:
+        if self.peer == "go consume":
+            return [
+                str(go), "consume", "--url", place.url, "--stream", place.stream, "--consumer", place.group,
+                "--count", str(self.load.count), "--pull-max", "1000",
+            ]  # fmt: skip
+        if self.peer == "fleet":
+            given = {
+                "url": place.url, "stream": place.stream, "fleet": place.group, "filter": self.load.partitioning.filter,
+                "partitions": self.load.partitions, "workers": self.load.members, "count": self.load.count,
+                "join": {"max_ack_pending": self.max_ack_pending, **dict(self.join)},
+            }  # fmt: skip
+            return [sys.executable, "-m", "bench.contestants.keylane_fleet", json.dumps(given)]
         if self.peer in ("feed", "feed without filter"):
             return [
                 sys.executable, "-m", "bench.contestants.keylane_feed", "--url", place.url,
@@ -183,16 +202,22 @@ def _scaled(count: int, scale: float) -> int:
 
 def run(rounds: int, scale: float, say: Say) -> tuple[dict[str, object], str]:
     """The figures as JSON and as Markdown."""
+    rows, text = run_settings(settings(scale), rounds, say)
+    return {"row": "strict", "rounds": rounds, "settings": rows}, text
+
+
+def run_settings(chosen: Sequence[Setting], rounds: int, say: Say) -> tuple[list[dict[str, object]], str]:
+    """One table for each setting."""
     go = _go(say)
     rows: list[dict[str, object]] = []
     text: list[str] = []
-    for setting in settings(scale):
+    for setting in chosen:
         say(setting.title)
         figures = _contest(setting, go, rounds, say)
         compared = {
             f"{aim.ours} / {aim.theirs}": (figures[aim.ours].rate / figures[aim.theirs].rate, aim.times)
             for aim in setting.aims
-            if aim.theirs in figures
+            if aim.theirs in figures and aim.ours in figures
         }
         rows.append(
             {
@@ -204,7 +229,7 @@ def run(rounds: int, scale: float, say: Say) -> tuple[dict[str, object], str]:
             }
         )
         text.append(_table(setting, figures, compared))
-    return {"row": "strict", "rounds": rounds, "settings": rows}, "\n\n".join(text)
+    return rows, "\n\n".join(text)
 
 
 def _go(say: Say) -> Path | None:
@@ -217,7 +242,7 @@ def _go(say: Say) -> Path | None:
 
 def _contest(setting: Setting, go: Path | None, rounds: int, say: Say) -> dict[str, Ordered]:
     """All entrants once per round, each in a group of its own; the order is turned by one each round."""
-    entrants = [one for one in setting.entrants if one.peer != "go" or go is not None]
+    entrants = [one for one in setting.entrants if not one.is_go or go is not None]
     figures = {one.name: Ordered(count=one.load.count) for one in entrants}
     with NatsServer.start() as server:
         asyncio.run(group_ground.fill(server.url, {one.load for one in entrants}))
@@ -235,17 +260,19 @@ def _once(one: Entrant, server: NatsServer, go: Path | None, mine: Ordered) -> N
     before = cpu_seconds(server.pid)
     result = run_command(one.command(place, go))
     used = cpu_seconds(server.pid) - before
-    asyncio.run(group_ground.clear(place))
+    asyncio.run(group_ground.clear_fleet(place) if one.peer == "fleet" else group_ground.clear(place))
     count = int(result["count"])
     mine.rates.append(count / result["seconds"])
     mine.client_cpu_us.append(result["cpu_seconds"] / count * 1e6)
     mine.server_cpu_us.append(used / count * 1e6)
-    if "out_of_order" in result:
+    if "out_of_order" in result and one.peer != "go consume":
         mine.out_of_order = (mine.out_of_order or 0) + int(result["out_of_order"])
 
 
 async def _prepare(one: Entrant, url: str) -> Place:
-    if one.peer in ("feed", "feed without filter"):
+    if one.peer == "fleet":
+        return await group_ground.fleet(url, one.load)
+    if one.peer in ("feed", "feed without filter", "go consume"):
         return await group_ground.consumer(
             url, one.load, filtered=one.peer == "feed", max_ack_pending=one.max_ack_pending
         )

@@ -1,4 +1,4 @@
-"""`python -m chaos rebalance|rolling|groups|memory|spark|marshal [options] [--json]`: docs/chaos.md describes the runs.
+"""`python -m chaos rebalance|rolling|groups|memory|spark|marshal|fleet [options] [--json]`: docs/chaos.md has the runs.
 
 Exit code 0: the verdict is clean. 1: it is not. 2: the run itself broke, or the arguments are wrong.
 """
@@ -11,8 +11,9 @@ import json
 import sys
 from typing import get_args
 
-from chaos import groups, marshal, memory, rebalance, rolling, spark
+from chaos import fleet, groups, marshal, memory, rebalance, rolling, spark
 from chaos.faults import KINDS
+from chaos.fleet_faults import SCENARIOS
 from chaos.marshal_stage import On
 from chaos.members import RunBroken
 from chaos.spark_driver import Into
@@ -21,13 +22,14 @@ from tests.peers.presence import PeerBroken, PeerMissing
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m chaos", description=__doc__)
-    scenarios = parser.add_subparsers(dest="scenario", required=True)
+    scenarios = parser.add_subparsers(dest="run", required=True)
     _add_rebalance(scenarios.add_parser("rebalance", help="planned changes of membership under load"))
     _add_rolling(scenarios.add_parser("rolling", help="a rolling restart of README's program under load"))
     _add_groups(scenarios.add_parser("groups", help="kills, freezes, stops, restarts and changes under load"))
     _add_memory(scenarios.add_parser("memory", help="does a member's memory stay flat?"))
     _add_spark(scenarios.add_parser("spark", help="a Spark query whose driver is killed again and again"))
     _add_marshal(scenarios.add_parser("marshal", help="Marshal consumers that are killed or frozen"))
+    _add_fleet(scenarios.add_parser("fleet", help="a fleet whose workers come, go, die and are cut off"))
     options = parser.parse_args(arguments)
     chosen = {
         "rebalance": _rebalance,
@@ -36,7 +38,8 @@ def main(arguments: list[str] | None = None) -> int:
         "memory": _memory,
         "spark": _spark,
         "marshal": _marshal,
-    }[options.scenario]
+        "fleet": _fleet,
+    }[options.run]
     try:
         code, told = chosen(options, parser)
     except (RunBroken, PeerMissing, PeerBroken) as broken:
@@ -239,6 +242,66 @@ def _marshal(options: argparse.Namespace, parser: argparse.ArgumentParser) -> tu
     )
     outcome = asyncio.run(marshal.run(settings, _say))
     return 0 if outcome.clean else 1, json.dumps(outcome.as_json()) if options.json else marshal.as_text(outcome)
+
+
+# ---- fleet ----------------------------------------------------------------------------------------------
+
+
+def _add_fleet(one: argparse.ArgumentParser) -> None:
+    default = fleet.Settings()
+    _common(one, seconds=default.seconds, every_s=default.every_s)
+    one.add_argument("--scenario", choices=SCENARIOS, default=default.scenario, help="what happens; docs/chaos.md")
+    one.add_argument("--rate", type=float, default=default.rate, help="messages a second")
+    one.add_argument("--storage", choices=("memory", "file"), default=default.storage)
+    one.add_argument("--retention", choices=("limits", "workqueue"), default=default.retention)
+    one.add_argument("--cluster", action="store_true", help="three servers, three replicas")
+    one.add_argument("--workers", type=int, default=default.workers, help="more than eight share processes")
+    one.add_argument("--partitions", type=int, default=default.partitions)
+    one.add_argument("--keys", type=int, default=default.keys)
+    one.add_argument("--work", type=float, default=default.work_s, help="seconds that a handler takes on average")
+    one.add_argument("--lease", type=float, default=default.lease_s, help="of a worker, in seconds")
+    one.add_argument("--moves", type=int, default=default.moves, help="end when so many partitions have moved")
+    one.add_argument("--layout", help="of fleet.join")
+    one.add_argument("--acks", help="of fleet.join")
+    one.add_argument("--state", help="of fleet.join")
+    one.add_argument("--keep", help="a directory in which evidence and logs stay")
+
+
+def _fleet(options: argparse.Namespace, parser: argparse.ArgumentParser) -> tuple[int, str]:
+    _check(options, options.rate, parser)
+    if min(options.workers, options.partitions, options.keys) < 1 or options.lease < 0.5 or options.moves < 0:
+        parser.error(
+            "--workers, --partitions and --keys must be at least 1, --lease at least 0.5, --moves not negative"
+        )
+    if options.storage == "memory" and options.scenario in ("server", "node") and not options.cluster:
+        parser.error("--storage memory loses everything when the server restarts: choose another --scenario")
+    if options.cluster != (options.scenario == "node") and options.scenario in ("node", "server", "partition"):
+        parser.error(
+            "--scenario node needs --cluster; server and partition need a single server, because clients of a cluster "
+            "go to another node"
+        )
+    settings = fleet.Settings(
+        seconds=options.seconds,
+        seed=options.seed,
+        scenario=options.scenario,
+        rate=options.rate,
+        every_s=options.every,
+        storage=options.storage,
+        retention=options.retention,
+        cluster=options.cluster,
+        workers=options.workers,
+        partitions=options.partitions,
+        keys=options.keys,
+        work_s=options.work,
+        lease_s=options.lease,
+        moves=options.moves,
+        layout=options.layout,
+        acks=options.acks,
+        state=options.state,
+        keep=options.keep,
+    )
+    outcome = asyncio.run(fleet.run(settings, _say))
+    return 0 if outcome.clean else 1, json.dumps(outcome.as_json()) if options.json else fleet.as_text(outcome)
 
 
 def _say(line: str) -> None:

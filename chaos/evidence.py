@@ -29,6 +29,10 @@ class Handled(NamedTuple):
     queue_sequence: int = 0
     """0 where the process does not write it."""
     delivered: int = 0
+    token: int = 0
+    """The fencing token of its partition, which workers of fleets write."""
+    begun_ns: int = 0
+    """When its handler began, where the process writes that."""
 
 
 class Failed(NamedTuple):
@@ -54,6 +58,14 @@ class Fails(NamedTuple):
     by: str
 
 
+class StateChange(NamedTuple):
+    """A worker of a fleet has told its state."""
+
+    at_s: float
+    by: str
+    state: str
+
+
 class Happening(NamedTuple):
     """Something that was done to the group, for the explanation of a fault that followed."""
 
@@ -64,7 +76,8 @@ class Happening(NamedTuple):
 class Log:
     """The evidence of one process, which may still be writing it."""
 
-    def __init__(self, file: Path, by: str, partitions: int) -> None:
+    def __init__(self, file: Path, by: str | None, partitions: int) -> None:
+        """`by` None: several work in this process, and each line says whose it is."""
         self.handled: list[Handled] = []
         self.failed: list[Failed] = []
         self.linked: list[float] = []
@@ -74,8 +87,10 @@ class Log:
         """What ended the member on purpose."""
         self.lost: list[float] = []
         """When the pin was lost."""
+        self.states: list[StateChange] = []
         self._file = file
-        self.by = by
+        self.by = by or ""
+        self._each_says = by is None
         self._partitions = partitions
         self._offset = 0
         self._places: dict[bytes, tuple[str, int]] = {}
@@ -101,10 +116,14 @@ class Log:
                 self.lost.append(int(words[1]) / 1e9)
             elif words[0] == b"linked":
                 self.linked.append(int(words[1]) / 1e9)
+            elif words[0] == b"state":
+                at_ns, worker, state = words[1:]
+                self.states.append(StateChange(int(at_ns) / 1e9, worker.decode(), state.decode()))
             elif words[0] != b"ready":
-                at_ns, subject, sequence, _member, *more = words
+                at_ns, subject, sequence, member, *more = words
+                by = member.decode() if self._each_says else self.by
                 self.handled.append(
-                    Handled(int(at_ns) / 1e9, *self._place(subject), int(sequence), self.by, *map(int, more))
+                    Handled(int(at_ns) / 1e9, *self._place(subject), int(sequence), by, *map(int, more))
                 )
 
     def _place(self, subject: bytes) -> tuple[str, int]:

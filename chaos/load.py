@@ -26,7 +26,7 @@ _STORED_TIMEOUT_S = 60.0
 class Load:
     """Publishes until it is stopped. Keys take turns, so every partition gets its share all the time."""
 
-    def __init__(self, connection: Connection, rate: float) -> None:
+    def __init__(self, connection: Connection, rate: float, keys: int = KEYS) -> None:
         self.keys: dict[int, str] = {}
         """The key of every stored message, by its sequence."""
         self.numbers: dict[int, int] = {}
@@ -37,6 +37,7 @@ class Load:
         """How many were sent again."""
         self._connection = connection
         self._rate = rate
+        self._keys = keys
         self._stopped = asyncio.Event()
         self._pending: deque[tuple[int, asyncio.Future[PublishAck]]] = deque()
         self._again: deque[int] = deque()
@@ -76,7 +77,7 @@ class Load:
 
     async def _send(self, publisher: Publisher, number: int) -> None:
         try:
-            sent = await publisher.send(f"{PREFIX}k{number % KEYS}", b"%d" % number, {ID: str(number)})
+            sent = await publisher.send(f"{PREFIX}k{number % self._keys}", b"%d" % number, {ID: str(number)})
         except NotStored:
             self._again.append(number)
         else:
@@ -95,14 +96,14 @@ class Load:
             except (NotStored, OutcomeUnknown):
                 self._again.append(number)
             else:
-                self.keys[sequence] = f"k{number % KEYS}"
+                self.keys[sequence] = f"k{number % self._keys}"
                 self.numbers[sequence] = number
 
 
 @asynccontextmanager
-async def load(connection: Connection, rate: float) -> AsyncIterator[Load]:
+async def load(connection: Connection, rate: float, keys: int = KEYS) -> AsyncIterator[Load]:
     """A load for as long as the block lasts, unless it is stopped before."""
-    running = Load(connection, rate)
+    running = Load(connection, rate, keys)
     try:
         yield running
     finally:

@@ -254,7 +254,7 @@ def gives_up() -> bool:
     return "max_tries" in inspect.signature(groups.join).parameters
 
 
-class _MachineClock(logging.Formatter):
+class MachineClock(logging.Formatter):
     """The clock of the evidence, so that both can be laid side by side."""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 - logging's name
@@ -280,7 +280,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=64, help="handlers at once")
     options = parser.parse_args()
     told = logging.StreamHandler()
-    told.setFormatter(_MachineClock("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    told.setFormatter(MachineClock("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[told])
     try:
         keylane.run(work(options))

@@ -25,7 +25,7 @@ PYTHON = VENV / "bin" / "python"
 PINS = "constraints.txt"
 REQUIREMENTS = {
     "demo": ["--editable", "."],
-    "dev": ["--editable", ".[charts,fast,kafka,spark,sql,websocket]", "--group", "dev"],
+    "dev": ["--editable", ".[charts,fast,kafka,metrics,spark,sql,websocket]", "--group", "dev"],
 }
 LARGE_BYTES = 30_000_000
 

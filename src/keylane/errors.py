@@ -344,6 +344,10 @@ class RemoteError(KeylaneError):
     """An exception of a handler in another process, as text: its traceback, or an exception that cannot be pickled."""
 
 
+class SupervisorFailed(KeylaneError):
+    """The worker processes of a command cannot begin."""
+
+
 # ---- the journal ------------------------------------------------------------------------------------
 
 

@@ -34,10 +34,16 @@ from keylane.core.fleet_worker import FleetWorker, step
 SPEC = FleetSpec(source={"kind": "list"})
 
 
-def plan_one(look: LeaderLook, now: float) -> AssignmentProposal:
-    live = [one.worker for one in look.workers if one.state is LeaseState.LIVE]
-    owners = {"0": live[0]} if live else None
-    return AssignmentProposal(None if look.assignment is not None and look.assignment.owners == owners else owners)
+class OnePartition:
+    """Partition 0 belongs to the first worker."""
+
+    def __call__(self, look: LeaderLook, now: float) -> AssignmentProposal:
+        live = [one.worker for one in look.workers if one.state is LeaseState.LIVE]
+        owners = {"0": live[0]} if live else None
+        return AssignmentProposal(None if look.assignment is not None and look.assignment.owners == owners else owners)
+
+    def successors(self, look: LeaderLook, leaving: int) -> Mapping[str, int]:
+        return {"0": max(one.worker for one in look.workers)}
 
 
 class Store:
@@ -52,7 +58,7 @@ class Store:
         for record in records.values():
             self.store(record)
         self.worker = FleetWorker(
-            spec=SPEC, identity=WorkerIdentity(run="me", host="h"), planner=plan_one, clock_offset_s=1000.0
+            spec=SPEC, identity=WorkerIdentity(run="me", host="h"), planner=OnePartition(), clock_offset_s=1000.0
         )
 
     def store(self, record: FleetRecord) -> int:

@@ -39,6 +39,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "processing": FOUNDATION | ADAPTERS | {"dispatch"},
     "jetstream": FOUNDATION,
     "server": FOUNDATION,
+    "supervisor": FOUNDATION | {"loop"},
     **dict.fromkeys(PACKAGES, FOUNDATION | ADAPTERS | PACKAGES),
     **dict.fromkeys(
         ("groups", "marshal", "exactly_once", "fleet"), FOUNDATION | ADAPTERS | PACKAGES | {"dispatch", "processing"}

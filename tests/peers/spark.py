@@ -8,9 +8,7 @@ from __future__ import annotations
 import atexit
 import importlib.util
 import os
-import shlex
 import shutil
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -20,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keylane.spark.cluster.java import Java
+from keylane.spark.cluster.local_python import local_python
 from tests.peers.java import LIGHT_FLAGS, java
 from tests.peers.presence import PeerMissing
 
@@ -39,23 +38,18 @@ def spark_environment(jvm: Java) -> dict[str, str]:
     """What Spark reads from the environment when it starts its JVM and its Python workers."""
     return {
         "JAVA_HOME": str(jvm.home),
-        "PYSPARK_PYTHON": sys.executable,
-        "PYSPARK_DRIVER_PYTHON": _without_blanks(sys.executable),
+        "PYSPARK_PYTHON": _python(),
+        "PYSPARK_DRIVER_PYTHON": _python(),
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
 
 
 @cache
-def _without_blanks(python: str) -> str:
+def _python() -> str:
     """This Python by a path without blanks: before Spark looks for data sources it asks a shell for it, unquoted."""
-    if not any(character.isspace() for character in python):
-        return python
     directory = Path(tempfile.mkdtemp(prefix="keylane-python-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    door = directory / "python"
-    door.write_text(f'#!/bin/sh\nexec {shlex.quote(python)} "$@"\n')
-    door.chmod(0o755)
-    return str(door)
+    return local_python(directory, {name: value for name, value in os.environ.items() if name != "SPARK_HOME"})
 
 
 @contextmanager

@@ -46,6 +46,7 @@ from tests.simulation.fleet_store_model import FleetBucket, PinnedPartition, Sim
 LEASE_S = 3.0
 TIMEOUT_S = LEASE_S / 3
 PREFETCH = 4
+COOLDOWN_S = 4.0
 
 
 class EvenPlanner:
@@ -54,6 +55,7 @@ class EvenPlanner:
     def __init__(self, partitions: Sequence[str]) -> None:
         self.partitions = partitions
         self._since: float | None = None
+        self._handed_over: float | None = None
 
     def __call__(self, look: LeaderLook, now: float) -> AssignmentProposal:
         assignment = look.assignment
@@ -64,7 +66,7 @@ class EvenPlanner:
                 return AssignmentProposal(ask_again_at=self._since + 0.5)
         if not live:
             return AssignmentProposal()
-        present: Mapping[str, int] = assignment.owners if assignment is not None else {}
+        present = look.owners
         shares: dict[int, list[str]] = {worker: [] for worker in live}
         left = []
         most = -(-len(self.partitions) // len(live))
@@ -77,7 +79,27 @@ class EvenPlanner:
         for partition in left:
             min(shares.values(), key=len).append(partition)
         owners = {partition: worker for worker, share in shares.items() for partition in share}
-        return AssignmentProposal() if owners == present else AssignmentProposal(owners, "shares")
+        if assignment is not None and owners == assignment.owners:
+            return AssignmentProposal()
+        if assignment is not None and owners == present:  # successors have everything: there is no hurry
+            self._handed_over = now if self._handed_over is None else self._handed_over
+            if now < self._handed_over + COOLDOWN_S:
+                return AssignmentProposal(ask_again_at=self._handed_over + COOLDOWN_S)
+        self._handed_over = None
+        return AssignmentProposal(owners, "shares")
+
+    def successors(self, look: LeaderLook, leaving: int) -> Mapping[str, int]:
+        current = look.assignment
+        assert current is not None
+        stay = [
+            one.worker
+            for one in look.workers
+            if one.worker != leaving
+            and one.state is LeaseState.LIVE
+            and current.workers.get(one.worker) == one.instance
+        ]
+        mine = sorted(one for one, owner in look.owners.items() if owner == leaving)
+        return {one: stay[place % len(stay)] for place, one in enumerate(mine)}
 
 
 @dataclass

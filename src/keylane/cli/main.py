@@ -6,23 +6,22 @@ quick. Only the family that the command line names is loaded.
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from importlib import import_module
-from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from keylane import __version__
 from keylane.errors import KeylaneError
+from keylane.lazy import load_when_used
 
 _FAMILIES = {
     "server": "server",
     "consumer": "consumer.commands",
     "static": "groups.static",
     "elastic": "groups.elastic",
-    "fleet": "fleet",
+    "fleet": "fleet.commands",
     "dlq": "dlq",
     "exactly-once": "exactly_once",
     "spark": "spark",
@@ -65,29 +64,9 @@ def _app(first: str) -> typer.Typer:
     return app
 
 
-def _load_when_used(name: str) -> None:
-    """Let `import` of a module succeed at once, and load it when something in it is used.
-
-    `importlib.util.LazyLoader` does not do: in Python 3.11 an `import` of such a module loads it.
-    """
-    spec = importlib.util.find_spec(name)
-    if name in sys.modules or spec is None:
-        return
-    placeholder = ModuleType(name)
-    placeholder.__spec__ = spec
-
-    def look_up(attribute: str) -> Any:
-        if sys.modules.get(name) is placeholder:
-            del sys.modules[name]
-        return getattr(import_module(name), attribute)
-
-    placeholder.__getattr__ = look_up  # type: ignore[method-assign]
-    sys.modules[name] = placeholder
-
-
 def main() -> None:
     """Run the command. Exit codes: 0 done, 1 a `KeylaneError` (one line on stderr), 2 wrong usage."""
-    _load_when_used("aiohttp")  # nats-py imports it where it is installed; only a websocket needs it
+    load_when_used("aiohttp")  # nats-py imports it where it is installed; only a websocket needs it
     try:
         _app(sys.argv[1] if len(sys.argv) > 1 else "")()
     except KeylaneError as error:

@@ -20,8 +20,8 @@ would block the partition, a release that it does not know would give the partit
 | HELD | not assigned any more | | drain: DRAINING |
 | HELD | read: absent, or with a lower token | write mine again: the store went back | |
 | HELD | read: another's, with a higher token | drain without a release: LOST | |
-| DRAINING | drained | write the release: RELEASING | the same |
-| RELEASING | confirmed | STANDBY | close: (none) |
+| DRAINING | drained | write the release: RELEASING | close, write the release: RELEASING |
+| RELEASING | confirmed | STANDBY | (none) |
 | RELEASING | conflict, unknown | read: mine, lower or absent: release again; higher: as confirmed | the same |
 | LOST | drained | read: STANDBY | close: (none) |
 | (none) | read: held by this worker, which gave it up | | write the release again: the store went back |
@@ -77,6 +77,8 @@ class AssignedPartition:
     """A write of this claim had no answer: it may have landed, or may still."""
     force: bool = False
     """The owner before did not release it."""
+    closed: bool = False
+    """Nothing of it runs, and the pin is given back, before the release is confirmed: the next owner need not wait."""
     pinned: bool = False
     waits_for: str = ""
 
@@ -136,12 +138,16 @@ class Ownership:
         self.standby.discard(one.partition)
         if one.token:
             self.past[one.partition] = one.token
-        self.requests.do(ClosePartition(one.partition))
+        if not one.closed:
+            self.requests.do(ClosePartition(one.partition))
 
     def _settle(self, one: AssignedPartition) -> None:
         """Nothing of it is this worker's: wait for the claim again, or close it."""
         one.doubt = False
         self._go(one, ClaimStep.STANDBY)
+        if one.wanted and one.closed:
+            one.closed = False
+            self.requests.do(OpenPartition(one.partition))
         if not one.wanted:
             self._close(one)
         elif not one.known:
@@ -313,6 +319,9 @@ class Ownership:
             self._settle(one)
         elif one.step is ClaimStep.DRAINING:
             self._go(one, ClaimStep.RELEASING)
+            if not one.wanted:
+                one.closed = True
+                self.requests.do(ClosePartition(partition))
             if not self.requests.is_writing(claim_key(partition)):
                 self._write(one, now, held=False)
 

@@ -155,10 +155,8 @@ class StartPartition:
 
 @dataclass(frozen=True, slots=True)
 class UnpinPartition:
-    """No message came yet: clear the pin of whoever has it, unless it is ours.
-
-    Start nothing until `pin_trust_s` after the server has confirmed that, as in `StartPartition`.
-    """
+    """No message came yet: clear the pin of whoever has it, unless it is ours. It handles nothing: it has released the
+    claim, or `StartPartition` has waited for it."""
 
     partition: str
 

@@ -10,7 +10,7 @@ What a look finds, and how soon it is acted on (`LeaderWindows` has the times):
 | no assignment yet | start | when no worker has come for `settle_s`, `cold_start_s` at most |
 | the lease of an owner has ended, or its id has another holder | emergency | at once |
 | partitions that nobody has | partitions | when nothing has changed for `settle_s`, `settle_most_s` at most |
-| workers came or want to leave, partitions are gone, weights changed | scale | the same, and after the cooldown |
+| workers came, left or want to leave, partitions are gone, weights changed | scale | the same, after the cooldown |
 | the store has lost the assignment, or has an older one | restore | at the second look |
 
 - Between any two versions `min_interval_s` passes. The cooldown after a change of scale grows threefold with each one
@@ -19,8 +19,9 @@ What a look finds, and how soon it is acted on (`LeaderWindows` has the times):
   as a worker that came and went, makes none.
 - A smaller world seen once is not believed. A worker without a record, or less than half of the workers or partitions
   of the current assignment, must be seen by a second look, `confirm_s` after the first.
-- A worker that leaves remains the owner, in state leaving, until a version takes its partitions away. What a worker had
-  when it left is reserved for `id_grace_s`: if its id comes back it gets the same partitions back.
+- A worker that leaves names its successors, and they take over at once; the next version says the same, or better.
+  Where it can name none it remains the owner, in state leaving, until a version takes its partitions away. What it
+  had is reserved for `id_grace_s`: if its id comes back it gets the same partitions back.
 - A partition whose label no worker has waits for `label_grace_s`, then goes to any worker.
 - Without any worker the last assignment stands.
 
@@ -88,10 +89,17 @@ class FleetFacts:
     partitions: tuple[Partition, ...]
     current: CurrentAssignment | None
     """The newest assignment that anybody has seen."""
+    inherited: Mapping[str, int] = field(default_factory=dict)
+    """Partition -> the worker that has it, from one that left since."""
     is_stored: bool = True
     """False: the store has no assignment, or an older one than `current`."""
     highest_version: int = 0
     """The highest that any worker has seen."""
+
+    @property
+    def owners(self) -> Mapping[str, int]:
+        assigned = self.current.owners if self.current is not None else {}
+        return {**assigned, **self.inherited} if self.inherited else assigned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,6 +274,7 @@ def _remember(state: LeaderState, facts: FleetFacts, now_s: float) -> LeaderStat
         absent_labels={
             label: -math.inf if label in spilled else state.absent_labels.get(label, now_s) for label in sorted(without)
         },
+        reserved=_reserve_left(state, facts, now_s) if facts.inherited else state.reserved,
         assigned_partitions=facts.partitions if state.assigned_partitions is None else state.assigned_partitions,
         assigned_workers=frozenset(facts.live) if state.assigned_workers is None else state.assigned_workers,
     )
@@ -277,7 +286,8 @@ def _spilled_before(facts: FleetFacts) -> frozenset[str]:
     if current is None:
         return frozenset()
     live = {worker.id: worker for worker in facts.live if current.workers.get(worker.id) == worker.instance}
-    owners = ((one.label, live.get(current.owners.get(one.id, -1))) for one in facts.partitions)
+    owned = facts.owners
+    owners = ((one.label, live.get(owned.get(one.id, -1))) for one in facts.partitions)
     return frozenset(label for label, owner in owners if label and owner and label not in owner.labels)
 
 
@@ -307,14 +317,15 @@ def _need(state: LeaderState, facts: FleetFacts, now_s: float) -> _Need:
     assert current is not None
     live = {worker.id: worker for worker in facts.live}
     holders = {**facts.leaving, **{worker.id: worker.instance for worker in facts.live}}
-    owning = set(current.owners.values())
+    owners = facts.owners
+    owning = set(owners.values())
     lost = [
         worker
-        for worker, instance in current.workers.items()
-        if worker in owning
-        and (
+        for worker in owning
+        if (
             worker in facts.ended
-            or holders.get(worker, instance) != instance
+            or holders.get(worker, current.workers.get(worker)) != current.workers.get(worker)
+            or worker not in current.workers
             or (worker in state.absent and now_s >= state.absent[worker] + state.windows.confirm_s)
         )
     ]
@@ -324,7 +335,7 @@ def _need(state: LeaderState, facts: FleetFacts, now_s: float) -> _Need:
     scale: set[tuple[str, int | str]] = set()
     for one in facts.partitions:
         pool = pools.get(one.label) if one.label is not None else None
-        owner = current.owners.get(one.id)
+        owner = owners.get(one.id)
         if owner is None:
             if one.label is None or pool or one.label in spilled:
                 uncovered.add(("new", one.id))
@@ -338,6 +349,7 @@ def _need(state: LeaderState, facts: FleetFacts, now_s: float) -> _Need:
         if current.workers.get(worker.id) != worker.instance and worker.id not in owning
     }
     scale |= {("leaving", worker) for worker in facts.leaving if worker in owning}
+    scale |= {("left", current.owners[one]) for one in facts.inherited if one in current.owners}
     if _weighs_otherwise(state, facts, current):
         scale.add(("weights", 0))
     return _Need(tuple(sorted(lost)), frozenset(uncovered), frozenset(scale))
@@ -425,7 +437,7 @@ def _propose(
 ) -> tuple[LeaderState, LeaderDecision]:
     current = facts.current
     live = {worker.id: worker.instance for worker in facts.live}
-    previous = Assignment(current.owners, tuple(current.workers)) if current else None
+    previous = Assignment(facts.owners, tuple(current.workers)) if current else None
     kept = {worker: one for worker, one in state.reserved.items() if one.until_s > now_s}
     homes = {one: worker for worker, held in sorted(kept.items()) for one in held.partitions}
     found = assign(
@@ -446,7 +458,7 @@ def _propose(
         owners=found.owners,
         workers=live,
         waiting=found.waiting,
-        reserved=_reserve(state, current, live, kept, now_s),
+        reserved=_reserve(state, facts.owners, live, kept, now_s),
         cause=cause,
         reason=reason,
     )
@@ -459,9 +471,20 @@ def _propose(
     return state, decision
 
 
+def _reserve_left(state: LeaderState, facts: FleetFacts, now_s: float) -> Mapping[int, Reservation]:
+    """What workers had that have handed it over since the current version."""
+    assert facts.current is not None
+    had: dict[int, set[str]] = {}
+    for partition in facts.inherited:
+        had.setdefault(facts.current.owners.get(partition, -1), set()).add(partition)
+    until_s = now_s + state.windows.id_grace_s
+    left = {worker: Reservation(until_s, frozenset(held)) for worker, held in had.items()}
+    return {**left, **{worker: one for worker, one in state.reserved.items() if one.until_s > now_s}}
+
+
 def _reserve(
     state: LeaderState,
-    current: CurrentAssignment | None,
+    owners: Mapping[str, int],
     live: Mapping[int, str],
     kept: Mapping[int, Reservation],
     now_s: float,
@@ -470,7 +493,7 @@ def _reserve(
     reserved = {worker: one for worker, one in kept.items() if worker not in live}
     taken = {one for held in reserved.values() for one in held.partitions}
     had: dict[int, set[str]] = {}
-    for partition, worker in (current.owners if current else {}).items():
+    for partition, worker in owners.items():
         if worker not in live and worker not in reserved and partition not in taken:
             had.setdefault(worker, set()).add(partition)
     until_s = now_s + state.windows.id_grace_s
@@ -488,6 +511,7 @@ def _words(state: LeaderState, need: _Need) -> str:
     if need.lost:
         found.append(f"{_named('worker', need.lost)} lost")
     for kind, noun, verb in (
+        ("left", "worker", "left"),
         ("leaving", "worker", "leaving"),
         ("joined", "worker", "joined"),
         ("new", "partition", "without a worker"),

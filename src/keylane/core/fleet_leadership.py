@@ -67,6 +67,8 @@ class LeaderLook:
     """Ids whose records say that the lease has ended. A worker in neither of the two has lost its record."""
     assignment: FleetAssignment | None
     """The newest that this worker has seen."""
+    owners: Mapping[str, int]
+    """Who is to own what: as assigned, or as workers that left have handed it over since."""
     is_stored: bool
     """The store has it. If not it is written again, whatever the planner says."""
     highest_version: int
@@ -80,6 +82,13 @@ class AssignmentPlanner(Protocol):
     """
 
     def __call__(self, look: LeaderLook, now: float) -> AssignmentProposal: ...
+
+    def successors(self, look: LeaderLook, leaving: int) -> Mapping[str, int]:
+        """Who takes over what a worker has that leaves: partition -> a worker that is live and in the assignment.
+
+        Asked of any worker that leaves, not only of the leader.
+        """
+        ...
 
 
 class LeaderRole(Enum):
@@ -239,7 +248,7 @@ class Leadership:
             return
         if self.requests.is_writing(ASSIGNMENT) or self.lease is None or self.lease.epoch < view.highest_epoch:
             return
-        look = self._look(self.lease.epoch)
+        look = self.look()
         proposal = self.planner(look, now)
         self.plan_at = proposal.ask_again_at
         present = view.assignment
@@ -249,7 +258,9 @@ class Leadership:
         elif present is None or (look.is_stored and self._is_current(present, instances)):
             return
         else:
-            owners, reason, extra = present.owners, "another leader, or a worker that came back", present.extra
+            owners, reason = look.owners, "another leader, or a worker that came back"
+            extra = proposal.extra or present.extra
+            instances = self._named(owners, present, instances)
         assignment = FleetAssignment(
             epoch=self.lease.epoch,
             version=view.highest_version + 1,
@@ -260,16 +271,28 @@ class Leadership:
         )
         self.requests.write(assignment, view.assignment_revision, now)
 
-    def _look(self, epoch: int) -> LeaderLook:
+    def _named(
+        self, owners: Mapping[str, int], present: FleetAssignment, instances: Mapping[int, str]
+    ) -> dict[int, str]:
+        """The workers of an assignment that the planner has not made: those of the present one, and all owners.
+
+        An owner that is gone stays named, and a worker that has just come is not: the planner must see both.
+        """
+        owning = set(owners.values())
+        named = {**present.workers, **{one: instances[one] for one in owning & instances.keys()}}
+        return {one: instance for one, instance in named.items() if one in owning or one in instances}
+
+    def look(self) -> LeaderLook:
         view = self.view
         stored, present = view.stored_assignment, view.assignment
         live = sorted(view.live_leases(), key=lambda lease: lease.worker)
         ended = (number for number, seen in view.workers.items() if not seen.lease.state.is_held)
         return LeaderLook(
-            epoch=epoch,
+            epoch=self.lease.epoch if self.lease is not None else 0,
             workers=tuple(live),
             ended=frozenset(ended),
             assignment=present,
+            owners=view.owners(),
             is_stored=present is not None and stored is not None and stored.rank == present.rank,
             highest_version=view.highest_version,
         )

@@ -36,6 +36,8 @@ from keylane.core.fleet_view import FleetView, Sighting
 HOLD_SHARE = 0.9
 """The holder gives up before others may: the difference is for clocks that run at different speeds."""
 RENEW_SHARE = 1 / 3
+HANDOVER_S = 0.05
+"""Successors open what they get as standbys, while the worker that leaves goes on."""
 _REMEMBERED_BEATS = 8
 
 
@@ -102,6 +104,10 @@ class IdLease:
     deadline: float = 0.0
     renew_at: float = 0.0
     leaving: bool = False
+    successors: Mapping[str, int] = field(default_factory=dict)
+    """Of this worker's partitions, once it leaves."""
+    handed_over_at: float | None = None
+    """When the first of them were sent, once the store has them."""
     went_back: bool = False
     """A lost record was written again: the store went back. Whoever reads it clears it."""
     trouble: str = ""
@@ -169,6 +175,15 @@ class IdLease:
         state = LeaseState.LEAVING if self.leaving else LeaseState.LIVE
         self._write(replace(self.lease, beat=self._next_beat(), state=state), now)
 
+    def hand_over(self, successors: Mapping[str, int]) -> None:
+        """Name successors, with the next renewal, which is due now."""
+        self.successors = {**self.successors, **successors}
+        self.renew_at = 0.0
+
+    def is_handed_over(self, now: float) -> bool:
+        """The store has the successors, and they had a moment to get ready."""
+        return self.handed_over_at is not None and now >= self.handed_over_at + HANDOVER_S
+
     def leave(self, now: float) -> None:
         """Everything is released: end the lease."""
         if self.phase is LeasePhase.HELD and self.lease is not None and not self.requests.is_writing(self._key()):
@@ -186,6 +201,7 @@ class IdLease:
             highest_version=self.view.highest_version,
             highest_epoch=self.view.highest_epoch,
             trouble=self.trouble,
+            successors=self.successors,
         )
         self._sent[lease.beat] = now
         for beat in sorted(self._sent)[:-_REMEMBERED_BEATS]:
@@ -202,11 +218,13 @@ class IdLease:
 
     def _adopt(self, lease: WorkerLease, revision: int, sent_at: float) -> None:
         self.lease, self.revision = lease, revision
+        if lease.successors and self.handed_over_at is None:
+            self.handed_over_at = sent_at
         self.deadline = max(self.deadline, sent_at + HOLD_SHARE * self.view.lease_s)
         self.phase = LeasePhase.LEFT if lease.state is LeaseState.LEFT else LeasePhase.HELD
         self._sent = {beat: sent for beat, sent in self._sent.items() if beat > lease.beat}
 
-    def conflicted(self) -> None:
+    def conflicted(self, _write: PendingWrite) -> None:
         if not self.is_held and self.phase is not LeasePhase.TAKING:
             return
         self.requests.read(self._key())
@@ -215,7 +233,7 @@ class IdLease:
         else:
             self.phase = LeasePhase.DOUBTED
 
-    def unknown(self) -> None:
+    def unknown(self, _write: PendingWrite) -> None:
         if self.is_held or self.phase is LeasePhase.TAKING:
             self.requests.read(self._key())
 
@@ -273,5 +291,6 @@ class IdLease:
     def rejoin(self) -> None:
         """After the end of all handlers: another instance, as if the process had been started again."""
         self.joins += 1
+        self.successors, self.handed_over_at = {}, None
         self._seek_again()
         self.deadline = self.renew_at = 0.0

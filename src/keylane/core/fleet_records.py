@@ -156,6 +156,8 @@ class WorkerLease:
     highest_version: int = 0
     highest_epoch: int = 0
     """The highest that this worker has seen: what a store that forgot them must be told."""
+    successors: Mapping[str, int] = field(default_factory=dict)
+    """Partition -> the worker that takes it over from this one, which leaves. Holds until the next assignment."""
     trouble: str = ""
     """What this worker cannot do, and asks the leader to look at; empty: nothing."""
     extra: Extra = field(default_factory=_no_extra, compare=False)
@@ -407,6 +409,7 @@ _FIELDS: dict[type, _Fields] = {
         "highest_token": _number,
         "highest_version": _number,
         "highest_epoch": _number,
+        "successors": _owners,
         "trouble": _text,
     },
     LeaderLease: {
@@ -471,6 +474,8 @@ def to_json(record: FleetRecord) -> bytes:
     if isinstance(record, FleetAssignment):
         content["owners"] = _compact(record.owners)
         content["digest"] = record.digest
+    elif isinstance(record, WorkerLease):
+        content["successors"] = _compact(record.successors)
     return json.dumps(content, separators=(",", ":")).encode()
 
 

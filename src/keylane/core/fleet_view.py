@@ -3,9 +3,11 @@
 Owns: when each lease was first seen as it is, whether a record that is missing counts as gone, whether the store went
 back, and the next fencing token. Decides nothing about the worker itself.
 
-Three rules keep a store that lies from doing harm:
+Four rules keep a store that lies from doing harm:
 - A lease ends by a write (`left`, `expired`), never because a read lacks it. A record that is gone counts as gone only
   when two reads at least 2 lease_s apart lacked it.
+- A lease is old when looks without a gap have shown it unchanged for lease_s. After an outage of the store everybody
+  has the whole lease_s to renew.
 - The growing number of a record (`rank`) says which of two is the newer one, not the store's revision.
 - A token exceeds the one before, every token that this worker has seen, and the wall clock in milliseconds. So it grows
   also where the store and every worker that remembers have gone; then only as well as the clocks of the machines agree.
@@ -13,7 +15,7 @@ Three rules keep a store that lies from doing harm:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from keylane.core.fleet_events import RecordEntry
@@ -32,6 +34,9 @@ from keylane.core.fleet_records import (
 )
 from keylane.errors import BrokenFleetRecord
 
+LONGEST_GAP_SHARE = 2 / 3
+"""Looks that are further apart than this share of lease_s: the store did not answer, or this worker stood still."""
+
 
 @dataclass(slots=True)
 class Sighting:
@@ -46,6 +51,13 @@ class Sighting:
 
     def unchanged_for(self) -> float:
         return self.checked - self.since
+
+    def seen_again(self, now: float, lease_s: float) -> None:
+        """A read shows it as it was. While nobody could look, nobody could renew it either: such a time is not held
+        against its holder."""
+        if now - self.checked > LONGEST_GAP_SHARE * lease_s:
+            self.since = now
+        self.checked = now
 
 
 @dataclass(slots=True)
@@ -71,6 +83,10 @@ class FleetView:
     """What a write of the leader's record must expect."""
     assignment: FleetAssignment | None = None
     """The newest that was ever seen: what this worker follows."""
+    inherited: dict[str, int] = field(default_factory=dict)
+    """Partition -> the worker that has it from one that left, under this assignment."""
+    handovers: int = 0
+    """How often `inherited` has changed."""
     stored_assignment: FleetAssignment | None = None
     assignment_revision: int = 0
     assignment_read: bool = False
@@ -133,18 +149,19 @@ class FleetView:
         self.absent.pop(worker, None)
         self.deleted.pop(worker, None)
         if seen is not None and seen.revision == entry.revision:
-            seen.checked = now
+            seen.seen_again(now, self.lease_s)
             return
         if self._is_stale(seen, entry, now):
             return
         lease = self.parse(worker_key(worker), entry)
         if isinstance(lease, WorkerLease):
             self.workers[worker] = self._sighting(worker_key(worker), entry.revision, lease, now)
+            self._inherit(lease)
 
     def read_leader(self, entry: RecordEntry | None, now: float) -> None:
         seen, self.leader_read = self.leader, True
         if entry is not None and seen is not None and seen.revision == entry.revision:
-            seen.checked = now
+            seen.seen_again(now, self.lease_s)
             return
         if self._is_stale(seen, entry, now):
             return
@@ -173,7 +190,49 @@ class FleetView:
         if self.assignment is not None and assignment.rank <= self.assignment.rank:
             return False
         self.assignment = assignment
+        self.inherited = {}
+        self.handovers += 1
+        for seen in self.workers.values():
+            if isinstance(seen.lease, WorkerLease):
+                self._inherit(seen.lease)
         return True
+
+    # ---- who is to own what ----------------------------------------------------------------------------------
+
+    def owners(self) -> Mapping[str, int]:
+        """The worker of every partition: as it is assigned, or as a worker that left has handed it over."""
+        assigned = self.assignment.owners if self.assignment is not None else {}
+        return {**assigned, **self.inherited} if self.inherited else assigned
+
+    def partitions_of(self, worker: int, instance: str) -> frozenset[str]:
+        if self.assignment is None or self.assignment.workers.get(worker) != instance:
+            return frozenset()
+        return frozenset(partition for partition, owner in self.owners().items() if owner == worker)
+
+    def _inherit(self, lease: WorkerLease) -> None:
+        """Take note of the successors that a worker has named. They stay known also when its id is taken again."""
+        if self.assignment is None or not lease.successors:
+            return
+        for partition in lease.successors:
+            owner = self.inherited.get(partition, self.assignment.owners.get(partition))
+            if owner == lease.worker and (heir := self._heir(partition, owner)) != owner:
+                self.inherited[partition] = heir
+                self.handovers += 1
+
+    def _heir(self, partition: str, owner: int) -> int:
+        """The successor may have left too, and have named another one."""
+        assert self.assignment is not None
+        passed = {owner}
+        while True:
+            seen = self.workers.get(owner)
+            lease = seen.lease if seen is not None else None
+            if not isinstance(lease, WorkerLease) or self.assignment.workers.get(owner) != lease.instance:
+                return owner
+            heir = lease.successors.get(partition)
+            if heir is None or heir in passed:
+                return owner
+            passed.add(heir)
+            owner = heir
 
     def _is_stale(self, seen: Sighting | None, entry: RecordEntry | None, now: float) -> bool:
         """A lower revision than a moment ago comes from a replica that lags. If it stays, the store went back."""

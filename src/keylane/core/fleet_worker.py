@@ -28,7 +28,9 @@ What may be handled when:
 
 While the store does not answer, a message starts only within `pin_trust_s` after the server was asked for the pin of
 its partition, if it named this worker. Whoever takes a partition over without a release clears the pin first, and waits
-as long before it starts. So a fleet goes on without its store, and still has one owner for each partition.
+as long after the answer before it starts. The last answer that named the old owner was given before the pin was
+cleared, and was asked for even earlier: so the old owner has stopped when the new one starts. A fleet goes on without
+its store, and still has one owner for each partition.
 
 A store that went back (wiped, made anew, rolled back) shows in one of these: another creation time, a renewal or a
 claim that had to be written again, a revision that was used before. Then, for twice lease_s, nobody claims, expires or
@@ -37,6 +39,7 @@ assigns anything; each worker writes its own lease and claims again and goes on 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from keylane.core.fleet_claims import ClaimStep, Ownership
@@ -61,7 +64,7 @@ from keylane.core.fleet_events import (
     WriteUnknown,
 )
 from keylane.core.fleet_leadership import AssignmentPlanner, LeaderRole, Leadership
-from keylane.core.fleet_lease import IdLease, LeasePhase, WorkerIdentity
+from keylane.core.fleet_lease import HANDOVER_S, IdLease, LeasePhase, WorkerIdentity
 from keylane.core.fleet_records import (
     ASSIGNMENT,
     LEADER,
@@ -71,6 +74,7 @@ from keylane.core.fleet_records import (
     FleetClaim,
     FleetSpec,
     LeaderLease,
+    LeaseState,
     WorkerLease,
     from_json,
     partition_of,
@@ -85,6 +89,17 @@ LOOKS_PER_LEASE = 6
 LOOKS_PER_AUDIT = 20
 """Every so many looks the worker also reads the claims that it holds, the assignment and the spec."""
 ID_GRACE_S = 30.0
+_READ_AGAIN_S = 0.01
+_MOST_READS = 5
+
+
+@dataclass(slots=True)
+class Announcement:
+    """A record that a hint has told of: it may not be readable yet, or its write may have been refused."""
+
+    rank: tuple[int, ...]
+    reads: int = 0
+    read_at: float = math.inf
 
 
 @dataclass(slots=True, kw_only=True)
@@ -112,6 +127,10 @@ class FleetWorker:
     look_at: float = 0.0
     looks: int = 0
     audit_due: bool = False
+    announced: dict[str, Announcement] = field(default_factory=dict)
+    """What was not readable yet when a hint told of it."""
+    successors_of: tuple[object, ...] = ()
+    """What the successors follow from, as `wanted_for`."""
     wanted_for: tuple[object, ...] = ()
     """What the wanted partitions follow from: they are computed again when it changes."""
     timer: float = -1.0
@@ -131,16 +150,26 @@ class FleetWorker:
     def pin_trust_s(self) -> float:
         return self.spec.lease_s / 10
 
-    def token_of(self, partition: str, now: float, pin_confirmed_at: float | None = None) -> int | None:
-        """The token to start a message of this partition with, now; None: it must not start.
+    def is_unconfirmed(self, now: float) -> bool:
+        """The store has not confirmed the lease in time, and nobody has said that it is lost: pins must tell."""
+        return not self.fenced and self.lease.phase is LeasePhase.HELD and now >= self.lease.deadline
 
-        `pin_confirmed_at`: when the server was last asked for the pin of this partition and named this worker. It
+    def may_start(self, now: float, pin_confirmed_at: float | None = None) -> bool:
+        """Whether a message of an owned partition may start now.
+
+        `pin_confirmed_at`: when the server was last asked for the pin of its partition and named this worker. It
         matters only while the store does not answer.
         """
         if self.ownership is None or self.fenced or self.lease.phase is not LeasePhase.HELD:
-            return None
+            return False
         is_pinned = pin_confirmed_at is not None and now < pin_confirmed_at + self.pin_trust_s
-        return self.ownership.token(partition) if now < self.lease.deadline or is_pinned else None
+        return now < self.lease.deadline or is_pinned
+
+    def token_of(self, partition: str, now: float, pin_confirmed_at: float | None = None) -> int | None:
+        """The token to start a message of this partition with, now; None: it must not start."""
+        if self.ownership is None or not self.may_start(now, pin_confirmed_at):
+            return None
+        return self.ownership.token(partition)
 
 
 def step(worker: FleetWorker, event: FleetEvent, now: float) -> list[FleetAction]:
@@ -167,9 +196,9 @@ def _take(worker: FleetWorker, event: FleetEvent, now: float) -> None:  # noqa: 
         case WriteConfirmed(key, revision):
             _confirmed(worker, key, revision, now)
         case WriteConflict(key):
-            _conflicted(worker, key)
+            _not_confirmed(worker, key, is_known=True)
         case WriteUnknown(key):
-            _unknown(worker, key)
+            _not_confirmed(worker, key, is_known=False)
         case RecordHint():
             _hinted(worker, event, now)
         case PartitionDrained(partition):
@@ -197,6 +226,7 @@ def _read(worker: FleetWorker, event: RecordsRead, now: float) -> None:
             _looked(worker, event, now)
         else:
             _read_key(worker, key, event, now)
+            _check_announced(worker, key, event.entries.get(key), now)
     if worker.leadership is not None and worker.lease.is_sure(now) and not worker.fenced:
         if WORKERS in event.asked:
             worker.leadership.act(now)
@@ -220,6 +250,33 @@ def _read_key(worker: FleetWorker, key: str, event: RecordsRead, now: float) -> 
             worker.lease.found(entry, now)
     elif (partition := partition_of(key)) is not None and worker.ownership is not None:
         worker.ownership.found(partition, entry, now)
+
+
+def _check_announced(worker: FleetWorker, key: str, entry: RecordEntry | None, now: float) -> None:
+    """Read once more, a few times, if the store does not show yet what a hint told of."""
+    announced = worker.announced.get(key)
+    if announced is None:
+        return
+    rank = _rank(key, entry.value) if entry is not None else ()
+    if (rank is not None and rank >= announced.rank) or announced.reads >= _MOST_READS:
+        del worker.announced[key]
+    else:
+        announced.read_at = now + _READ_AGAIN_S * 2**announced.reads
+        announced.reads += 1
+
+
+def _rank(key: str, value: bytes | None) -> tuple[int, ...] | None:
+    """None: there is no record, or none that can be read."""
+    try:
+        return from_json(key, value).rank if value is not None else None
+    except BrokenFleetRecord:
+        return None
+
+
+def _read_announced(worker: FleetWorker, event: RecordHint) -> None:
+    if (rank := _rank(event.key, event.value)) is not None:
+        worker.announced[event.key] = Announcement(rank)
+    worker.requests.read(event.key)
 
 
 def _looked(worker: FleetWorker, event: RecordsRead, now: float) -> None:
@@ -282,63 +339,54 @@ def _confirmed(worker: FleetWorker, key: str, revision: int, now: float) -> None
                 worker.look_at = now  # it is expired: plan without it
 
 
-def _conflicted(worker: FleetWorker, key: str) -> None:
+def _not_confirmed(worker: FleetWorker, key: str, *, is_known: bool) -> None:
+    """A write that was refused (`is_known`), or whose outcome nobody knows."""
     write = worker.requests.answered(key)
     if write is None:
         return
+    role: IdLease | Ownership | Leadership | None = worker.leadership
     match write.record:
         case FleetSpec():
             worker.requests.read(SPEC)
+            return
         case WorkerLease(instance=instance) if instance == worker.lease.instance:
-            worker.lease.conflicted()
-        case FleetClaim():
-            if worker.ownership is not None and write.record.instance == worker.lease.instance:
-                worker.ownership.conflicted(write)
-        case _:
-            if worker.leadership is not None:
-                worker.leadership.conflicted(write)
-
-
-def _unknown(worker: FleetWorker, key: str) -> None:
-    write = worker.requests.answered(key)
-    if write is None:
-        return
-    match write.record:
-        case FleetSpec():
-            worker.requests.read(SPEC)
-        case WorkerLease(instance=instance) if instance == worker.lease.instance:
-            worker.lease.unknown()
-        case FleetClaim():
-            if worker.ownership is not None and write.record.instance == worker.lease.instance:
-                worker.ownership.unknown(write)
-        case _:
-            if worker.leadership is not None:
-                worker.leadership.unknown(write)
+            role = worker.lease
+        case FleetClaim(instance=instance):
+            role = worker.ownership if instance == worker.lease.instance else None
+    if role is not None and is_known:
+        role.conflicted(write)
+    elif role is not None:
+        role.unknown(write)
 
 
 def _hinted(worker: FleetWorker, event: RecordHint, now: float) -> None:
     key = event.key
     if key == ASSIGNMENT:
-        worker.requests.read(ASSIGNMENT)
+        _read_announced(worker, event)
     elif (partition := partition_of(key)) is not None:
         waits = worker.ownership.partitions.get(partition) if worker.ownership is not None else None
         if waits is not None and waits.step in (ClaimStep.STANDBY, ClaimStep.HELD):
-            worker.requests.read(key)
-    elif event.value is not None and (key == LEADER or (worker_of(key) is not None and _leads(worker))):
-        _hinted_lease(worker, key, event.value, now)
+            _read_announced(worker, event)
+    elif event.value is not None and (key == LEADER or worker_of(key) is not None):
+        _hinted_lease(worker, event, event.value, now)
 
 
 def _leads(worker: FleetWorker) -> bool:
     return worker.leadership is not None and worker.leadership.role is LeaderRole.LEADER
 
 
-def _hinted_lease(worker: FleetWorker, key: str, value: bytes, now: float) -> None:
+def _hinted_lease(worker: FleetWorker, event: RecordHint, value: bytes, now: float) -> None:
+    key = event.key
+    if key != LEADER and not _leads(worker) and b'"leaving"' not in value:
+        return  # the renewals of others: a fleet may have a thousand workers
     try:
         record = from_json(key, value)
     except BrokenFleetRecord:
         return  # the next look reads it, and tells what is wrong
     worker.view.hinted(key, record, now)
-    if isinstance(record, LeaderLease):
+    if isinstance(record, WorkerLease) and record.successors:
+        _read_announced(worker, event)
+    elif isinstance(record, LeaderLease):
         if not record.state.is_held or record.version > worker.view.highest_version:
             worker.look_at = now
     elif isinstance(record, WorkerLease):
@@ -352,7 +400,7 @@ def _stop(worker: FleetWorker, now: float) -> None:
         worker.stopping = True
         worker.leave_by = now + worker.spec.lease_s
         worker.lease.leaving = True
-        worker.lease.renew(now)
+        worker.lease.renew_at = 0.0
 
 
 def _handlers_ended(worker: FleetWorker) -> None:
@@ -379,13 +427,22 @@ def _proceed(worker: FleetWorker, now: float) -> None:
         _joined(worker)
     if worker.stopping and _leave(worker, now):
         return
+    _name_successors(worker, now)
     _keep_lease(worker, now)
+    _read_again(worker, now)
     if worker.ownership is not None:
         _own(worker, worker.ownership, now)
     if worker.leadership is not None and lease.is_sure(now):
         _lead(worker, worker.leadership, now)
     if now >= worker.look_at and not worker.looking:
         _look(worker, now)
+
+
+def _read_again(worker: FleetWorker, now: float) -> None:
+    for key, announced in worker.announced.items():
+        if now >= announced.read_at:
+            announced.read_at = math.inf
+            worker.requests.look(key)
 
 
 def _keep_lease(worker: FleetWorker, now: float) -> None:
@@ -407,12 +464,14 @@ def _joined(worker: FleetWorker) -> None:
 
 
 def _own(worker: FleetWorker, ownership: Ownership, now: float) -> None:
-    assignment = worker.view.assignment
-    alone = worker.stopping and all(one.worker == ownership.worker for one in worker.view.live_leases())
-    gives_up = worker.stopping and (alone or now >= worker.leave_by)
-    if worker.wanted_for != (ownership.instance, assignment.rank if assignment is not None else (), gives_up):
-        worker.wanted_for = (ownership.instance, assignment.rank if assignment is not None else (), gives_up)
-        wanted = frozenset() if assignment is None else assignment.partitions_of(ownership.worker, ownership.instance)
+    view = worker.view
+    gives_up = worker.stopping and (
+        worker.lease.is_handed_over(now) or not _others(worker, ownership) or now >= worker.leave_by
+    )
+    wanted_for = (ownership.instance, view.handovers, gives_up)
+    if worker.wanted_for != wanted_for:
+        worker.wanted_for = wanted_for
+        wanted = view.partitions_of(ownership.worker, ownership.instance)
         if worker.stopping:
             wanted = frozenset() if gives_up else wanted & ownership.partitions.keys()
         ownership.want(wanted)
@@ -424,6 +483,28 @@ def _own(worker: FleetWorker, ownership: Ownership, now: float) -> None:
         if not worker.requests.is_writing(worker_key(worker.lease.lease.worker)):
             ownership.token_written = False
             worker.lease.renew(now)
+
+
+def _others(worker: FleetWorker, ownership: Ownership) -> list[WorkerLease]:
+    """The workers that are not about to leave."""
+    return [one for one in worker.view.live_leases() if one.worker != ownership.worker and one.state is LeaseState.LIVE]
+
+
+def _name_successors(worker: FleetWorker, now: float) -> None:
+    """Hand over without waiting for the leader, which collects changes before it assigns: say who takes what."""
+    view, assignment, ownership = worker.view, worker.view.assignment, worker.ownership
+    if not worker.stopping or ownership is None or worker.leadership is None or assignment is None:
+        return
+    if not worker.lease.is_sure(now) or view.is_recovering(now):
+        return
+    known = [one.worker for one in _others(worker, ownership) if assignment.workers.get(one.worker) == one.instance]
+    if not known or worker.successors_of == (view.handovers, known):
+        return
+    worker.successors_of = (view.handovers, known)
+    mine = view.partitions_of(ownership.worker, ownership.instance)
+    if not mine <= worker.lease.successors.keys():
+        found = worker.planner.successors(worker.leadership.look(), ownership.worker)
+        worker.lease.hand_over({one: heir for one, heir in found.items() if one in mine and heir in known})
 
 
 def _lead(worker: FleetWorker, leadership: Leadership, now: float) -> None:
@@ -527,8 +608,9 @@ def _set_timer(worker: FleetWorker, now: float) -> None:
     due = [worker.look_at] if not worker.looking else []
     if lease.is_held or lease.phase is LeasePhase.TAKING:
         due += [lease.renew_at, lease.deadline]
+    due += (announced.read_at for announced in worker.announced.values() if announced.read_at < math.inf)
     if worker.stopping:
-        due.append(worker.leave_by)
+        due += [worker.leave_by, (lease.handed_over_at or 0.0) + HANDOVER_S]
     if worker.view.is_recovering(now):
         due.append(worker.view.recovering_until)
     if ownership is not None and ownership.unpins:

@@ -21,7 +21,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
-from time import monotonic
+from time import monotonic, monotonic_ns
 from typing import Any, Generic, Protocol, TypeVar
 
 from keylane.core.lanes import RUNNING, Entry, Lanes
@@ -46,7 +46,8 @@ class Policy(Protocol[T]):
     """Decides what becomes of messages. Each call returns the outcome, for the journal; none of them blocks."""
 
     def may_go_on(self) -> bool:
-        """Whether messages may start. Called after an idle time: this process may have stood still."""
+        """Whether messages may start. Called after an idle time, because this process may have stood still, and before
+        every start while `Dispatcher.guard` asks for it."""
         ...
 
     def returned(self, entry: Entry[T], given: T) -> str:
@@ -124,12 +125,14 @@ class Dispatcher(Generic[T]):
         journal: OutcomeJournal[T] | None = None,
         slots: HandlerSlots | None = None,
         grace_s: float = 1.0,
+        on_try: Callable[[str, int], None] | None = None,
     ) -> None:
         """`name`: whose messages these are, for errors and logs.
 
         `admit`: called before each message starts; if it returns False, it has postponed or released the entry.
         `slots`: shared with other dispatchers, whose handlers count too.
         `grace_s`: how long the other handlers may go on after a crash.
+        `on_try`: called with the outcome of every try and how long its handler took, in nanoseconds.
         """
         self.lanes = lanes
         self._name = name
@@ -141,6 +144,7 @@ class Dispatcher(Generic[T]):
         self._journal = journal
         self._slots = slots
         self._grace_s = grace_s
+        self._on_try = on_try
         self._loop = asyncio.get_running_loop()
         self._workers: set[asyncio.Task[None]] = set()
         self._settling: set[asyncio.Task[None]] = set()
@@ -154,6 +158,7 @@ class Dispatcher(Generic[T]):
         self._ends_awaited = 0
         self._turn_ends = monotonic() + _LONGEST_TURN_S
         self._ending = False
+        self._is_guarded = False
         self.is_closed = False
         self.crash: asyncio.Future[HandlerCrashed] = self._loop.create_future()
         """Has a result once a handler has ended all. Nothing starts any more; `close` is due."""
@@ -187,6 +192,11 @@ class Dispatcher(Generic[T]):
             self._workers.add(worker)
             worker.add_done_callback(self._left)
         return True
+
+    def guard(self, guarded: bool) -> None:
+        """Ask the policy before every start, not only after an idle time. Call `wake` when its answer may change."""
+        self._is_guarded = guarded
+        self.wake()
 
     def now(self) -> float:
         """The time of the event loop's clock, for `retry_at`."""
@@ -242,7 +252,7 @@ class Dispatcher(Generic[T]):
         me = asyncio.current_task()
         assert me is not None
         at_work, run, journal, admit, slots = self._at_work, self._run, self._journal, self._admit, self._slots
-        returned, cancelling = self._policy.returned, me.cancelling
+        returned, cancelling, on_try, began_ns = self._policy.returned, me.cancelling, self._on_try, 0
         has_waited = True
         while not self._ending:
             now = monotonic()
@@ -256,7 +266,9 @@ class Dispatcher(Generic[T]):
                     has_waited = True
                     continue
             has_waited = False
-            if slots is None or slots.free > 0:
+            if self._is_guarded and not self._policy.may_go_on():
+                entry = None
+            elif slots is None or slots.free > 0:
                 entry = self.lanes.take()
             else:
                 slots.wait(self)
@@ -277,6 +289,8 @@ class Dispatcher(Generic[T]):
             if slots is not None:
                 slots.free -= 1
             started_ns = journal.now_ns() if journal is not None else 0
+            if on_try is not None:
+                began_ns = monotonic_ns()
             try:
                 await run(given)
             except BaseException as error:  # noqa: BLE001 - a handler may raise anything
@@ -286,6 +300,8 @@ class Dispatcher(Generic[T]):
             del at_work[me]
             if slots is not None:
                 slots.give_back()
+            if on_try is not None and outcome:
+                on_try(outcome, monotonic_ns() - began_ns)
             if journal is not None and outcome:
                 journal.note(given, outcome, started_ns, journal.now_ns())
             if self._ends_awaited:
@@ -339,6 +355,8 @@ class Dispatcher(Generic[T]):
             outcome = self._policy.cancelled(entry, given)
         self._at_work.pop(me, None)
         self._cancelled.discard(entry)
+        if self._on_try is not None:
+            self._on_try(outcome, 0)
         if self._journal is not None:
             self._journal.note(given, outcome, started_ns, self._journal.now_ns())
         self.notify()

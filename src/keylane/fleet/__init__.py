@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from keylane.core.fleet_events import WorkerState
 from keylane.core.fleet_partitions import HashedPartitions, ListedPartitions, Partition, hashed, listed
-from keylane.fleet.admin import FleetStatus, PartitionStatus, WorkerStatus, list_fleets, status
+from keylane.core.fleet_records import FleetAssignment
+from keylane.fleet.admin import FleetStatus, PartitionStatus, WorkerStatus, list_fleets, status, stored_spec
+from keylane.fleet.lag import PartitionLag
 from keylane.fleet.membership import join
 from keylane.fleet.worker import FleetHooks, Worker
 
 __all__ = [
+    "FleetAssignment",
     "FleetHooks",
     "FleetStatus",
     "HashedPartitions",
     "ListedPartitions",
     "Partition",
+    "PartitionLag",
     "PartitionStatus",
     "Worker",
     "WorkerState",
@@ -27,4 +31,5 @@ __all__ = [
     "list_fleets",
     "listed",
     "status",
+    "stored_spec",
 ]

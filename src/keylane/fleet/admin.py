@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from keylane.core.fleet_names import check_fleet_name, partition_consumer
 from keylane.core.fleet_partitions import HashedPartitions, ListedPartitions, Partition, source_from_wire
@@ -19,11 +18,13 @@ from keylane.core.fleet_records import (
     LeaderLease,
     WorkerLease,
     from_json,
+    read_spec,
 )
 from keylane.core.names import check_stream_name
-from keylane.errors import NoSuchFleet, NotFound
+from keylane.errors import NoSuchFleet
+from keylane.fleet.lag import partition_lag
 from keylane.fleet.store import FLEET_BUCKET
-from keylane.jetstream import Bucket, Connection, ConsumerInfo, consumers, parse_time, streams
+from keylane.jetstream import Bucket, Connection, consumers
 
 _LOOKS_AT_ONCE = 16
 
@@ -52,7 +53,7 @@ class PartitionStatus:
     token: int
     lag: int | None
     """Messages that are not acked; None: the partition has no consumer yet."""
-    in_flight: int
+    in_flight: int | None
     oldest_s: float | None
     """The age of the oldest message that is not acked; None: there is none, or it is not known."""
 
@@ -84,6 +85,12 @@ async def list_fleets(connection: Connection, stream: str | None = None) -> list
     return sorted((key[0], key[1]) for key in names)
 
 
+async def stored_spec(connection: Connection, stream: str, fleet: str) -> FleetSpec | None:
+    """What a fleet is, as its record says; None: it does not exist."""
+    entry = await Bucket(connection, FLEET_BUCKET).get(f"{stream}.{fleet}.{SPEC}")
+    return read_spec(entry.value) if entry is not None and entry.value is not None else None
+
+
 async def status(connection: Connection, stream: str, fleet: str) -> FleetStatus:
     """Who works, who owns what, and how far behind each partition is."""
     check_stream_name(stream)
@@ -101,15 +108,15 @@ async def status(connection: Connection, stream: str, fleet: str) -> FleetStatus
     async def look(partition: Partition) -> PartitionStatus:
         claim, info = claims.get(partition.id), found.get(partition_consumer(fleet, partition.id))
         async with limit:
-            oldest_s = await _oldest_s(connection, partition, info) if info is not None else None
+            lag = await partition_lag(connection, partition.filter, info) if info is not None else None
         return PartitionStatus(
             id=partition.id,
             assigned=f"{spec.prefix}-{owners[partition.id]}" if partition.id in owners else None,
             owner=f"{spec.prefix}-{claim.worker}" if claim is not None and claim.held else None,
             token=claim.token if claim is not None else 0,
-            lag=info.num_pending + info.num_ack_pending if info is not None else None,
-            in_flight=info.num_ack_pending if info is not None else 0,
-            oldest_s=oldest_s,
+            lag=lag.messages if lag is not None else None,
+            in_flight=lag.in_flight if lag is not None else None,
+            oldest_s=lag.oldest_s if lag is not None else None,
         )
 
     source = source_from_wire(spec.source)
@@ -145,15 +152,3 @@ async def _records(connection: Connection, stream: str, fleet: str) -> dict[str,
     found = await Bucket(connection, FLEET_BUCKET).get_matching(f"{prefix}>")
     keys = ((one.key.removeprefix(prefix), one.value) for one in found)
     return {key: from_json(key, value) for key, value in keys if value is not None}
-
-
-async def _oldest_s(connection: Connection, partition: Partition, info: ConsumerInfo) -> float | None:
-    if not info.num_pending and not info.num_ack_pending:
-        return None
-    try:
-        message = await streams.get_message(
-            connection, info.stream, sequence=info.ack_floor + 1, next_by_subject=partition.filter
-        )
-    except NotFound:
-        return None  # it was handled or deleted meanwhile
-    return max(0.0, (datetime.now(UTC) - parse_time(message["time"])).total_seconds())

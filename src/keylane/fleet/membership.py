@@ -11,13 +11,14 @@ from keylane.core.assignment_strategies import Strategy
 from keylane.core.consumer_filters import SUBJECT_CAP
 from keylane.core.fleet_layout import Layout, StreamShape, choose_layout
 from keylane.core.fleet_leader import LeaderWindows
-from keylane.core.fleet_names import check_fleet_name, check_label
+from keylane.core.fleet_names import check_fleet_name, check_label, partition_consumer
 from keylane.core.fleet_partitions import HashedPartitions, ListedPartitions, Partition
 from keylane.core.fleet_records import SPEC, FleetSpec, read_spec
 from keylane.core.names import check_stream_name
 from keylane.core.partitions import Partitioning, parse_transform
 from keylane.dispatch import Executor
 from keylane.errors import BrokenFleetRecord, FleetError, InvalidInput
+from keylane.fleet.collisions import refuse_collisions
 from keylane.fleet.partition_reader import ReaderOptions
 from keylane.fleet.planner import FleetPlanner
 from keylane.fleet.shared_consumer import ConsumerTerms
@@ -104,6 +105,9 @@ async def join(
     found = partitions.resolve().partitions
     info = await streams.info(connection, stream)
     _check_stream(info.config, partitions, found)
+    names = [partition_consumer(fleet, one.id) for one in found] if layout != "worker" else []
+    names += [f"{fleet}-{number}" for number in range(FleetSpec(source={}).pool)] if layout != "partition" else []
+    await refuse_collisions(connection, stream, fleet, names)
     if journal is not None and journal.stream != stream:
         raise InvalidInput(f"the journal is that of stream {journal.stream!r}: stream {stream!r} needs its own")
     terms = HandlerOptions(
@@ -119,6 +123,7 @@ async def join(
         give_up=DeadLetters(connection, stream, fleet).give_up if max_tries is not None else None,
         on_crowded=on_crowded,
         journal=journal,
+        on_try=hooks.on_try if hooks is not None else None,
     )
     call = handler_call(handler, terms)
     bucket = Bucket(connection, FLEET_BUCKET)
@@ -142,6 +147,7 @@ async def join(
             ack_wait_s=ACK_WAIT_S,
             max_ack_pending=max_ack_pending,
             pin_timeout_s=PIN_TIMEOUT_S,
+            on_delivered=hooks.on_delivered if hooks is not None else None,
         ),
         worker_layout=WorkerLayoutOptions(
             terms=ConsumerTerms(

@@ -35,6 +35,8 @@ from keylane.processing.message_processor import MessageProcessor
 _log = logging.getLogger("keylane.fleet")
 
 PIN_GROUP = "fleet"
+_QUORUM_AGE_S = 2.0
+"""Servers of a cluster exchange heartbeats every second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,7 @@ class ReaderOptions:
     ack_wait_s: float
     max_ack_pending: int
     pin_timeout_s: float
+    on_delivered: Callable[[list[Message]], None] | None = None
 
     def consumer(self, name: str, subject_filter: str, start: int | None) -> ConsumerConfig:
         return ConsumerConfig(
@@ -186,6 +189,18 @@ class PartitionReader:
         await consumers.unpin(self._connection, self._options.stream, self._consumer, PIN_GROUP)
         await feed.reset()
 
+    async def has_pin(self, timeout_s: float) -> bool:
+        """Whether the server confirms now that the pin is ours.
+
+        The leader of the consumer answers. One that was cut off from the other servers does not know yet that it was
+        replaced; another is elected when they have heard nothing of it for 4 s. So it must have heard from them since.
+        """
+        feed = self._feed
+        if feed is None or feed.pin_id is None:
+            return False
+        info = await consumers.info(self._connection, self._options.stream, self._consumer, timeout_s=timeout_s)
+        return self._pin_of(info) == feed.pin_id and info.quorum_age_s < _QUORUM_AGE_S
+
     async def drain(self, *, lost: bool) -> None:
         """Start nothing more, wait until nothing runs, have the acks confirmed.
 
@@ -236,6 +251,8 @@ class PartitionReader:
     # ---- what the feed says -----------------------------------------------------------------------------------
 
     def _take(self, batch: list[Message]) -> None:
+        if self._options.on_delivered is not None and self._mode is not _Mode.HOLDING:
+            self._options.on_delivered(batch)
         if self._mode is _Mode.HOLDING:
             self._held += batch
             return

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from keylane.core import fleet_leader
-from keylane.core.assignment_strategies import LiveWorker, Strategy
+from keylane.core.assignment_strategies import Assignment, LiveWorker, Strategy, assign
 from keylane.core.fleet_leader import AssignNow, FleetFacts, LeaderState, LeaderWindows, Reservation, WaitUntil
 from keylane.core.fleet_leadership import AssignmentProposal, LeaderLook
 from keylane.core.fleet_partitions import Partition
@@ -36,26 +36,42 @@ class FleetPlanner:
         if look.epoch != self._state.epoch:
             self._begin_term(look)
         facts = FleetFacts(
-            live=tuple(
-                LiveWorker(one.worker, frozenset(one.labels), instance=one.instance)
-                for one in look.workers
-                if one.state is LeaseState.LIVE
-            ),
+            live=_live(look),
             leaving={one.worker: one.instance for one in look.workers if one.state is LeaseState.LEAVING},
             ended=look.ended,
             partitions=self._partitions(),
             current=look.assignment,
+            inherited=_inherited(look),
             is_stored=look.is_stored,
             highest_version=look.highest_version,
         )
         self._state, decision = fleet_leader.step(self._state, facts, now)
+        reserved = decision.reserved if isinstance(decision, AssignNow) else self._state.reserved
+        extra = {_RESERVED: self._reserved_to_json(reserved)} if reserved else {}
         match decision:
             case AssignNow():
-                extra = {_RESERVED: self._reserved_to_json(decision.reserved)} if decision.reserved else {}
                 return AssignmentProposal(decision.owners, decision.reason, extra=extra)
             case WaitUntil(at_s, reason):
-                return AssignmentProposal(reason=reason, ask_again_at=at_s)
-        return AssignmentProposal(reason=decision.reason)
+                return AssignmentProposal(reason=reason, ask_again_at=at_s, extra=extra)
+        return AssignmentProposal(reason=decision.reason, extra=extra)
+
+    def successors(self, look: LeaderLook, leaving: int) -> Mapping[str, int]:
+        """As the leader would assign what this worker has, if nothing else changed."""
+        current = look.assignment
+        if current is None:
+            return {}
+        stay = [one for one in _live(look) if one.id != leaving and current.workers.get(one.id) == one.instance]
+        labels = next((one.labels for one in look.workers if one.worker == leaving), ())
+        partitions = self._partitions()
+        mine = [one for one in partitions if look.owners.get(one.id) == leaving]
+        found = assign(
+            partitions,
+            stay,
+            Assignment(look.owners, tuple(current.workers)),
+            strategy=self._state.strategy,
+            spilled={one.label for one in mine if one.label is not None and one.label not in labels},
+        )
+        return {one.id: found.owners[one.id] for one in mine if one.id in found.owners}
 
     def _begin_term(self, look: LeaderLook) -> None:
         """What was remembered of an earlier term is old; what the leader before has reserved is in its record."""
@@ -85,3 +101,16 @@ class FleetPlanner:
             }
         except (AttributeError, KeyError, TypeError, ValueError):
             return {}
+
+
+def _live(look: LeaderLook) -> tuple[LiveWorker, ...]:
+    return tuple(
+        LiveWorker(one.worker, frozenset(one.labels), instance=one.instance)
+        for one in look.workers
+        if one.state is LeaseState.LIVE
+    )
+
+
+def _inherited(look: LeaderLook) -> Mapping[str, int]:
+    assigned = look.assignment.owners if look.assignment is not None else {}
+    return {one: owner for one, owner in look.owners.items() if owner != assigned.get(one)}

@@ -108,7 +108,8 @@ class ConsumerEvents:
     stream_made_anew: Callable[[], Awaitable[None]]
     escalated: Callable[[str], None]
     """Changes have failed for long; empty: they succeed again."""
-    changed: Callable[[FilterChange, float], None] = lambda _change, _took_s: None
+    changed: Callable[[FilterChange, float, KeylaneError | None], None]
+    """A change was tried, in so many seconds; the error if it failed."""
 
 
 class SharedConsumer:
@@ -215,6 +216,7 @@ class SharedConsumer:
             await self._perform(change)
         except KeylaneError as error:
             self._failed(change, error)
+            self._events.changed(change, time.monotonic() - began, error)
         except Exception as error:  # noqa: BLE001 - the loop must not end: the change is tried again
             _log.exception("%r: %s failed", self, change)
             self._failed(change, ConsumerUpdateUnconfirmed(repr(error)))
@@ -223,7 +225,7 @@ class SharedConsumer:
             if self._is_escalated:
                 self._is_escalated = False
                 self._events.escalated("")
-            self._events.changed(change, time.monotonic() - began)
+            self._events.changed(change, time.monotonic() - began, None)
 
     def _failed(self, change: FilterChange, error: KeylaneError) -> None:
         self._failure = error

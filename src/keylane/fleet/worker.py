@@ -12,7 +12,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from keylane.core.fleet_events import (
     ClosePartition,
@@ -37,17 +37,18 @@ from keylane.core.fleet_events import (
 from keylane.core.fleet_lease import WorkerIdentity
 from keylane.core.fleet_names import partition_consumer
 from keylane.core.fleet_partitions import Partition
-from keylane.core.fleet_records import FleetSpec
+from keylane.core.fleet_records import FleetAssignment, FleetSpec
 from keylane.core.fleet_worker import FleetWorker, step
 from keylane.dispatch import HandlerCall, HandlerSlots
 from keylane.errors import FleetEnded, FleetError, KeylaneError
+from keylane.fleet.lag import PartitionLag, partition_lag
 from keylane.fleet.origin import PartitionOrigin
 from keylane.fleet.partition_reader import PartitionReader, ReaderOptions
 from keylane.fleet.planner import FleetPlanner
 from keylane.fleet.store import FleetStore
 from keylane.fleet.worker_layout import Holder, WorkerLayout, WorkerLayoutOptions
 from keylane.fleet.worker_reader import WorkerReader
-from keylane.jetstream import Connection, Hooks, check_seconds
+from keylane.jetstream import Connection, Hooks, Message, check_seconds, consumers
 from keylane.processing.handler_options import HandlerOptions
 from keylane.processing.joined import STOP_TIMEOUT_S, Joined
 from keylane.processing.message import GroupMessage, Placing
@@ -58,6 +59,8 @@ _log = logging.getLogger("keylane.fleet")
 
 _CLOSE_S = 5.0
 _TIMER_STEP_S = 0.001
+_PIN_REQUESTS = 16
+"""At once, of one worker whose store does not answer."""
 
 PartitionAction = OpenPartition | StartPartition | UnpinPartition | DrainPartition | ClosePartition
 
@@ -71,6 +74,31 @@ class FleetHooks:
     on_partitions: Callable[[tuple[str, ...], tuple[str, ...]], None] | None = None
     """The partitions that are handled here, before and after."""
     on_ended: Callable[[str], None] | None = None
+    on_assignment: Callable[[FleetAssignment, frozenset[str]], None] | None = None
+    """The worker follows another assignment; with the partitions that it gives to this worker."""
+    on_consumer_update: Callable[[float, KeylaneError | None], None] | None = None
+    """A consumer was created, opened or changed, in so many seconds, or that failed."""
+    on_delivered: Callable[[list[Message]], None] | None = None
+    """Called for every batch that the server delivers. It must be quick, and must not raise."""
+    on_try: Callable[[str, int], None] | None = None
+    """Called for every message: the outcome of its handler, and its nanoseconds. As `on_delivered`."""
+
+    def and_also(self, other: FleetHooks) -> FleetHooks:
+        """Hooks that call these, then those of `other`."""
+        return FleetHooks(
+            **{one.name: _both(getattr(self, one.name), getattr(other, one.name)) for one in fields(self)}
+        )
+
+
+def _both(first: Callable[..., None] | None, second: Callable[..., None] | None) -> Callable[..., None] | None:
+    if first is None or second is None:
+        return first or second
+
+    def call(*about: object) -> None:
+        first(*about)
+        second(*about)
+
+    return call
 
 
 class Worker(Joined):
@@ -114,9 +142,11 @@ class Worker(Joined):
                 self._store,
                 fleet,
                 worker_layout,
-                may_change=lambda: self._may_start(_clock()),
+                may_change=lambda: self._core.may_start(_clock()),
                 on_trouble=self._ask_leader,
-                failed=self._fail,
+                failed=self._leave,
+                updated=self._consumer_updated,
+                on_delivered=hooks.on_delivered,
             )
         self._runs: dict[str, _PartitionRun] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -126,7 +156,10 @@ class Worker(Joined):
         self._failure: KeylaneError | None = None
         self._stopping = False
         self._is_orderly = False
+        self._is_unconfirmed = False
+        self._pin_requests = asyncio.Semaphore(_PIN_REQUESTS)
         self._shown_partitions: tuple[str, ...] = ()
+        self._shown_assignment: FleetAssignment | None = None
         self.state = WorkerState.JOINING
         self.waiting_for: str | None = None
         """What this worker waits for, in words; None while it waits for nothing but messages."""
@@ -150,6 +183,15 @@ class Worker(Joined):
     def partitions(self) -> tuple[str, ...]:
         """The partitions that are handled here now."""
         return tuple(sorted((one for one, run in self._runs.items() if run.token), key=_natural))
+
+    async def lag_of(self, partition_id: str) -> PartitionLag:
+        """How far behind one of its partitions is, as the server says now."""
+        partition = self._partition_of(partition_id)
+        assert partition is not None
+        if self._layout is not None:
+            return await self._layout.lag_of(partition)
+        info = await consumers.info(self._connection, self.stream, partition_consumer(self.fleet, partition_id))
+        return await partition_lag(self._connection, partition.filter, info)
 
     # ---- life -----------------------------------------------------------------------------------------------
 
@@ -228,8 +270,18 @@ class Worker(Joined):
             self._ended.set_result("stopped")
         self._call_hook(self._hooks.on_ended, str(self._failure) if self._failure is not None else "stopped")
 
+    def _leave(self, error: KeylaneError) -> None:
+        """End the worker for an error that cannot pass, in order: what it has goes to others at once."""
+        if self._failure is None:
+            _log.error("%r leaves: %s", self, error)
+        self._failure = self._failure or error
+        if not self._stopping:
+            self._stopping = True
+            self._loop.call_later(self._core.spec.lease_s + _CLOSE_S, self._over.set)
+            self._loop.call_soon(self._tell, FleetSignal.STOP)
+
     def _fail(self, error: Exception) -> None:
-        """End the worker. Its lease runs out, and then others take its partitions."""
+        """End the worker now. Its lease runs out, and then others take its partitions."""
         while isinstance(error, ExceptionGroup):
             error = error.exceptions[0]
         if not isinstance(error, KeylaneError):
@@ -252,15 +304,22 @@ class Worker(Joined):
         now = _clock()
         try:
             actions = step(self._core, event, now)
-            self._slots.hold(not self._may_start(now))
+            self._guard(now)
             for action in actions:
                 self._perform(action)
+            if self._core.view.assignment is not self._shown_assignment:
+                self._show_assignment()
         except Exception as error:  # noqa: BLE001 - called by timers and by the socket, which would only log it
             self._fail(error)
 
-    def _may_start(self, now: float) -> bool:
-        """Without a sure lease another worker may own the partitions by now: nothing starts then."""
-        return not self._core.fenced and self._core.lease.is_sure(now)
+    def _guard(self, now: float) -> None:
+        """Without a confirmed lease another worker may own the partitions by now: only their pins tell."""
+        unconfirmed = self._core.is_unconfirmed(now)
+        self._slots.hold(not unconfirmed and not self._core.may_start(now))
+        if unconfirmed != self._is_unconfirmed:
+            self._is_unconfirmed = unconfirmed
+            for run in self._runs.values():
+                run.processor.guard(unconfirmed)
 
     def _perform(self, action: FleetAction) -> None:
         assert self._tasks is not None
@@ -344,14 +403,19 @@ class Worker(Joined):
         processor = MessageProcessor(
             self._call, self._handling, name, on_crash=lambda: self._crashed(partition.id), slots=self._slots
         )
-        processor.may_start = lambda: self._may_start(_clock())
         run = _PartitionRun(
+            self._core,
             processor,
+            self._tasks,
+            self._pin_requests,
             tell=self._tell,
             over=self._closed,
             started=self._show_partitions,
-            pin_trust_s=self._core.pin_trust_s,
+            failed=self._leave,
+            updated=self._consumer_updated,
         )
+        processor.may_start = run.may_start
+        processor.guard(self._is_unconfirmed)
         run.reader = self._new_reader(run, partition, processor, origin)
         run.partition = partition.id
         run.task = self._tasks.create_task(run.work(), name=name)
@@ -393,7 +457,7 @@ class Worker(Joined):
     def _crashed(self, partition_id: str) -> None:
         run = self._runs.get(partition_id)
         if run is not None and run.processor.crash is not None:
-            self._fail(run.processor.crash)
+            self._leave(run.processor.crash)
 
     # ---- what is shown --------------------------------------------------------------------------------------------
 
@@ -422,6 +486,15 @@ class Worker(Joined):
         if before != self._shown_partitions:
             self._call_hook(self._hooks.on_partitions, before, self._shown_partitions)
 
+    def _show_assignment(self) -> None:
+        self._shown_assignment = assignment = self._core.view.assignment
+        if assignment is not None and self._core.lease.worker is not None:
+            mine = assignment.partitions_of(self._core.lease.worker, self._core.lease.instance)
+            self._call_hook(self._hooks.on_assignment, assignment, mine)
+
+    def _consumer_updated(self, seconds: float, error: KeylaneError | None) -> None:
+        self._call_hook(self._hooks.on_consumer_update, seconds, error)
+
     def _call_hook(self, hook: Callable[..., None] | None, *about: object) -> None:
         if hook is None:
             return
@@ -440,20 +513,30 @@ class _PartitionRun:
 
     def __init__(
         self,
+        core: FleetWorker,
         processor: MessageProcessor,
+        tasks: asyncio.TaskGroup,
+        pin_requests: asyncio.Semaphore,
         *,
         tell: Callable[[FleetEvent], None],
         over: Callable[[_PartitionRun], None],
         started: Callable[[], None],
-        pin_trust_s: float,
+        failed: Callable[[KeylaneError], None],
+        updated: Callable[[float, KeylaneError | None], None],
     ) -> None:
-        """`pin_trust_s`: how long an owner that has lost its lease may trust in its pin."""
+        self._updated = updated
         self.processor = processor
-        self._pin_trust_s = pin_trust_s
+        self._core = core
+        self._tasks = tasks
+        self._pin_requests = pin_requests
+        self._pin_confirmed_at: float | None = None
+        self._is_asking = False
         self.token = 0
         self._tell = tell
         self._over = over
         self._started = started
+        self._failed = failed
+        self._has_failed = False
         self._actions: asyncio.Queue[PartitionAction | None] = asyncio.Queue()
 
     def do(self, action: PartitionAction) -> None:
@@ -464,14 +547,63 @@ class _PartitionRun:
         _log.warning("%r has ended (%s); opening it again", self.reader, error)
         self._actions.put_nowait(None)
 
+    def may_start(self) -> bool:
+        now = _clock()
+        if self._core.may_start(now, self._pin_confirmed_at):
+            return True
+        if self._core.is_unconfirmed(now) and not self._is_asking:
+            self._is_asking = True
+            self._tasks.create_task(self._confirm_pin(), name=f"pin of partition {self.partition}")
+        return False
+
+    async def _confirm_pin(self) -> None:
+        """While the store does not answer and messages wait: ask the server whether the pin is still ours."""
+        trust_s = self._core.pin_trust_s
+        try:
+            while self._core.is_unconfirmed(_clock()) and self.processor.has_messages:
+                async with self._pin_requests:
+                    asked_at = _clock()
+                    if await self._asks_pin():
+                        self._pin_confirmed_at = asked_at
+                        self.processor.guard(True)
+                await asyncio.sleep(trust_s / 2)
+        finally:
+            self._is_asking = False
+        self.processor.guard(self._core.is_unconfirmed(_clock()))
+
+    async def _asks_pin(self) -> bool:
+        try:
+            return await self.reader.has_pin(self._core.spec.lease_s / 3)
+        except KeylaneError as error:
+            _log.debug("partition %s: the server does not tell whose pin it is: %s", self.partition, error)
+            return False
+
     async def work(self) -> None:
         while True:
             action = await self._actions.get()
-            await self._retried(action)
+            if not self._has_failed:
+                try:
+                    await self._retried(action)
+                except KeylaneError as error:  # it cannot pass
+                    self._has_failed = True
+                    self._failed(error)
+            if self._has_failed:
+                await self._give_up(action)
             if isinstance(action, ClosePartition) and self._actions.empty():
                 break
         await self.processor.close()
         self._over(self)
+
+    async def _give_up(self, action: PartitionAction | None) -> None:
+        """The worker leaves: nothing of this partition starts any more, and what it is asked for is answered."""
+        self.token = 0
+        await self.reader.drain(lost=True)
+        match action:
+            case DrainPartition():
+                self._tell(PartitionDrained(self.partition))
+                self._started()
+            case ClosePartition():
+                await self.reader.close()
 
     async def abandon(self) -> None:
         """The lease is lost: handlers have their grace to end, nothing is released."""
@@ -487,11 +619,16 @@ class _PartitionRun:
     async def _retried(self, action: PartitionAction | None) -> None:
         backoff = Backoff(f"partition {self.partition}: {type(action).__name__ if action else 'open'}", log=_log)
         while True:
+            begun, opens = time.monotonic(), action is None or isinstance(action, OpenPartition)
             try:
                 await self._perform(action)
             except KeylaneError as error:
+                if opens:
+                    self._updated(time.monotonic() - begun, error)
                 await backoff.after(error)
             else:
+                if opens:
+                    self._updated(time.monotonic() - begun, None)
                 backoff.succeeded()
                 return
 
@@ -504,7 +641,7 @@ class _PartitionRun:
             case StartPartition(_, token, force):
                 if force:
                     await self.reader.take_pin()
-                    await asyncio.sleep(self._pin_trust_s)
+                    await asyncio.sleep(self._core.pin_trust_s)
                 await self.reader.start(token)
                 self.token = token
                 self._started()

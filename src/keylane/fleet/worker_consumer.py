@@ -25,7 +25,7 @@ from keylane.core.consumer_filters import (
 from keylane.core.fleet_names import worker_consumer
 from keylane.core.fleet_partitions import Partition
 from keylane.core.subjects import matches
-from keylane.errors import InvalidInput
+from keylane.errors import InvalidInput, KeylaneError
 from keylane.fleet.shared_consumer import ConsumerEvents, ConsumerTerms, SharedConsumer
 from keylane.jetstream import Connection, Message
 
@@ -61,6 +61,7 @@ class UpdateCounts:
     updates: int = 0
     skipped: int = 0
     duplicates: int = 0
+    failures: int = 0
     seconds: float = 0.0
 
 
@@ -75,16 +76,23 @@ class WorkerConsumer:
         *,
         may_change: Callable[[], bool],
         on_trouble: Callable[[str], None] = lambda _: None,
+        updated: Callable[[float, KeylaneError | None], None] = lambda _seconds, _error: None,
+        on_delivered: Callable[[list[Message]], None] | None = None,
         max_subjects: int = SUBJECT_CAP,
         may_split: bool = False,
         pace: UpdatePace | None = None,
     ) -> None:
-        """`may_change`: whether this process surely holds the worker id. `on_trouble`: for the leader."""
+        """`may_change`: whether this process surely holds the worker id. `on_trouble`: for the leader.
+
+        `updated`: told of every change, with its seconds, and why it failed.
+        """
         self.worker_id = worker_id
         self._connection = connection
         self._terms = terms
         self._may_change = may_change
         self._on_trouble = on_trouble
+        self._updated = updated
+        self._on_delivered = on_delivered
         self._max_subjects = max_subjects
         self._may_split = may_split
         self._pace = pace
@@ -189,10 +197,15 @@ class WorkerConsumer:
         name = worker_consumer(self.worker_id, number)
         return SharedConsumer(self._connection, name, self._terms, events, may_change=self._may_change, pace=self._pace)
 
-    def _changed(self, change: FilterChange, took_s: float) -> None:
-        if not isinstance(change, AdmitFilters | ReleaseMessages):
+    def _changed(self, change: FilterChange, took_s: float, error: KeylaneError | None) -> None:
+        if isinstance(change, AdmitFilters | ReleaseMessages):
+            return
+        self._updated(took_s, error)
+        if error is None:
             self.counts.updates += 1
             self.counts.seconds += took_s
+        else:
+            self.counts.failures += 1
 
     # ---- readers --------------------------------------------------------------------------------------------------
 
@@ -209,6 +222,8 @@ class WorkerConsumer:
 
     def _deliver(self, batch: list[Message]) -> None:
         """Most batches are of many partitions: each reader gets its own, in order."""
+        if self._on_delivered is not None:
+            self._on_delivered(batch)
         routes = self._routes
         shares: dict[FilterReader, list[Message]] = {}
         strays: list[Message] = []

@@ -19,13 +19,14 @@ from keylane.core.fleet_names import worker_in
 from keylane.core.fleet_partitions import Partition
 from keylane.core.fleet_view import FleetView
 from keylane.errors import KeylaneError, NotFound
+from keylane.fleet.lag import PartitionLag, unread_lag
 from keylane.fleet.origin import PartitionOrigin
 from keylane.fleet.positions import CHECKPOINT_S, PositionStore
 from keylane.fleet.shared_consumer import ConsumerTerms
 from keylane.fleet.store import FleetStore
 from keylane.fleet.worker_consumer import WorkerConsumer
 from keylane.fleet.worker_reader import WorkerReader
-from keylane.jetstream import Connection, consumers
+from keylane.jetstream import Connection, Message, consumers
 from keylane.processing.message import Placing
 from keylane.processing.message_processor import MessageProcessor
 
@@ -62,7 +63,10 @@ class WorkerLayout:
         may_change: Callable[[], bool],
         on_trouble: Callable[[str], None],
         failed: Callable[[KeylaneError], None],
+        updated: Callable[[float, KeylaneError | None], None],
+        on_delivered: Callable[[list[Message]], None] | None,
     ) -> None:
+        """`updated`: told of every change of the consumer, with its seconds, and why it failed."""
         self._connection = connection
         self._store = store
         self._fleet = fleet
@@ -70,6 +74,8 @@ class WorkerLayout:
         self._may_change = may_change
         self._on_trouble = on_trouble
         self._failed = failed
+        self._updated = updated
+        self._on_delivered = on_delivered
         self._holder: Holder | None = None
         self._readers: dict[str, WorkerReader] = {}
         self._reported: dict[int, str] = {}
@@ -97,6 +103,8 @@ class WorkerLayout:
                 terms,
                 may_change=self._may_change,
                 on_trouble=self._on_trouble,
+                updated=self._updated,
+                on_delivered=self._on_delivered,
                 max_subjects=self._options.max_subjects,
                 may_split=self._options.split_consumer,
             )
@@ -119,6 +127,15 @@ class WorkerLayout:
         )
         self._readers[partition.id] = reader
         return reader
+
+    async def lag_of(self, partition: Partition) -> PartitionLag:
+        """How far behind a partition is: the shared consumer counts all partitions in one."""
+        reader = self._readers.get(partition.id)
+        position = reader.position if reader is not None else None
+        terms = self._options.terms
+        return await unread_lag(
+            self._connection, terms.stream, partition.filter, position or 0, is_queue=terms.is_queue
+        )
 
     async def leave(self) -> None:
         """Read nothing more under this id. A consumer that has filters stays: the id may be another's by now."""

@@ -123,6 +123,10 @@ class WorkerReader:
                 with suppress(NotFound):  # another partition's new owner was quicker
                     await consumers.delete(self._connection, self._terms.stream, info.name)
 
+    async def has_pin(self, timeout_s: float) -> bool:
+        """A pin of the shared consumer says nothing about one partition: without the store nothing starts."""
+        return False
+
     async def start(self, token: int) -> None:
         """Handle the partition with this token, as soon as the consumer has it."""
         await self._stop_work()

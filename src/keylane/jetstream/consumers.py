@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -197,6 +197,8 @@ class ConsumerInfo:
     leader: str | None
     paused: bool
     priority_groups: tuple[PriorityGroupState, ...]
+    quorum_age_s: float = 0.0
+    """How long ago its leader last heard from enough other servers to be the leader; 0 if it needs none."""
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> ConsumerInfo:
@@ -215,7 +217,15 @@ class ConsumerInfo:
             leader=wire.get("cluster", {}).get("leader"),
             paused=wire.get("paused", False),
             priority_groups=tuple(_group_state(one) for one in wire.get("priority_groups") or ()),
+            quorum_age_s=_quorum_age_s(wire.get("cluster", {}).get("replicas") or ()),
         )
+
+
+def _quorum_age_s(replicas: Sequence[Mapping[str, Any]]) -> float:
+    """The servers beside the leader, each with the time since the leader last heard from it."""
+    needed = (len(replicas) + 1) // 2
+    heard = sorted(one.get("active", 0) for one in replicas)
+    return float(heard[needed - 1]) / _NANOSECONDS if needed else 0.0
 
 
 async def create(

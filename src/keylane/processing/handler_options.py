@@ -63,6 +63,8 @@ class HandlerOptions:
     give_up: GiveUp | None = None
     """Called with a message that had all its tries; it is terminated when this returns."""
     journal: MessageJournal | None = None
+    on_try: Callable[[str, int], None] | None = None
+    """Called with the outcome of every try and how long its handler took, in nanoseconds."""
 
     def check(self) -> None:
         if self.order not in LANES:

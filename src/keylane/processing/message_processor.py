@@ -88,7 +88,8 @@ class MessageProcessor:
         self._options = options
         self._acks = Acks()
         self.may_start: Callable[[], bool] = lambda: True
-        """Called before a handler starts after an idle time: this process may have stood still."""
+        """Called before a handler starts after an idle time, because this process may have stood still, and before
+        every start while it is guarded."""
         self._settlement = Settlement(options, self._acks, lambda: self.may_start())  # noqa: PLW0108 - it is set later
         self._dispatcher = self._settlement.dispatcher = Dispatcher(
             self._call.run,
@@ -100,6 +101,7 @@ class MessageProcessor:
             journal=options.journal,
             slots=slots,
             grace_s=options.grace_s,
+            on_try=options.on_try,
         )
         self._dispatcher.crash.add_done_callback(lambda _: on_crash())
         self._crowded = CrowdedLanes(max(2, options.remember // 4), options.on_crowded)
@@ -122,6 +124,10 @@ class MessageProcessor:
     @property
     def _lanes(self) -> Lanes[GroupMessage]:
         return self._dispatcher.lanes
+
+    def guard(self, guarded: bool) -> None:
+        """Ask `may_start` before every start. Call it again when the answer may have changed."""
+        self._dispatcher.guard(guarded)
 
     def offer(self, messages: list[GroupMessage]) -> None:
         """Take new deliveries. A message that is already here is not run again."""

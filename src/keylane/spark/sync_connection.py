@@ -35,9 +35,7 @@ class SyncConnection:
         self._thread = threading.Thread(target=self._loop.run_forever, name="keylane-link", daemon=True)
         self._thread.start()
         try:
-            self.connection: Connection = self.call(
-                connect(**address.arguments(_shipped_files()), name="keylane-spark")
-            )
+            self.connection: Connection = self.call(connect(**address.arguments(shipped_files()), name="keylane-spark"))
         except BaseException:
             self._end_thread()
             raise
@@ -102,7 +100,7 @@ def shared_connection(address: Address) -> SyncConnection:
         return link
 
 
-def _shipped_files() -> Path | None:
+def shipped_files() -> Path | None:
     """The directory of `--files` in this process, if it is one of Spark's."""
     from pyspark import SparkContext, SparkFiles  # noqa: PLC0415 - slow to import, and only known inside Spark
 

@@ -7,12 +7,12 @@ import signal
 
 import pytest
 
-from keylane.errors import FleetEnded
+from keylane.errors import FleetEnded, FleetError, HandlerCrashed
 from keylane.fleet import FleetHooks, WorkerState
 from keylane.fleet.store import FLEET_BUCKET
 from keylane.groups import GroupMessage
 from keylane.groups.dead_letters import list_dead_letters
-from keylane.jetstream import consumers, streams
+from keylane.jetstream import Bucket, ConsumerConfig, consumers, streams
 from tests.integration.fleet.rig import KEYS, FleetGround
 from tests.integration.groups.rig import flawless
 from tests.waiter import until
@@ -123,3 +123,40 @@ async def test_a_worker_that_is_stopped_at_once(limits: FleetGround) -> None:
     worker = await limits.join("a")
     await worker.stop(timeout_s=10)
     assert await worker.wait() == "stopped"
+
+
+class Broken(BaseException):
+    """What no handler may raise."""
+
+
+async def test_a_worker_whose_handler_crashes_leaves_in_order(limits: FleetGround) -> None:
+    async def crash(message: GroupMessage) -> None:
+        if message.data == b"crash":
+            raise Broken
+        await limits.evidence.note("a", message)
+
+    a, b = await limits.join("a", crash, lease_s=30.0), await limits.join("b", lease_s=30.0)
+    await limits.shared(a, b)
+    sent = await limits.publish(KEYS)
+    await limits.evidence.all_of(sent)
+    key = next(line.key for line in limits.evidence.lines if line.by == "a")
+    sent += await limits.publish([key], b"crash")
+    with pytest.raises(HandlerCrashed, match="Broken"):
+        await a.wait()
+    await limits.shared(b)  # long before the lease of the other ends
+    await limits.evidence.all_of(sent)
+
+
+async def test_a_consumer_that_is_not_the_fleets_is_left_to_others_at_once(limits: FleetGround) -> None:
+    a = await limits.join("a", lease_s=30.0)
+    await limits.shared(a)
+    b = await limits.join("b", lease_s=30.0)
+    await limits.shared(a, b)
+    name = f"f-p{b.partitions[0]}"
+    await consumers.delete(limits.connection, limits.stream, name)
+    await consumers.create(limits.connection, limits.stream, ConsumerConfig(durable_name=name))
+    with pytest.raises(FleetError, match=f"consumer '{name}' of stream .* is not this fleet's"):
+        await b.wait()
+    entry = await Bucket(limits.connection, FLEET_BUCKET).get(f"{limits.stream}.f.worker.1")
+    assert entry is not None
+    assert b'"state":"left"' in (entry.value or b"")

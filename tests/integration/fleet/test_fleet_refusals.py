@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from nats.js.api import RetentionPolicy
 
-from keylane import fleet
+from keylane import fleet, groups
 from keylane.errors import FleetError, InvalidInput, KeylaneError
 from keylane.fleet import hashed
 from keylane.jetstream import ConsumerConfig, consumers
@@ -67,3 +67,24 @@ async def test_a_consumer_that_is_not_the_fleets(limits: FleetGround) -> None:
     worker = await limits.join("a")
     with pytest.raises(FleetError, match=r"consumer 'f-p3' of stream .* is not this fleet's"):
         await worker.wait()
+
+
+async def test_a_group_of_the_same_name(limits: FleetGround) -> None:
+    await groups.create_static(limits.connection, limits.stream, "f", max_members=PARTITIONS, members=["a"])
+    await refused(limits, InvalidInput, "fleet 'f' has the name of a static group on stream")
+
+
+async def test_a_consumer_of_a_static_group(limits: FleetGround) -> None:
+    await groups.create_static(limits.connection, limits.stream, "g", max_members=PARTITIONS, members=["h-p3"])
+    await refused(limits, InvalidInput, "consumer 'g-h-p3' belongs to member 'h-p3' of the static group", fleet="g-h")
+
+
+async def test_the_queue_of_an_elastic_group(make: MakeGround) -> None:
+    ground = FleetGround(await make())
+    filters = [(f"{ground.stream}.*", [1])]
+    await groups.create_elastic(ground.connection, ground.stream, "e", max_members=4, partitioning=filters)
+    listed = fleet.listed([f"{ground.stream}.*"])
+    await refused(ground, InvalidInput, "fleet 'e' has the name of an elastic group", fleet="e", partitions=listed)
+    queue = groups.queue_stream(ground.stream, "e")
+    with pytest.raises(InvalidInput, match="is the queue of the elastic group 'e'"):
+        await fleet.join(ground.connection, queue, "f", nothing, partitions=fleet.listed(["*.>"]))

@@ -27,7 +27,7 @@ async def test_who_owns_what_and_how_far_behind_it_is(limits: FleetGround) -> No
     await limits.publish(KEYS)
     found = await until(
         lambda: fleet.status(limits.connection, limits.stream, "f"),
-        lambda seen: seen.lag == len(KEYS) and sum(one.in_flight for one in seen.partitions) == len(KEYS),
+        lambda seen: seen.lag == len(KEYS) and sum(one.in_flight or 0 for one in seen.partitions) == len(KEYS),
     )
     owned = {worker.id: worker.partitions for worker in (a, b)}
     assert {one.id: one.partitions for one in found.workers} == owned

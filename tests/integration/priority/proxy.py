@@ -1,4 +1,4 @@
-"""A TCP proxy between a client and a server that can lose what the server sent, and then the link."""
+"""A TCP proxy between clients and a server that can lose what is sent, and then the links."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class LossyProxy:
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._losing = False
+        self._swallowing = False
         self._closed = False
         self.lost = asyncio.Event()
         """Bytes of the server were lost."""
@@ -31,12 +32,16 @@ class LossyProxy:
         """From now on the client hears nothing of what the server sends on the present link."""
         self._losing = True
 
+    def swallow(self) -> None:
+        """From now on nothing gets through, in neither direction and on new links as well, and nobody is told."""
+        self._swallowing = True
+
     def cut(self, *, for_good: bool = False) -> None:
         """End the link; the next one loses nothing. For good: there is no next one until `mend`."""
         self._closed = for_good
         for writer in list(self._writers):
             writer.transport.abort()
-        self._losing = False
+        self._losing = self._swallowing = False
 
     def mend(self) -> None:
         self._closed = False
@@ -69,7 +74,7 @@ class LossyProxy:
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, lossy: bool) -> None:
         try:
             while data := await reader.read(_CHUNK):
-                if lossy and self._losing:
+                if self._swallowing or (lossy and self._losing):
                     self.lost.set()
                     continue
                 writer.write(data)

@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
 from keylane.core.claim_facts import LogRecord, Tenure
 from keylane.core.world import World
-from keylane.marshal.log import Bounds
+from keylane.marshal.log import MemoryLog
 from keylane.spark.pipelines import claims
-from keylane.spark.pipelines.claims_replay import ROWS_DDL
+from keylane.spark.pipelines.claims_log import LogPart
 from tests.core.claim_histories import told_claim
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
+def chosen_log(records: list[LogRecord]) -> Callable[[claims.Settings], AbstractAsyncContextManager[LogPart]]:
+    """`open_log` of records with times of our choosing, which no server would stamp."""
 
-class ChosenLog:
-    """Records with times of our choosing, which no server would stamp."""
+    @asynccontextmanager
+    async def opened(_: claims.Settings) -> AsyncIterator[LogPart]:
+        log = MemoryLog()
+        for record in records:
+            log.now_ms = record.time_ms
+            log.write(record.value, 0)
+        yield LogPart("chosen", log, {0: await log.bounds(0)})
 
-    name = "chosen"
-    first_offset = 0
-    has_holes = True
-
-    def __init__(self, records: list[LogRecord], partitions: int = 1) -> None:
-        self.partitions = partitions
-        self.bounds: Mapping[int, Bounds] = {
-            number: Bounds(0, max((one.offset for one in records if one.partition == number), default=-1) + 1)
-            for number in range(partitions)
-        }
-        self._records = records
-
-    def rows(self, spark: SparkSession, stops: Mapping[int, int]) -> DataFrame:
-        kept = [tuple(one) for one in self._records if one.offset < stops.get(one.partition, 0)]
-        return spark.createDataFrame(kept, ROWS_DDL).coalesce(1)
+    return opened
 
 
 def told_by(report: claims.Report) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

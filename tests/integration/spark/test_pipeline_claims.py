@@ -31,9 +31,9 @@ from keylane.jetstream import streams
 from keylane.marshal.jetstream_log import open_jetstream_log, subject_of
 from keylane.server import NatsServer
 from keylane.spark.address import Address
-from keylane.spark.pipelines import claims
+from keylane.spark.pipelines import claims, claims_replay
 from tests.core.claim_histories import history
-from tests.integration.spark.claims_rig import ChosenLog, told_by, told_of
+from tests.integration.spark.claims_rig import chosen_log, told_by, told_of
 from tests.peers.kafka import Kafka
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def test_spans_gaps_pauses_and_rivals(spark: SparkSession, monkeypatch: pytest.M
         LogRecord(0, offset, (second + at) * 1000, b"?" if message is None else encode(message))
         for offset, (at, message) in enumerate(story)
     ]
-    monkeypatch.setattr(claims, "open_log", lambda _: ChosenLog(records))
+    monkeypatch.setattr(claims_replay, "open_log", chosen_log(records))
     report = claims.run(spark, claims.Settings(interval_s=10, out=str(tmp_path)))
     assert report.spans == {
         "held": 2, "expired": 0, "taken": 1, "released": 0, "paused": 1, "reclaimed": 0, "lapsed": 0,

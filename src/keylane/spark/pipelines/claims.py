@@ -1,7 +1,7 @@
-"""Claims: a coordination log replayed on Spark: who owned what when, overlaps and gaps, pauses.
+"""Claims: a coordination log replayed: who owned what when, overlaps and gaps, pauses.
 
-The rules are those of `core/world.py`; `claims_replay` applies them in tasks, `claims_verdict` queries the result,
-`claims_log` knows where the log is. The world is that of one reader who reads the log up to the same place.
+`claims_log` knows where the log is, `claims_replay` replays it by the rules of `core/claim_history.py`, and
+`claims_verdict` queries the rows of that with Spark.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from keylane.core.claim_history import FOREVER_MS
 from keylane.core.claim_records import Placing, check_id, check_placing
 from keylane.core.names import check_stream_name
 from keylane.core.world import World
 from keylane.errors import InvalidInput
-from keylane.spark.pipelines.claims_log import open_log, place_of, stops_of
-from keylane.spark.pipelines.claims_replay import FOREVER_MS
+from keylane.spark.pipelines.claims_log import open_log, place_of
 from keylane.spark.pipelines.interface import PipelineReport, PipelineSettings
-from keylane.spark.pipelines.spark_jobs import Say, plainly, progress, say_nothing
+from keylane.spark.pipelines.spark_jobs import Say, plainly, say_nothing
 from keylane.spark.pipelines.stream_range import check_evidence
 from keylane.spark.pipelines.work_directory import building, check_work, put_in_place, working
 
@@ -40,7 +40,7 @@ class Settings(PipelineSettings):
     kafka: str | None = None
     """The log is in Kafka, at these brokers: `host:port,host:port`."""
     kafka_config: str | None = None
-    """A file of Kafka client properties, which every executor reads for itself: security, login, brokers."""
+    """A file of Kafka client properties: security, login, brokers."""
     interval_s: float = 10.0
     """The heartbeat interval: that of everybody on the log."""
     placing: Placing = "topic_partition"
@@ -122,7 +122,13 @@ class Report(PipelineReport):
 
 def look(settings: Settings) -> None:
     """See that the log is there, that it can be one, and that there is something to read: before Spark starts."""
-    stops_of(open_log(settings), place_of(settings.at or "latest", "at"))
+    from keylane.spark.pipelines.claims_replay import run_apart  # noqa: PLC0415 - needs pyarrow, which is optional
+
+    async def stops() -> None:
+        async with open_log(settings) as part:
+            part.stops(place_of(settings.at or "latest", "at"))
+
+    run_apart(stops)
 
 
 def run(spark: SparkSession, settings: Settings, say: Say = say_nothing) -> Report:
@@ -135,15 +141,12 @@ def run(spark: SparkSession, settings: Settings, say: Say = say_nothing) -> Repo
 
     began_s = time.monotonic()
     with working(settings.out, "claims") as directory, plainly(), building(directory) as aside:
-        log = open_log(settings)
-        with progress(spark, say, "claims"):
-            found = judge(spark, log, settings, aside, say)
+        found = judge(spark, settings, aside, say)
         kept: Path | None = None
         if settings.out is not None:
             kept = directory / TABLES
             put_in_place(aside / TABLES, kept)
     return Report(
-        log=log.name,
         gap_s=settings.longest_gap_s,
         seconds=time.monotonic() - began_s,
         tables=str(kept) if kept is not None else None,

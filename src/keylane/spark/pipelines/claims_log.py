@@ -1,4 +1,4 @@
-"""Where a coordination log is for the pipeline `claims`, which part of it is meant, and its records as rows.
+"""Where the coordination log of the pipeline `claims` is, and which part of it is meant.
 
 The part is named in words: an offset, a time, or how long ago. A time is compared with what the broker stamped on each
 record, as everywhere in Marshal, so its place in the log is found in the records, not asked of the server.
@@ -7,24 +7,23 @@ record, as everywhere in Marshal, so its place in the log is found in the record
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from keylane.core.subjects import shown
-from keylane.errors import CoordinationLogError, ExtraMissing, InvalidInput, NotFound
-from keylane.jetstream import Connection, streams
-from keylane.marshal.jetstream_log import DEFAULT_NAME, JetStreamLog, open_jetstream_log, subjects_of
-from keylane.marshal.log import Bounds
-from keylane.spark.address import Address
+from keylane.errors import CoordinationLogError, ExtraMissing, InvalidInput, NoSuchTopic, NotFound
+from keylane.jetstream import connect, streams
+from keylane.marshal.jetstream_log import DEFAULT_NAME, open_jetstream_log
+from keylane.marshal.log import Bounds, CoordinationLog
 from keylane.spark.options import read_options
-from keylane.spark.pipelines.stream_range import SUBJECT_IS_KEY, address_options, bounds, load
-from keylane.spark.retry import ask
+from keylane.spark.pipelines.stream_range import bounds
+from keylane.spark.sync_connection import shipped_files
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
     from keylane.spark.pipelines.claims import Settings
 
 _OFFSETS = re.compile(r"\d+:\d+(,\d+:\d+)*")
@@ -73,110 +72,102 @@ def place_of(word: str, name: str, now: datetime | None = None) -> LogPosition:
     return LogPosition(time_ms=int(time.timestamp() * 1000))
 
 
-class Log(Protocol):
-    """A coordination log as it stood when this was made."""
+@dataclass(frozen=True, slots=True)
+class LogPart:
+    """A coordination log, open, and which records of it are read."""
 
     name: str
-    partitions: int
-    first_offset: int
-    has_holes: bool
-    """Whether offsets may be missing between two records."""
+    log: CoordinationLog
     bounds: Mapping[int, Bounds]
-    """Of each of its partitions."""
+    """Of each of its partitions, as they were when it was opened."""
 
-    def rows(self, spark: SparkSession, stops: Mapping[int, int]) -> DataFrame:
-        """The records before `stops` (`claims_replay.ROWS_DDL`)."""
-        ...
+    def stops(self, at: LogPosition) -> dict[int, int]:
+        """Where to stop reading each partition that has something to read: what came later is not asked for."""
+        filled = {number: one for number, one in self.bounds.items() if one.first < one.end}
+        if not filled:
+            raise InvalidInput(
+                f"coordination log {self.name!r} is empty: nobody has claimed anything that it still knows of"
+            )
+        offsets = at.offsets
+        if at.offset is not None:
+            if len(self.bounds) > 1:
+                raise InvalidInput(
+                    f"at is {at.offset}, and coordination log {self.name!r} has {len(self.bounds)} partitions, each "
+                    f"with offsets of its own: give a time, or offsets such as 0:{at.offset},1:{at.offset}"
+                )
+            offsets = {0: at.offset}
+        for number, offset in (offsets or {}).items():
+            self._check(number, offset)
+        return {number: (offsets or {}).get(number, one.end - 1) + 1 for number, one in filled.items()}
+
+    def _check(self, number: int, offset: int) -> None:
+        if number not in self.bounds:
+            raise InvalidInput(
+                f"at names partition {number} of coordination log {self.name!r}, which has 0 to {len(self.bounds) - 1}"
+            )
+        first, end = self.bounds[number]
+        if not first <= offset < end:
+            raise InvalidInput(
+                f"at is {offset}: partition {number} of coordination log {self.name!r} holds {first} to {end - 1}"
+                if first < end
+                else f"at is {offset}: partition {number} of coordination log {self.name!r} is empty"
+            )
+
+    async def time_at(self, offset: int) -> int | None:
+        """The log's time at an offset of a log with one partition; None: it holds no record up to there."""
+        time_ms: int | None = None
+        async for record in self.log.read(0, self.bounds[0].first):
+            if record.offset > offset:
+                break
+            time_ms = record.time_ms if time_ms is None else max(time_ms, record.time_ms)
+        return time_ms
 
 
-class JetStreamRows:
-    """A log in a stream."""
-
-    partitions = 1
-    first_offset = JetStreamLog.first_offset
-    has_holes = False
-
-    def __init__(self, address: Address, name: str | None, interval_s: float) -> None:
-        self.name = name or DEFAULT_NAME
-        self._address = address
-        look = ask(address, lambda connection: _look(connection, self.name, interval_s), f"look at log {self.name!r}")
-        self.bounds: Mapping[int, Bounds] = {0: look}
-
-    def rows(self, spark: SparkSession, stops: Mapping[int, int]) -> DataFrame:
-        options = address_options(self._address) | {
-            "stream": self.name,
-            "splitBy": "sequence",
-            "startingOffsets": "earliest",
-            "endingOffsets": str(stops[0] - 1),
-            **SUBJECT_IS_KEY,
-        }
-        from pyspark.sql import functions as F  # noqa: N812, PLC0415 - everybody's name for it; optional and slow
-
-        prefix, subject = subjects_of(self.name).removesuffix(">"), F.col("subject")
-        inside = F.startswith(subject, F.lit(prefix))
-        own = F.when(inside, F.substr(subject, F.lit(len(prefix) + 1))).otherwise(F.concat(F.lit("."), subject))
-        return load(spark, options).select(
-            F.lit(0).alias("log_partition"),
-            F.col("sequence").alias("offset"),
-            F.unix_millis("timestamp").alias("time_ms"),
-            F.col("data").alias("value"),
-            own.alias("subject"),
-        )
+@asynccontextmanager
+async def open_log(settings: Settings) -> AsyncIterator[LogPart]:
+    """The log that the settings name, as it is now. It is never created here."""
+    opened = _on_kafka(settings) if settings.is_on_kafka else _on_jetstream(settings)
+    async with opened as (name, log):
+        yield LogPart(name, log, {number: await log.bounds(number) for number in range(log.partitions)})
 
 
-async def _look(connection: Connection, name: str, interval_s: float) -> Bounds:
+@asynccontextmanager
+async def _on_jetstream(settings: Settings) -> AsyncIterator[tuple[str, CoordinationLog]]:
+    name = settings.log or DEFAULT_NAME
+    async with connect(**settings.address.arguments(shipped_files()), name="keylane-claims") as connection:
+        try:
+            await streams.info(connection, name)
+        except NotFound as error:
+            raise no_such_log(name) from error
+        async with open_jetstream_log(connection, name, interval_s=settings.interval_s) as log:
+            yield name, log
+
+
+@asynccontextmanager
+async def _on_kafka(settings: Settings) -> AsyncIterator[tuple[str, CoordinationLog]]:
     try:
-        await streams.info(connection, name)
-    except NotFound as error:
-        raise no_such_log(name) from error
-    async with open_jetstream_log(connection, name, interval_s=interval_s) as log:
-        return await log.bounds()
+        from keylane.kafka import KafkaAddress, open_kafka, open_kafka_log  # noqa: PLC0415 - needs confluent-kafka
+        from keylane.kafka.client import read_properties  # noqa: PLC0415
+        from keylane.kafka.topic import DEFAULT_TOPIC, check_topic_name, describe  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "confluent_kafka":
+            raise
+        raise ExtraMissing('kafka needs confluent-kafka: pip install "keylane[kafka]"') from error
+    name = check_topic_name(settings.log or DEFAULT_TOPIC)
+    if settings.kafka_config is not None:
+        address = read_properties(Path(settings.kafka_config), settings.kafka)
+    else:
+        address = KafkaAddress(settings.kafka or "")
+    async with open_kafka(address) as link:
+        try:
+            await describe(link, name)
+        except NoSuchTopic as error:
+            raise no_such_log(name) from error
+        async with open_kafka_log(link, name, interval_s=settings.interval_s) as log:
+            yield name, log
 
 
 def no_such_log(name: str) -> CoordinationLogError:
     return CoordinationLogError(
         f"there is no coordination log {name!r}: name it with --log; a consumer makes it when it starts"
     )
-
-
-def open_log(settings: Settings) -> Log:
-    """The log that the settings name, as it is now."""
-    if not settings.is_on_kafka:
-        return JetStreamRows(settings.address, settings.log, settings.interval_s)
-    try:
-        from keylane.spark.pipelines.claims_kafka import KafkaRows  # noqa: PLC0415 - needs confluent-kafka
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "confluent_kafka":
-            raise
-        raise ExtraMissing('kafka needs confluent-kafka: pip install "keylane[kafka]"') from error
-    return KafkaRows(settings.kafka, settings.kafka_config, settings.log, settings.interval_s)
-
-
-def stops_of(log: Log, at: LogPosition) -> dict[int, int]:
-    """Where to stop reading each partition of the log that has something to read: what came later is not asked for."""
-    filled = {number: one for number, one in log.bounds.items() if one.first < one.end}
-    if not filled:
-        raise InvalidInput(
-            f"coordination log {log.name!r} is empty: nobody has claimed anything that it still knows of"
-        )
-    offsets = at.offsets
-    if at.offset is not None:
-        if log.partitions > 1:
-            raise InvalidInput(
-                f"at is {at.offset}, and coordination log {log.name!r} has {log.partitions} partitions, each with "
-                f"offsets of its own: give a time, or offsets such as 0:{at.offset},1:{at.offset}"
-            )
-        offsets = {0: at.offset}
-    for number, offset in (offsets or {}).items():
-        if number not in log.bounds:
-            raise InvalidInput(
-                f"at names partition {number} of coordination log {log.name!r}, which has 0 to {log.partitions - 1}"
-            )
-        first, end = log.bounds[number]
-        if not first <= offset < end:
-            raise InvalidInput(
-                f"at is {offset}: partition {number} of coordination log {log.name!r} holds {first} to {end - 1}"
-                if first < end
-                else f"at is {offset}: partition {number} of coordination log {log.name!r} is empty"
-            )
-    return {number: (offsets or {}).get(number, one.end - 1) + 1 for number, one in filled.items()}

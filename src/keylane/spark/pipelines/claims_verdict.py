@@ -1,14 +1,12 @@
-"""Runs the steps of a replay on Spark and makes a report of what came out: what is counted, kept and shown.
+"""The verdict on a replayed coordination log: what Spark counts, keeps and shows of the rows of `claims_replay`.
 
-The log is read once, into Parquet. Its records are then spread over the tasks by key and replayed by the rules of
-`core/world.py` (`claims_replay`), into one table on disk; the tables for people are views of it: spans, gaps,
-overlaps, pauses, rivals, and the world in the end. Times are the log's.
+The tables for people are views of these rows: spans, gaps, overlaps, pauses, rivals, and the world in the end. Times
+are the log's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,24 +15,10 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from keylane.core.claim_facts import Verdict
-from keylane.core.claim_records import CLAIMING_PARTITION, RELEASE_GROUP, Unreadable, split
-from keylane.errors import InvalidInput, ReadIncomplete
-from keylane.spark.pipelines.claims_log import Log, LogPosition, place_of, stops_of
-from keylane.spark.pipelines.claims_replay import (
-    ENDS,
-    HELD,
-    IN_FORCE,
-    RECORDS_DDL,
-    REPLAYED_DDL,
-    LogExtent,
-    LogPiece,
-    LogReader,
-    Record,
-    Replayer,
-    Survey,
-    first_trouble,
-    measure,
-)
+from keylane.core.claim_history import ENDS, HELD, IN_FORCE
+from keylane.core.claim_records import CLAIMING_PARTITION
+from keylane.errors import InvalidInput
+from keylane.spark.pipelines.claims_replay import HISTORY_DDL, ReplayedLog, replay, run_apart
 from keylane.spark.pipelines.spark_jobs import Say
 
 if TYPE_CHECKING:
@@ -43,104 +27,35 @@ if TYPE_CHECKING:
     from keylane.spark.pipelines.claims import Settings
 
 
-@dataclass(frozen=True, slots=True)
-class Replayed:
-    """A log, replayed. `since_ms`: the start of what is reported."""
-
-    records: DataFrame
-    rows: DataFrame
-    survey: Survey
-    since_ms: int
-
-
-def judge(spark: SparkSession, log: Log, settings: Settings, aside: Path, say: Say) -> dict[str, Any]:
+def judge(spark: SparkSession, settings: Settings, aside: Path, say: Say) -> dict[str, Any]:
     """The parts of a report; all tables are in `aside/claims` afterwards, if they are to be kept."""
-    found = _replay(spark, log, settings, aside, say)
+    path = aside / "replayed.parquet"
+    log = run_apart(lambda: replay(settings, path, say))
+    rows = spark.read.schema(HISTORY_DDL).parquet(str(path))
     say("counting")
-    totals = _Totals(found.rows)
-    if not totals.sums and (settings.group is not None or settings.topic is not None):
+    totals = _Totals(rows)
+    if not totals.says_something and (settings.group is not None or settings.topic is not None):
         named = {"group": settings.group, "topic": settings.topic}
         told = " and ".join(f"{name} {text!r}" for name, text in named.items() if text is not None)
         raise InvalidInput(f"the coordination log says nothing of {told}: look at the names in `keylane marshal world`")
-    spans = of_kind(found.rows, "span")
+    spans = of_kind(rows, "span")
     may_cross = bool(totals.of("overlap") or totals.of("span", misplaced=True))
     crossed = overlaps(spans if may_cross else spans.where("false"))
     if settings.out is not None:
         say("writing the tables")
         for name, kind in TABLES.items():
-            write_table(of_kind(found.rows, kind), aside / "claims" / name)
+            write_table(of_kind(rows, kind), aside / "claims" / name)
         write_table(crossed, aside / "claims" / "overlaps")
     crossings = crossed.count() if may_cross else 0
     misplaced = totals.of("count", "times", verdict=Verdict.MISPLACED.value)
     return {
-        "partitions": [_told(one) for _, one in sorted(found.survey.extents.items())],
+        "log": log.name,
+        "partitions": log.partitions,
         "violations": {"overlaps": crossings, "misplaced": misplaced},
-        "facts": _facts(found.survey, totals),
+        "facts": _facts(log, totals),
         "spans": {how: totals.of("span", ended=how) for how in ENDS},
-        "evidence": _evidence(found, totals, crossed if crossings else None, settings.evidence),
+        "evidence": _evidence(rows, log, totals, crossed if crossings else None, settings.evidence),
     }
-
-
-# ---- replaying ----------------------------------------------------------------------------------------
-
-
-def _replay(spark: SparkSession, log: Log, settings: Settings, aside: Path, say: Say) -> Replayed:
-    at = place_of(settings.at or "latest", "at")
-    stops = stops_of(log, at)
-    say(f"reading coordination log {log.name}: {sum(stops[one] - log.bounds[one].first for one in stops):,} records")
-    records = read_log(spark, log.rows(spark, stops), aside / "records")
-    survey = _survey(records, log, stops, at)
-    since_ms = _since_ms(records, survey, settings, log)
-    say("replaying it by key")
-    replayer = Replayer(
-        interval_s=settings.interval_s,
-        partitions=log.partitions,
-        placing=settings.placing,
-        first_offset=log.first_offset,
-        extents=survey.extents,
-        before=survey.before,
-        since_ms=since_ms,
-        gap_ms=round(settings.longest_gap_s * 1000),
-    )
-    rows = replay(records, replayer, aside / "replayed", group=settings.group, topic=settings.topic)
-    return Replayed(records, rows, survey, since_ms)
-
-
-def _survey(records: DataFrame, log: Log, stops: dict[int, int], at: LogPosition) -> Survey:
-    found = pieces(records, at.time_ms)
-    trouble = first_trouble(found, stops, holes=log.has_holes)
-    if trouble is not None:
-        raise ReadIncomplete(
-            f"coordination log {log.name!r}: records of partition {trouble[0]} near {trouble[1]} went away while it "
-            "was read; run it again"
-        )
-    survey = measure(found, log.bounds, at.time_ms, holes=log.has_holes)
-    if not survey.extents:
-        raise InvalidInput(
-            f"coordination log {log.name!r} holds no record up to the time in at: its first ones are younger"
-        )
-    return survey
-
-
-def _since_ms(records: DataFrame, survey: Survey, settings: Settings, log: Log) -> int:
-    """The start of what is reported. Refuses a range without a record."""
-    start = place_of(settings.start, "from")
-    since_ms = start.time_ms if start.time_ms is not None else survey.first_ms
-    if start.offset is not None:
-        if log.partitions > 1:
-            raise InvalidInput(
-                f"from is {start.offset}, and coordination log {log.name!r} has {log.partitions} partitions, each with "
-                "offsets of its own: give a time"
-            )
-        row = records.where(F.col("offset") <= start.offset).agg(F.max("time_ms")).first()
-        if row is not None and row[0] is not None:
-            since_ms = row[0] if start.offset < survey.extents[0].stop else survey.now_ms + 1
-    if since_ms > survey.now_ms:
-        raise InvalidInput(
-            f"coordination log {log.name!r} holds no record from {settings.start} to {settings.at or 'its end'}: give "
-            "another range"
-        )
-    return since_ms
 
 
 # ---- counting -----------------------------------------------------------------------------------------
@@ -159,6 +74,10 @@ class _Totals:
         )
         self.sums = [row.asDict() for row in sums.collect()]
 
+    @property
+    def says_something(self) -> bool:
+        return any(row["kind"] != "unreadable" for row in self.sums)
+
     def of(self, kind: str, column: str = "rows", **like: object) -> int:
         """The sum over the rows of a kind that are like this: `of("span", ended="held")`."""
         return sum(row[column] for row in self._rows(kind, **like))
@@ -170,11 +89,11 @@ class _Totals:
         return (row for row in self.sums if row["kind"] == kind and like.items() <= row.items())
 
 
-def _facts(survey: Survey, totals: _Totals) -> dict[str, int]:
+def _facts(log: ReplayedLog, totals: _Totals) -> dict[str, int]:
     states = {"fresh": "fresh", "unknown": "unknown", "stale": "stale", "free": None}
     return {
-        "records": sum(one.records for one in survey.extents.values()),
-        "unreadable": sum(one.unreadable for one in survey.extents.values()),
+        "records": log.records,
+        "unreadable": log.unreadable,
         "keys": totals.of("claim"),
         **{f"keys_{name}": totals.of("claim", freshness=state) for name, state in states.items()},
         **{
@@ -191,16 +110,11 @@ def _facts(survey: Survey, totals: _Totals) -> dict[str, int]:
     }
 
 
-def _told(extent: LogExtent) -> dict[str, int]:
-    names = ("log_partition", "first", "last", "records", "first_ms", "now_ms")
-    return {name: getattr(extent, name) for name in names}
-
-
 # ---- showing ------------------------------------------------------------------------------------------
 
 
 def _evidence(
-    found: Replayed, totals: _Totals, crossed: DataFrame | None, most: int
+    rows: DataFrame, log: ReplayedLog, totals: _Totals, crossed: DataFrame | None, most: int
 ) -> dict[str, list[dict[str, Any]]]:
     evidence: dict[str, list[dict[str, Any]]] = {name: [] for name in ("overlaps", *TABLES)}
     evidence |= {"owners": [], "unreadable": []}
@@ -208,32 +122,17 @@ def _evidence(
         return evidence
     if crossed is not None:
         evidence["overlaps"] = first_rows(crossed, most, "after.from_ms", *KEY)
-    first = first_of_each_kind(found.rows, most)
+    first = first_of_each_kind(rows, most)
     evidence |= {name: first[kind] for name, kind in TABLES.items()}
     if totals.of("span"):
-        by_client = owners(found.rows, found.since_ms)
+        by_client = owners(rows, log.since_ms)
         evidence["owners"] = first_rows(by_client, most, F.col("held_ms").desc(), "group", "client")
-    if any(one.unreadable for one in found.survey.extents.values()):
-        evidence["unreadable"] = _unreadable(found, most)
-    return evidence
-
-
-def _unreadable(found: Replayed, most: int) -> list[dict[str, Any]]:
-    broken = found.records.where("kind IS NULL").select("log_partition", "offset", "time_ms", "value", "subject")
-    kept = F.lit(False)
-    for number, extent in found.survey.extents.items():
-        kept |= (F.col("log_partition") == number) & (F.col("offset") < extent.stop)
-    return [
-        {name: row[name] for name in ("log_partition", "offset", "time_ms")}
-        | {"reason": _reason(bytes(row["value"]), row["subject"])}
-        for row in first_rows(broken.where(kept), most, "log_partition", "offset")
+    evidence["unreadable"] = [
+        {"log_partition": row["log_partition"], "offset": row["from_offset"], "time_ms": row["from_ms"]}
+        | {"reason": row["verdict"]}
+        for row in first["unreadable"]
     ]
-
-
-def _reason(value: bytes, subject: str | None) -> str:
-    fields = split(value, subject)
-    assert isinstance(fields, Unreadable), value
-    return fields.reason
+    return evidence
 
 
 KEY = ("group", "topic", "partition")
@@ -253,57 +152,12 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         "fresh_until_ms", "holds_until_ms", "next_offset", "taken_offset", "taken_to", "taken_token",
         "released_client", "released_instance", "released_offset", "released_ms", "released_next", "now_ms",
     ),
+    "unreadable": ("log_partition", "from_offset", "from_ms", "verdict"),
 }  # fmt: skip
 """The columns of the table of each kind of row."""
 
 TABLES = {"spans": "span", "gaps": "gap", "pauses": "pause", "rivals": "rival", "world": "claim"}
 """The tables that are kept, and the kind of their rows. `overlaps` is the sixth."""
-
-
-def read_log(spark: SparkSession, rows: DataFrame, path: Path) -> DataFrame:
-    """The records with what they are about, on disk."""
-    rows.mapInArrow(LogReader(), RECORDS_DDL).write.parquet(str(path))
-    return spark.read.schema(RECORDS_DDL).parquet(str(path))
-
-
-def pieces(records: DataFrame, until_ms: int | None) -> list[LogPiece]:
-    """What each task has read, and how much of that is not younger than a time."""
-    kept = F.lit(True) if until_ms is None else F.col("seen_ms") <= until_ms
-    found = records.groupBy("log_partition", "piece").agg(
-        F.min("offset"),
-        F.max("offset"),
-        F.count(F.lit(1)),
-        F.max("seen_ms"),
-        F.min_by("time_ms", "offset"),
-        F.count(F.when(kept, 1)),
-        F.max(F.when(kept, F.col("offset"))),
-        F.max(F.when(kept, F.col("seen_ms"))),
-        F.count(F.when(kept & F.col("kind").isNull(), 1)),
-    )
-    return [LogPiece(row[0], *row[2:]) for row in found.collect()]
-
-
-def replay(records: DataFrame, replayer: Replayer, path: Path, *, group: str | None, topic: str | None) -> DataFrame:
-    """What the rules make of the records, key by key, in as many tasks as Spark shuffles into."""
-    spark = records.sparkSession
-    tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
-    wanted = records.where("kind IS NOT NULL")
-    if group is not None:
-        wanted = wanted.where(F.col("group") == group)
-    is_pause = F.col("kind") == RELEASE_GROUP
-    of_keys = wanted.where(~is_pause)
-    if topic is not None:
-        of_keys = of_keys.where(F.col("topic") == topic)
-    home = F.pmod(F.xxhash64("log_partition", *KEY), F.lit(tasks)).cast("int")
-    everywhere = F.explode(F.sequence(F.lit(0), F.lit(tasks - 1)))
-    spread = of_keys.withColumn("task", home).unionAll(wanted.where(is_pause).withColumn("task", everywhere))
-    ordered = (
-        spread.select(*Record._fields)
-        .repartitionById(tasks, "task")
-        .sortWithinPartitions("log_partition", "offset")
-    )  # fmt: skip
-    ordered.mapInArrow(replayer, REPLAYED_DDL).write.parquet(str(path))
-    return spark.read.schema(REPLAYED_DDL).parquet(str(path))
 
 
 def of_kind(replayed: DataFrame, kind: str) -> DataFrame:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from keylane.errors import ExtraMissing, InvalidInput, KeylaneError
 from keylane.spark.address import check_setting, without_value
 from keylane.spark.cluster.java import find_java, java_cache
+from keylane.spark.cluster.local_python import local_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -103,7 +104,7 @@ def spark_session(
         return
     chosen = master or DEFAULT_MASTER
     with tempfile.TemporaryDirectory(prefix="keylane-pipeline-") as directory:
-        os.environ.update(_environment(chosen))
+        os.environ.update(_environment(Path(directory), chosen))
         builder = SparkSession.builder.master(chosen).appName(name)
         for setting, value in (_settings(Path(directory), chosen) | dict(settings or {})).items():
             builder = builder.config(setting, value)
@@ -133,13 +134,13 @@ def _quiet_start(log: Path) -> Iterator[None]:
         os.close(ours)
 
 
-def _environment(master: str) -> dict[str, str]:
+def _environment(directory: Path, master: str) -> dict[str, str]:
     """What Spark reads from the environment when it starts its JVM and its Python workers."""
     chosen = {"JAVA_HOME": str(find_java(java_cache()).home), "PYSPARK_DRIVER_PYTHON": sys.executable}
-    if is_local(master) or "PYSPARK_PYTHON" not in os.environ:
-        chosen["PYSPARK_PYTHON"] = sys.executable
     if is_local(master):
-        chosen["SPARK_LOCAL_IP"] = "127.0.0.1"
+        chosen |= {"PYSPARK_PYTHON": local_python(directory), "SPARK_LOCAL_IP": "127.0.0.1"}
+    elif "PYSPARK_PYTHON" not in os.environ:
+        chosen["PYSPARK_PYTHON"] = sys.executable
     return chosen
 
 

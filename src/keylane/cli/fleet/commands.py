@@ -1,4 +1,4 @@
-"""`keylane fleet ls|status`: the fleets of an account, who works, who owns what, and how far behind it is."""
+"""`keylane fleet run|ls|status`: the fleets of an account, who works, who owns what, and how far behind it is."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from keylane.cli.command import ConnectionOptions, JsonOption, StreamArgument, command, connected, family, print_answer
+from keylane.cli.fleet.run import FleetRunOptions, PartitionOptions, run_fleet
 
 if TYPE_CHECKING:
     from keylane.fleet import FleetStatus, PartitionStatus
@@ -16,6 +17,35 @@ if TYPE_CHECKING:
 app = family("Fleets: workers that share the partitions of a stream by themselves.")
 
 FleetArgument = Annotated[str, typer.Argument(metavar="FLEET", help="The fleet's name.")]
+
+
+@command(app, "run")
+def run(
+    handler: Annotated[str, typer.Argument(metavar="MODULE:HANDLER", help="The function that handles a message.")],
+    stream: StreamArgument,
+    fleet: FleetArgument,
+    *,
+    workers: Annotated[int, typer.Option("--workers", "-w", min=1, help="Worker processes.")] = 1,
+    name: Annotated[
+        str | None, typer.Option(metavar="PREFIX", help="Begin the names of the workers with it; else the host's name.")
+    ] = None,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Print one JSON object for each event.")] = False,
+    partitions: PartitionOptions,
+    options: FleetRunOptions,
+    link: ConnectionOptions,
+) -> None:
+    """Run workers of a fleet until Ctrl-C or SIGTERM. SIGHUP replaces them one by one."""
+    run_fleet(
+        handler,
+        stream,
+        fleet,
+        workers=workers,
+        name=name,
+        log_json=log_json,
+        partitions=partitions,
+        options=options,
+        link=link,
+    )
 
 
 @command(app, "ls")
@@ -100,7 +130,7 @@ def _show(found: FleetStatus, *, with_partitions: bool) -> None:
                 each.id,
                 each.owner or "nobody",
                 each.assigned or "nobody",
-                f"{each.in_flight:,}",
+                "unknown" if each.in_flight is None else f"{each.in_flight:,}",
                 _lag(each.lag, each.oldest_s),
                 str(each.token or "-"),
             )

@@ -1,0 +1,1 @@
+"""`keylane fleet`: workers that share the partitions of a stream by themselves."""

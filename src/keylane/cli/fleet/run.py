@@ -1,0 +1,186 @@
+"""`keylane fleet run`: worker processes of a fleet under one supervisor."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from keylane.cli.command import ConnectionOptions, connected, naming_the_stream
+
+if TYPE_CHECKING:
+    from keylane.jetstream import Connection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionOptions:
+    """Where the partitions of a fleet come from; nothing given: from the fleet, which exists."""
+
+    partitions: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Partitions by hash; with --filter and --key."),
+    ] = None
+    filter: Annotated[
+        str | None,
+        typer.Option(metavar="SUBJECT", help="The subjects to hash, such as 'orders.*'."),
+    ] = None
+    key: Annotated[
+        str,
+        typer.Option(metavar="N,…", help="The '*' of the filter that make up the key."),
+    ] = ""
+    subject: Annotated[list[str] | None, typer.Option(metavar="SUBJECT", help="A partition of its own; repeat it.")] = (
+        None
+    )
+    subjects: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A file with such subjects, one on each line."),
+    ] = None
+
+    def source(self) -> dict[str, Any] | None:
+        """As the fleet's record has it; None if nothing was given."""
+        from keylane.errors import InvalidInput
+        from keylane.fleet import hashed, listed
+
+        named = [*(self.subject or []), *self._from_file()]
+        if named:
+            if self.partitions is not None or self.filter is not None:
+                raise InvalidInput(
+                    "--subject and --partitions exclude each other: subjects are partitions by themselves"
+                )
+            return listed(named).to_wire()
+        if self.partitions is None and self.filter is None and not self.key:
+            return None
+        if self.partitions is None or self.filter is None:
+            raise InvalidInput(
+                "partitions by hash need --partitions and --filter, such as --partitions 32 --filter 'orders.*' --key 1"
+            )
+        try:
+            key = [int(one) for one in self.key.split(",") if one.strip()]
+        except ValueError:
+            raise InvalidInput(
+                f"--key {self.key!r}: give the numbers of the '*' that make up the key, such as 1,2"
+            ) from None
+        return hashed(self.partitions, self.filter, key=key).to_wire()
+
+    def _from_file(self) -> list[str]:
+        from keylane.errors import InvalidInput
+
+        if self.subjects is None:
+            return []
+        try:
+            lines = self.subjects.read_text(encoding="utf-8").splitlines()
+        except OSError as error:
+            raise InvalidInput(f"--subjects {self.subjects}: {error.strerror}") from None
+        return [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetRunOptions:
+    """How the workers handle messages: the options of `fleet.join`."""
+
+    label: Annotated[list[str] | None, typer.Option(metavar="LABEL", help="A label of the workers; repeat it.")] = None
+    strategy: Annotated[
+        str, typer.Option(help="How partitions are shared: consistent, weighted, sticky or round_robin.")
+    ] = "consistent"
+    concurrency: Annotated[int, typer.Option(min=1, help="Handlers that run in one worker.")] = 64
+    max_ack_pending: Annotated[int, typer.Option(min=1, help="Messages in flight.")] = 500
+    max_tries: Annotated[
+        int | None, typer.Option(min=1, help="Tries before a message becomes a dead letter; else for ever.")
+    ] = None
+    time_limit: Annotated[
+        float | None, typer.Option(min=0.001, metavar="SECONDS", help="How long a handler may take.")
+    ] = None
+    executor: Annotated[str, typer.Option(help="Where a plain function runs: thread or process.")] = "thread"
+    lease: Annotated[
+        float | None, typer.Option(min=0.5, metavar="SECONDS", help="How long a dead worker keeps its partitions.")
+    ] = None
+    grace: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="How long handlers may go on after the lease is lost.")
+    ] = 1.0
+    stop_timeout: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="How long handlers may take to finish at a stop.")
+    ] = 25.0
+
+    def join_options(self, lease_s: float | None) -> dict[str, Any]:
+        """`lease_s`: that of the fleet, if it exists."""
+        options = {
+            "labels": self.label or [],
+            "strategy": self.strategy,
+            "concurrency": self.concurrency,
+            "max_ack_pending": self.max_ack_pending,
+            "max_tries": self.max_tries,
+            "time_limit_s": self.time_limit,
+            "executor": self.executor,
+            "lease_s": self.lease or lease_s,
+            "grace_s": self.grace,
+            "stop_timeout_s": self.stop_timeout,
+        }
+        return {name: value for name, value in options.items() if value is not None}
+
+
+def run_fleet(
+    handler: str,
+    stream: str,
+    fleet: str,
+    *,
+    workers: int,
+    name: str | None,
+    log_json: bool,
+    partitions: PartitionOptions,
+    options: FleetRunOptions,
+    link: ConnectionOptions,
+) -> None:
+    """Check all that can be checked, then run the workers until a signal."""
+    from keylane.cli.command import exit_on_invalid_input
+    from keylane.cli.event_lines import EventLines, run_consumer
+    from keylane.cli.fleet.worker import TARGET, link_settings
+    from keylane.core.fleet_names import check_fleet_name
+    from keylane.core.names import check_stream_name
+    from keylane.errors import InvalidInput
+    from keylane.supervisor import Supervisor, SupervisorTarget
+
+    with exit_on_invalid_input():
+        check_stream_name(stream)
+        check_fleet_name(fleet)
+        source = partitions.source()
+    stored = connected(link, lambda connection: _stored(connection, stream, fleet))
+    with exit_on_invalid_input():
+        if source is None and stored is None:
+            raise InvalidInput(
+                f"stream {stream!r} has no fleet {fleet!r} yet: say what its partitions are, such as "
+                "--partitions 32 --filter 'orders.*' --key 1"
+            )
+    common = {
+        "handler": handler,
+        "stream": stream,
+        "fleet": fleet,
+        "source": source if source is not None or stored is None else stored.source,
+        "join": options.join_options(stored.lease_s if stored is not None else None),
+        "link": link_settings(link),
+        "log_json": log_json,
+    }
+    prefix = name or socket.gethostname()
+
+    async def run() -> None:
+        lines = EventLines(as_json=log_json)
+        supervisor = Supervisor(
+            SupervisorTarget(function=TARGET, settings=lambda number: common | {"name": f"{prefix}-{number}"}),
+            workers,
+            report=lambda event, text, facts: lines.write(event, text, **facts),
+            stop_timeout_s=options.stop_timeout,
+        )
+        await supervisor.run()
+
+    with exit_on_invalid_input():
+        run_consumer(run())
+
+
+async def _stored(connection: Connection, stream: str, fleet: str) -> Any:
+    from keylane.fleet import stored_spec
+    from keylane.jetstream import streams
+
+    await naming_the_stream(connection, stream, streams.info(connection, stream))
+    return await stored_spec(connection, stream, fleet)

@@ -1,0 +1,130 @@
+"""Every metric: its name without the prefix, its kind, its labels, what it says.
+
+No label holds a key or a subject, so the number of series is bounded by workers, states and outcomes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+DEFAULT_PREFIX = "keylane_"
+
+MetricKind = Literal["counter", "gauge", "histogram"]
+
+LATENCY_BOUNDS_S = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+STEP_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+_WORKER = ("stream", "fleet", "worker")
+
+
+class MetricSpec(NamedTuple):
+    """One metric."""
+
+    name: str
+    kind: MetricKind
+    help: str
+    labels: tuple[str, ...] = _WORKER
+    bounds_s: tuple[float, ...] = ()
+    """Upper bounds of the buckets of a histogram, without the last, which has none."""
+
+
+class Reading(NamedTuple):
+    """A metric's value at one time. JSON can hold it, so that it can be carried between processes."""
+
+    name: str
+    labels: dict[str, str]
+    value: Any
+    """A number; of a histogram the counts of its buckets and the sum: `[[3, 0, 1], 0.27]`."""
+
+
+METRICS: tuple[MetricSpec, ...] = (
+    # ---- by the names of the parti design -------------------------------------------------------------------
+    MetricSpec("consumer_messages_total", "counter", "Messages that the server delivered to the worker."),
+    MetricSpec("consumer_redeliveries_total", "counter", "Of these, messages that had been delivered before."),
+    MetricSpec(
+        "consumer_inflight",
+        "gauge",
+        "Messages of the worker's partitions that are not acked: waiting on the server, or delivered. Absent while "
+        "unknown.",
+    ),
+    MetricSpec(
+        "consumer_update_duration_seconds",
+        "histogram",
+        "How long it took to create, open or change a consumer.",
+        bounds_s=STEP_BOUNDS_S,
+    ),
+    MetricSpec(
+        "consumer_update_failures_total", "counter", "Creations, openings and changes of consumers that failed."
+    ),
+    MetricSpec(
+        "consumer_update_skipped_total",
+        "counter",
+        "Changes of a worker's consumer that were not needed (layout worker).",
+    ),
+    MetricSpec(
+        "consumer_duplicate_subjects_total", "counter", "Subjects that were given twice for a consumer (layout worker)."
+    ),
+    MetricSpec("consumer_subject_count", "gauge", "Subjects or filters that the worker's consumers deliver."),
+    MetricSpec(
+        "consumer_subject_limit",
+        "gauge",
+        "How many subjects a worker's consumer may have. Absent if there is no limit.",
+    ),
+    MetricSpec(
+        "handler_latency_seconds", "histogram", "How long handlers that returned took.", bounds_s=LATENCY_BOUNDS_S
+    ),
+    # ---- handling ---------------------------------------------------------------------------------------------
+    MetricSpec(
+        "handler_tries_total",
+        "counter",
+        "Handler calls by outcome: done, failed (tried again), dead (became a dead letter), cancelled, other.",
+        (*_WORKER, "outcome"),
+    ),
+    MetricSpec("dead_letters_total", "counter", "Messages that failed max_tries times and became dead letters."),
+    MetricSpec("retries_total", "counter", "Handler calls that failed and are tried again."),
+    # ---- the fleet ----------------------------------------------------------------------------------------------
+    MetricSpec("fleet_partitions", "gauge", "Partitions that the worker owns and handles."),
+    MetricSpec(
+        "fleet_lag_messages",
+        "gauge",
+        "Messages of the worker's partitions that are not handled. Absent while unknown.",
+    ),
+    MetricSpec(
+        "fleet_lag_seconds",
+        "gauge",
+        "Age of the oldest message of the worker's partitions that is not handled; 0: there is none. Absent while "
+        "unknown.",
+    ),
+    MetricSpec("fleet_lag_unknown_partitions", "gauge", "Partitions of the worker whose lag is not known."),
+    MetricSpec(
+        "fleet_rebalances_total",
+        "counter",
+        "Assignments that changed the worker's partitions, by cause: start, join, leave, crash, partitions, other.",
+        (*_WORKER, "cause"),
+    ),
+    MetricSpec(
+        "fleet_rebalance_duration_seconds",
+        "histogram",
+        "From an assignment until the worker handles exactly its partitions.",
+        bounds_s=STEP_BOUNDS_S,
+    ),
+    MetricSpec("fleet_claims_total", "counter", "Partitions that the worker claimed, each with a new fencing token."),
+    MetricSpec("fleet_releases_total", "counter", "Partitions that the worker gave up or lost."),
+    MetricSpec("fleet_assignment_version", "gauge", "The version of the assignment that the worker follows."),
+    MetricSpec("fleet_assignment_epoch", "gauge", "The epoch of that assignment: it grows with every leader."),
+    MetricSpec("fleet_leader", "gauge", "1 if the worker leads the fleet, else 0."),
+    MetricSpec("fleet_worker_state", "gauge", "1 for the state of the worker, 0 for the others.", (*_WORKER, "state")),
+    MetricSpec(
+        "fleet_degraded", "gauge", "1 while the worker recovers, cannot reach its store, or has lost its lease; else 0."
+    ),
+    # ---- the supervisor -------------------------------------------------------------------------------------------
+    MetricSpec("supervisor_workers", "gauge", "Worker processes that are wanted.", ("stream", "fleet")),
+    MetricSpec("supervisor_workers_ready", "gauge", "Worker processes that are at work.", ("stream", "fleet")),
+    MetricSpec(
+        "supervisor_restarts_total", "counter", "Worker processes that ended by themselves.", ("stream", "fleet")
+    ),
+    MetricSpec("supervisor_crash_loops", "gauge", "Workers that end again and again.", ("stream", "fleet")),
+)
+
+BY_NAME = {one.name: one for one in METRICS}
+assert len(BY_NAME) == len(METRICS)

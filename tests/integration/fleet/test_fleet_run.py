@@ -1,0 +1,239 @@
+"""`keylane fleet run` as a user runs it: real processes, real signals, and the evidence of their handlers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keylane.testing import DeliveryVerdict, Effect, judge
+from tests.integration.fleet.rig import PARTITIONS, FleetGround
+from tests.integration.groups.rig import flawless
+from tests.waiter import until
+
+HANDLER = """
+import os
+
+evidence = os.open("evidence", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+async def handle(message):
+    os.write(evidence, f"{message.key} {message.sequence} {os.getpid()}\\n".encode())
+
+text = "no function"
+
+async def two(message, other): ...
+"""
+
+
+class RunCommand:
+    """A running `keylane fleet run`."""
+
+    def __init__(self, process: asyncio.subprocess.Process, directory: Path) -> None:
+        self.process = process
+        self._directory = directory
+        self.events: list[dict[str, Any]] = []
+
+    async def read(self) -> None:
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            self.events.append(json.loads(line))
+
+    def all(self, name: str) -> list[dict[str, Any]]:
+        return [one for one in self.events if one["event"] == name]
+
+    def pids(self) -> dict[int, int]:
+        """The newest process of each worker."""
+        return {one["worker"]: one["pid"] for one in self.all("started")}
+
+    async def ready(self, count: int) -> None:
+        await until(lambda: self.events, lambda _: len(self.all("ready")) >= count)
+
+    async def owned(self, workers: int = 3) -> None:
+        """Wait until the workers own all partitions, each some."""
+        await until(self.owners, lambda owned: len(owned) == PARTITIONS and len(set(owned.values())) == workers)
+
+    def owners(self) -> dict[str, int]:
+        newest = {one["worker"]: one["after"] for one in self.all("partitions")}
+        return {partition: worker for worker, after in newest.items() for partition in after}
+
+    def effects(self) -> list[Effect]:
+        path = self._directory / "evidence"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [Effect(key, int(sequence), by) for key, sequence, by in map(str.split, lines)]
+
+    async def handled(self, sequences: list[int]) -> DeliveryVerdict:
+        """Wait until each of these was handled, and judge."""
+        await until(lambda: judge(sequences, self.effects()).lost, lambda lost: not lost)
+        return judge(sequences, self.effects())
+
+    async def end(self) -> int:
+        async with asyncio.timeout(30):
+            return await self.process.wait()
+
+
+@asynccontextmanager
+async def running(ground: FleetGround, directory: Path, *options: str, workers: int = 3) -> AsyncIterator[RunCommand]:
+    (directory / "shop.py").write_text(HANDLER)
+    hashed = ["--partitions", str(PARTITIONS), "--filter", f"{ground.stream}.*", "--key", "1"]
+    process = await asyncio.create_subprocess_exec(
+        *[sys.executable, "-m", "keylane.cli.main", "fleet", "run", "shop:handle", ground.stream, "f"],
+        *["--workers", str(workers), *hashed, "--log-json", "-s", ground.url, *options],
+        cwd=directory,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    command = RunCommand(process, directory)
+    reading = asyncio.create_task(command.read())
+    try:
+        yield command
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        await reading
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def test_sigterm_under_load_repeats_and_loses_nothing(limits: FleetGround, tmp_path: Path) -> None:
+    async with running(limits, tmp_path) as command:
+        await command.owned()
+        async with limits.load() as sent:
+            await until(lambda: len(command.effects()) > 400)
+            command.process.send_signal(signal.SIGTERM)
+            assert await command.end() == 0
+        pids = command.pids()
+        assert not any(map(is_running, pids.values()))
+        assert [one["code"] for one in command.all("exited")] == [0, 0, 0]
+    async with running(limits, tmp_path, workers=1) as rest:
+        verdict = await rest.handled(sent)
+    assert flawless(verdict), verdict
+
+
+async def test_a_killed_worker_is_started_again_with_its_id(limits: FleetGround, tmp_path: Path) -> None:
+    async with running(limits, tmp_path, "--lease", "1") as command:
+        await command.owned()
+        async with limits.load() as sent:
+            await until(lambda: len(command.effects()) > 200)
+            ids = {one["worker"]: one["id"] for one in command.all("ready")}
+            before = len(command.all("ready"))
+            os.kill(command.pids()[1], signal.SIGKILL)
+            await command.ready(before + 1)
+            (exited,) = command.all("exited")
+            assert (exited["worker"], exited["code"]) == (1, -9)
+            assert "killed by SIGKILL" in exited["reason"]
+            assert command.all("ready")[-1]["id"] == ids[1]
+        verdict = await command.handled(sent)
+        assert verdict.clean, verdict
+
+
+async def test_workers_drain_and_end_when_the_supervisor_is_killed(limits: FleetGround, tmp_path: Path) -> None:
+    async with running(limits, tmp_path) as command:
+        await command.owned()
+        async with limits.load() as sent:
+            await until(lambda: len(command.effects()) > 200)
+            command.process.kill()
+            await until(lambda: [pid for pid in command.pids().values() if is_running(pid)], lambda pids: not pids)
+    async with running(limits, tmp_path, workers=1) as rest:
+        verdict = await rest.handled(sent)
+    assert flawless(verdict), verdict
+
+
+async def test_sighup_replaces_the_workers_one_by_one(limits: FleetGround, tmp_path: Path) -> None:
+    async with running(limits, tmp_path) as command:
+        await command.owned()
+        before = command.pids()
+        async with limits.load() as sent:
+            await until(lambda: len(command.effects()) > 200)
+            command.process.send_signal(signal.SIGHUP)
+            await until(lambda: command.all("rolled"))
+        after = command.pids()
+        assert not before.items() & after.items()
+        assert not any(map(is_running, before.values()))
+        kinds = [(one["event"], one["worker"]) for one in command.events if one["event"] in ("exited", "ready")]
+        assert kinds[-6:] == [("exited", 0), ("ready", 0), ("exited", 1), ("ready", 1), ("exited", 2), ("ready", 2)]
+        verdict = await command.handled(sent)
+        assert flawless(verdict), verdict
+
+
+async def test_a_replacement_that_cannot_load_leaves_the_old_one_at_work(limits: FleetGround, tmp_path: Path) -> None:
+    async with running(limits, tmp_path, workers=2) as command:
+        await command.owned(2)
+        before = command.pids()
+        (tmp_path / "shop.py").write_text("raise RuntimeError('half written')")
+        command.process.send_signal(signal.SIGHUP)
+        (failed,) = await until(lambda: command.all("replacement_failed"))
+        assert "RuntimeError: half written" in failed["reason"]
+        await until(lambda: command.all("rolling_stopped"))
+        verdict = await command.handled(await limits.publish(["k1", "k2"]))
+        assert verdict.clean
+        assert all(map(is_running, before.values()))
+
+
+async def test_a_crash_loop_is_named_with_its_reason(limits: FleetGround, tmp_path: Path) -> None:
+    async with running(limits, tmp_path, workers=1) as command:
+        await command.ready(1)
+        (tmp_path / "shop.py").write_text("import sys\nprint('out of beans', file=sys.stderr)\nsys.exit(7)")
+        os.kill(command.pids()[0], signal.SIGKILL)
+        loop = (await until(lambda: command.all("crash_loop")))[0]
+        assert loop["failures"] == 3
+        assert loop["code"] == 7
+        assert "out of beans" in loop["reason"]
+        assert loop["stderr"] == ["out of beans"]
+        command.process.send_signal(signal.SIGINT)
+        assert await command.end() == 0
+
+
+async def test_a_second_signal_ends_everything_at_once(limits: FleetGround, tmp_path: Path) -> None:
+    async with running(limits, tmp_path, workers=1) as command:
+        await command.owned(1)
+        os.kill(command.pids()[0], signal.SIGSTOP)  # it cannot drain
+        command.process.send_signal(signal.SIGTERM)
+        await until(lambda: command.all("stopping"))
+        command.process.send_signal(signal.SIGTERM)
+        assert await command.end() == 130
+        await until(lambda: not is_running(command.pids()[0]))
+
+
+@pytest.mark.parametrize(
+    ("handler", "stream", "error"),
+    [
+        ("shop", "", "handler 'shop' names no function: write module:function"),
+        ("shoop:handle", "", "there is no module 'shoop' in "),
+        ("shop:handel", "", "module 'shop' has no 'handel': did you mean 'handle'?"),
+        ("shop:text", "", "handler 'shop:text' is 'no function': name a function of one message"),
+        ("shop:two", "", "handler 'shop:two' cannot be called with one message"),
+        ("broken:handle", "", "module 'broken' cannot be imported: ZeroDivisionError: division by zero ("),
+        ("shop:handle", "nothing", "there is no stream 'nothing'; there is: "),
+    ],
+)
+async def test_what_cannot_work_is_one_error(
+    limits: FleetGround, tmp_path: Path, handler: str, stream: str, error: str
+) -> None:
+    (tmp_path / "shop.py").write_text(HANDLER)
+    (tmp_path / "broken.py").write_text("1 / 0")
+    process = await asyncio.create_subprocess_exec(
+        *[sys.executable, "-m", "keylane.cli.main", "fleet", "run", handler, stream or limits.stream, "f"],
+        *["--partitions", "8", "--filter", f"{limits.stream}.*", "--key", "1", "--workers", "4", "-s", limits.url],
+        cwd=tmp_path,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(30):
+        out, err = await process.communicate()
+    assert process.returncode in {1, 2}
+    (line,) = err.decode().splitlines()
+    assert line.startswith(f"keylane: {error}")
+    assert out.decode().count("started") <= 1
