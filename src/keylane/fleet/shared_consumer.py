@@ -39,7 +39,6 @@ from keylane.errors import (
     NotFound,
     RequestTimeout,
 )
-from keylane.groups.consumer_requests import FILTERS_OVERLAP, has_lost_its_files
 from keylane.jetstream import (
     Connection,
     ConsumerConfig,
@@ -56,11 +55,15 @@ from keylane.jetstream import (
 _log = logging.getLogger("keylane.fleet")
 
 PIN_GROUP = "fleet"
+_FILTERS_OVERLAP = 10100
+_NOT_CHANGEABLE = 10012
 _EXISTS_DIFFERENTLY = 10148
 _MISSING = (10014, 10149)
 _CONFIRM_S = 2.0
 _LOOK_AGAIN_S = 0.01
 _NOT_NOW_S = 0.1
+_PIN_LOOKS = 5
+_PIN_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,11 +233,13 @@ class SharedConsumer:
     def _failed(self, change: FilterChange, error: KeylaneError) -> None:
         self._failure = error
         code = error.err_code if isinstance(error, ApiError) else None
-        is_taken = code == FILTERS_OVERLAP
+        is_taken = code == _FILTERS_OVERLAP
         _log.log(logging.DEBUG if is_taken else logging.WARNING, "%r: %s failed: %s", self, _words(change), error)
         if code in _MISSING:
             self._interrupt()
-        elif code == _EXISTS_DIFFERENTLY or (isinstance(error, ApiError) and has_lost_its_files(error)):
+        elif code in (_EXISTS_DIFFERENTLY, _NOT_CHANGEABLE):
+            # Another run's; or made again while the one before was being deleted, and then the server (2.15.1) may have
+            # lost its files.
             self._interrupt()
             self.filters.forget()
         if self.filters.failed(change, time.monotonic(), jitter=random.random(), taken=is_taken):  # noqa: S311
@@ -253,13 +258,9 @@ class SharedConsumer:
             case ReleaseMessages():
                 if self._terms.is_queue and self._feed is not None:
                     await self._feed.reset()
-            case AdmitFilters(filters):
-                last = 0 if self._terms.is_queue else await self._end_of_stream()
-                if self._terms.is_queue and self._feed is not None:
-                    await self._feed.reset(1)
-                # Nothing is awaited from here on: the first message after a rewind must find its filter admitted.
-                self.filters.succeeded(change, now())
-                self._events.admitted(filters & self.filters.wanted, last)
+                    await self._free_pin(self._feed)
+            case AdmitFilters():
+                await self._admit(change)
                 return
         self.filters.succeeded(change, now())
 
@@ -280,7 +281,34 @@ class SharedConsumer:
         config = terms.consumer(self.name, filters, None if terms.is_queue else state.last_sequence + 1)
         await consumers.create(self._connection, stream, config, action="create")
         self._config = config
-        await self._open_feed()
+
+    async def _admit(self, change: AdmitFilters) -> None:
+        """A consumer that nobody has read yet is at the start; another one is rewound."""
+        last = 0 if self._terms.is_queue else await self._end_of_stream()
+        feed = self._feed
+        if feed is not None and self._terms.is_queue:
+            await feed.reset(1)
+        # Nothing is awaited from here on: the first message after a rewind must find its filter admitted.
+        self.filters.succeeded(change, time.monotonic())
+        self._events.admitted(change.filters & self.filters.wanted, last)
+        if feed is None:
+            try:
+                await self._open_feed()
+            except BaseException:
+                self._interrupt()
+                self.filters.forget()
+                raise
+        elif self._terms.is_queue:
+            await self._free_pin(feed)
+
+    async def _free_pin(self, feed: Feed) -> None:
+        """A reset closes the pulls. If the server has just pinned one of them, nobody heard of it: clear that pin."""
+        for _ in range(_PIN_LOOKS):
+            if feed.pin_id is not None or _pin_in(await self._info()) is None:
+                return
+            await asyncio.sleep(_PIN_S)
+        if feed.pin_id is None:
+            await consumers.unpin(self._connection, self._terms.stream, self.name, PIN_GROUP)
 
     async def _update(self, filters: Filters) -> None:
         assert self._config is not None
@@ -355,6 +383,10 @@ class SharedConsumer:
 def _filters_of(info: ConsumerInfo) -> Filters:
     config = info.config
     return frozenset(config.filter_subjects or (() if config.filter_subject is None else (config.filter_subject,)))
+
+
+def _pin_in(info: ConsumerInfo) -> str | None:
+    return next((one.pinned_client_id for one in info.priority_groups if one.group == PIN_GROUP), None)
 
 
 def _words(change: FilterChange) -> str:
