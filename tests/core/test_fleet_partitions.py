@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from keylane.core.fleet_discovery import KEEP_S, SubjectMemory
 from keylane.core.fleet_names import (
     MAX_FLEET_NAME,
     check_collisions,
@@ -21,10 +22,12 @@ from keylane.core.fleet_partitions import (
     Partition,
     PartitionSource,
     discovered,
+    entries_of,
     from_kv,
     hashed,
     listed,
     overlapping_filters,
+    partitions_from_entries,
     source_from_wire,
 )
 from keylane.core.names import check_consumer_name
@@ -192,3 +195,35 @@ def test_a_fleet_shares_no_name_with_a_group() -> None:
         check_collisions("ORDERS-billing", "x", [], static={}, elastic=[("ORDERS", "billing")])
     with pytest.raises(InvalidInput, match="consumer 'a-b-p3' belongs to member 'b-p3' of the static group 'a'"):
         check_collisions("ORDERS", "a-b", [partition_consumer("a-b", "3")], static={"a": ["b-p3"]}, elastic=[])
+
+
+def test_a_subject_stays_a_partition_until_many_looks_have_lacked_it() -> None:
+    memory = SubjectMemory()
+    memory.know(["a"])
+    assert memory.look(["b"], 0.0) == {"a", "b"}
+    assert memory.look(["b"], KEEP_S - 1) == {"a", "b"}
+    assert memory.look(["a"], KEEP_S) == {"a", "b"}, "it was there again"
+    memory.look([], KEEP_S + 1)
+    memory.look([], KEEP_S + 2)
+    assert memory.look([], 2 * KEEP_S) == {"a"}, "b is away for longer than a"
+    assert memory.look([], 2 * KEEP_S + 1) == frozenset()
+
+
+def test_a_long_silence_between_two_looks_is_not_many_looks() -> None:
+    memory = SubjectMemory()
+    memory.know(["a"])
+    memory.look([], 0.0)
+    assert memory.look([], 10 * KEEP_S) == {"a"}
+    assert memory.look([], 10 * KEEP_S + 1) == frozenset()
+
+
+def test_entries_are_the_partitions() -> None:
+    found = listed(["a.*", "b"], weights={"b": 2}, labels={"a.*": "gpu"}).resolve().partitions
+    assert partitions_from_entries(json.loads(json.dumps(entries_of(found)))) == found
+
+
+def test_discovered_partitions_have_weights_and_labels() -> None:
+    source = discovered("dc.*.*", key=[1], weights={"dc.a.*": 3}, labels={"dc.a.*": "gpu"})
+    assert source_from_wire(source.to_wire()) == source
+    one, other = source.resolve(["dc.a.1", "dc.b.1"]).partitions
+    assert (one.weight, one.label, other.weight, other.label) == (3, "gpu", 1.0, None)

@@ -12,8 +12,10 @@ from keylane.core.fleet_records import (
     FleetClaim,
     FleetRecord,
     FleetSpec,
+    Generation,
     LeaderLease,
     LeaseState,
+    PartitionTable,
     WorkerLease,
     WorkerPositions,
     check_partition,
@@ -28,13 +30,14 @@ LEASE = WorkerLease(worker=3, instance="a.1", taken=7, beat=2, state=LeaseState.
 LEADER = LeaderLease(worker=3, instance="a.1", epoch=4, beat=9, version=12)
 OWNERS = {**{str(number): number // 8 for number in range(32)}, "tool-1.chamber-2": 3}
 ASSIGNMENT = FleetAssignment(epoch=4, version=12, owners=OWNERS, workers={0: "b.1", 3: "a.1"}, reason="start")
+TABLE = PartitionTable(version=7, entries=({"subject": "a.*"},), generations=(Generation(1, 16, 5, 9),), numbers=(10,))
 CLAIM = FleetClaim(partition="tool-1.chamber-2", worker=3, instance="a.1", token=99, held=True)
 POSITIONS = WorkerPositions(
     worker=3, instance="a.1", beat=8, stream_created="2026-01-01T00:00:00Z", positions={"0": 17, "tool-1.chamber-2": 0}
 )
 
 
-@pytest.mark.parametrize("record", [SPEC, LEASE, LEADER, ASSIGNMENT, CLAIM, POSITIONS])
+@pytest.mark.parametrize("record", [SPEC, LEASE, LEADER, ASSIGNMENT, CLAIM, TABLE, POSITIONS])
 def test_a_record_comes_back(record: FleetRecord) -> None:
     assert from_json(key_of(record), to_json(record)) == record
 

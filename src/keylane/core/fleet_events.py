@@ -90,6 +90,15 @@ class PartitionPinned:
     partition: str
 
 
+@dataclass(frozen=True, slots=True)
+class TableFollowed:
+    """The partition table is in force here, in every reader: the lease says so from now on."""
+
+    version: int
+    opened: frozenset[str] | None = None
+    """Only these partitions may be owned now, whatever is assigned; None: all."""
+
+
 class FleetSignal(Enum):
     """Events that say all by their name."""
 
@@ -110,6 +119,7 @@ FleetEvent: TypeAlias = (
     | RecordHint
     | PartitionDrained
     | PartitionPinned
+    | TableFollowed
     | FleetSignal
 )
 

@@ -104,6 +104,8 @@ class IdLease:
     deadline: float = 0.0
     renew_at: float = 0.0
     leaving: bool = False
+    table: int = 0
+    """The version of the partition table that this worker follows."""
     successors: Mapping[str, int] = field(default_factory=dict)
     """Of this worker's partitions, once it leaves."""
     handed_over_at: float | None = None
@@ -201,6 +203,7 @@ class IdLease:
             highest_version=self.view.highest_version,
             highest_epoch=self.view.highest_epoch,
             trouble=self.trouble,
+            table=self.table,
             successors=self.successors,
         )
         self._sent[lease.beat] = now

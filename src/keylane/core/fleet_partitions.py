@@ -40,6 +40,8 @@ class Partition:
     """What it costs to handle, in any unit."""
     label: str | None = None
     """Only workers with this label handle it."""
+    first: int = 0
+    """The first sequence that belongs to it; 0: all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ def hashed(
     Without a key the whole subject is hashed. The stream puts the number in front of its subjects.
 
     >>> hashed(32, "orders.*", key=[1]).resolve().partitions[3]
-    Partition(id='3', filter='3.orders.*', weight=1.0, label=None)
+    Partition(id='3', filter='3.orders.*', weight=1.0, label=None, first=0)
     """
     _check_key(key)
     partitioning = Partitioning(subject_filter, tuple(key), check_partition_count(partitions))
@@ -192,6 +194,9 @@ class DiscoveredPartitions:
 
     filter: str
     key: tuple[int, ...] = ()
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """By the filter of the partition, as labels are."""
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     def filter_of(self, subject: str) -> str:
         """The filter of the partition that a subject belongs to."""
@@ -212,17 +217,32 @@ class DiscoveredPartitions:
         matching = {one for one in subjects if matches(self.filter, one)}
         left_out = {one for one in matching if not {"*", ">"}.isdisjoint(one.split("."))}
         found = {self.filter_of(one) for one in matching - left_out}.union(known)
-        partitions = (Partition(subject_id(one), one) for one in found)
+        partitions = (
+            Partition(subject_id(one), one, self.weights.get(one, 1.0), self.labels.get(one)) for one in found
+        )
         return PartitionSet(
             tuple(sorted(partitions, key=lambda partition: partition.id)), left_out=tuple(sorted(left_out))
         )
 
     def to_wire(self) -> dict[str, Any]:
-        return {"kind": "discovered", "filter": self.filter, "key": list(self.key)}
+        wire: dict[str, Any] = {"kind": "discovered", "filter": self.filter, "key": list(self.key)}
+        if self.weights:
+            wire["weights"] = dict(sorted(self.weights.items()))
+        if self.labels:
+            wire["labels"] = dict(sorted(self.labels.items()))
+        return wire
 
 
-def discovered(subject_filter: str, key: Sequence[int] = ()) -> DiscoveredPartitions:
+def discovered(
+    subject_filter: str,
+    key: Sequence[int] = (),
+    *,
+    weights: Mapping[str, float] | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> DiscoveredPartitions:
     """One partition for each subject that matches, or with a key for each value of these `*` tokens, from 1.
+
+    Weights and labels are by the filter of a partition, which need not exist yet.
 
     >>> discovered("dc.*.*.completion", key=[1]).filter_of("dc.etch1.c2.completion")
     'dc.etch1.*.completion'
@@ -231,7 +251,12 @@ def discovered(subject_filter: str, key: Sequence[int] = ()) -> DiscoveredPartit
     _check_key(key)
     check_wildcards(key, subject_filter, len(wildcard_positions(subject_filter)))
     # In the order of the filter: (2, 1) and (1, 2) make the same partitions.
-    return DiscoveredPartitions(subject_filter, tuple(sorted(key)))
+    return DiscoveredPartitions(
+        subject_filter,
+        tuple(sorted(key)),
+        {one: check_weight(weight, shown(one)) for one, weight in (weights or {}).items()},
+        {one: check_label(label) for one, label in (labels or {}).items()},
+    )
 
 
 # ---- a KV value -------------------------------------------------------------------------------------
@@ -277,7 +302,22 @@ def from_kv(bucket: str, key: str) -> KvPartitions:
     return KvPartitions(bucket, key)
 
 
-def _from_entries(entries: list[Any]) -> ListedPartitions:
+def partitions_from_entries(entries: Iterable[Any]) -> tuple[Partition, ...]:
+    """What `entries_of` described, or a list in a KV value."""
+    return _from_entries(entries).resolve().partitions
+
+
+def entries_of(partitions: Iterable[Partition]) -> tuple[dict[str, Any], ...]:
+    """Partitions as JSON: subjects, and weights and labels where they say something."""
+    return tuple(
+        {"subject": one.filter}
+        | ({"weight": one.weight} if one.weight != 1.0 else {})
+        | ({"label": one.label} if one.label is not None else {})
+        for one in partitions
+    )
+
+
+def _from_entries(entries: Iterable[Any]) -> ListedPartitions:
     subjects: list[str] = []
     weights: dict[str, float] = {}
     labels: dict[str, str] = {}
@@ -319,7 +359,7 @@ def source_from_wire(wire: Mapping[str, Any]) -> PartitionSource:
             case "listed":
                 return listed(wire["subjects"], weights=wire.get("weights"), labels=wire.get("labels"))
             case "discovered":
-                return discovered(wire["filter"], wire["key"])
+                return discovered(wire["filter"], wire["key"], weights=wire.get("weights"), labels=wire.get("labels"))
             case "kv":
                 return from_kv(wire["bucket"], wire["key"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:

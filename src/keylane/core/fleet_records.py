@@ -1,6 +1,6 @@
 """The records of a fleet in its KV bucket: what each holds, its JSON, and how a record is refused.
 
-Owns: six records, their keys below `<stream>.<fleet>.`, their checks, the digest of an assignment. Never writes one.
+Owns: seven records, their keys below `<stream>.<fleet>.`, their checks, the digest of an assignment. Never writes one.
 
 | key | record | written by | what only grows in it |
 | --- | --- | --- | --- |
@@ -9,6 +9,7 @@ Owns: six records, their keys below `<stream>.<fleet>.`, their checks, the diges
 | `leader` | `LeaderLease` | the leader | `epoch`, then `beat` |
 | `assignment` | `FleetAssignment` | the leader | `epoch`, then `version` |
 | `claim.<partition>` | `FleetClaim` | the owner of the partition, or its successor | `token` |
+| `partitions` | `PartitionTable` | the leader, where partitions change while the fleet runs | `version` |
 | `position.<n>` | `WorkerPositions` | the holder of id n | `beat`, and every position |
 
 The growing numbers put any two records of one key in order without the store: a record that is lower than one that a
@@ -27,7 +28,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from hashlib import sha256
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from keylane.core.subjects import shown
 from keylane.errors import BrokenFleetRecord, InvalidInput
@@ -35,6 +36,7 @@ from keylane.errors import BrokenFleetRecord, InvalidInput
 SPEC = "spec"
 LEADER = "leader"
 ASSIGNMENT = "assignment"
+TABLE = "partitions"
 WORKERS = "worker.*"
 """The pattern of all worker leases, for a read of many keys."""
 POSITIONS = "position"
@@ -156,6 +158,8 @@ class WorkerLease:
     highest_version: int = 0
     highest_epoch: int = 0
     """The highest that this worker has seen: what a store that forgot them must be told."""
+    table: int = 0
+    """The version of the partition table that this worker follows."""
     successors: Mapping[str, int] = field(default_factory=dict)
     """Partition -> the worker that takes it over from this one, which leaves. Holds until the next assignment."""
     trouble: str = ""
@@ -228,6 +232,41 @@ class FleetClaim:
         return (self.token, not self.held)
 
 
+class Generation(NamedTuple):
+    """A numbering of a hashed fleet's stream: the sequences that it counts for, and where it stands."""
+
+    number: int
+    partitions: int
+    first: int = 0
+    """The first sequence of this generation; 0: all that there is."""
+    last: int | None = None
+    """Nothing after this sequence is handled; None: no end."""
+    every: bool = False
+    """One partition for all numbers: messages of two numberings are mixed here."""
+    retired: bool = False
+    """Everything up to `last` is handled: its consumers are deleted next."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionTable:
+    """Partitions that change while the fleet runs: subjects that were found, or generations of numbers."""
+
+    version: int
+    entries: tuple[Mapping[str, Any], ...] = ()
+    """Of a source that is looked up: `{"subject": …, "weight": …, "label": …}`, the last two where they are given."""
+    generations: tuple[Generation, ...] = ()
+    """Of a hashed fleet: the one that is handled now, then those that wait for it. None: the spec's, as it began."""
+    target: int = 0
+    """The number of partitions that somebody asked for; 0: no change is wanted."""
+    numbers: tuple[int, ...] = ()
+    """Every number of partitions that the fleet has had or was asked for."""
+    extra: Extra = field(default_factory=_no_extra, compare=False)
+
+    @property
+    def rank(self) -> tuple[int, ...]:
+        return (self.version,)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPositions:
     """How far partitions are handled, as one worker knows it. `worker` is the number in its key.
@@ -249,7 +288,9 @@ class WorkerPositions:
         return (self.beat,)
 
 
-FleetRecord: TypeAlias = FleetSpec | WorkerLease | LeaderLease | FleetAssignment | FleetClaim | WorkerPositions
+FleetRecord: TypeAlias = (
+    FleetSpec | WorkerLease | LeaderLease | FleetAssignment | FleetClaim | PartitionTable | WorkerPositions
+)
 
 
 def digest_of(owners: Mapping[str, int]) -> str:
@@ -385,6 +426,30 @@ def _ranges(numbers: list[int]) -> Iterable[int | list[int]]:
             start = place
 
 
+def _entries(value: Any) -> tuple[Mapping[str, Any], ...]:
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise _Wrong("a list of objects")
+    return tuple(value)
+
+
+def _numbers(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise _Wrong("a list of whole numbers")
+    return tuple(map(_number, value))
+
+
+def _generations(value: Any) -> tuple[Generation, ...]:
+    try:
+        found = tuple(Generation(**one) for one in value)
+    except TypeError:
+        raise _Wrong("a list of generations") from None
+    for one in found:
+        for each in (one.number, one.partitions, one.first, one.last or 0):
+            _number(each)
+        _boolean(one.every), _boolean(one.retired)
+    return found
+
+
 _Fields: TypeAlias = Mapping[str, Callable[[Any], Any]]
 
 _FIELDS: dict[type, _Fields] = {
@@ -409,6 +474,7 @@ _FIELDS: dict[type, _Fields] = {
         "highest_token": _number,
         "highest_version": _number,
         "highest_epoch": _number,
+        "table": _number,
         "successors": _owners,
         "trouble": _text,
     },
@@ -433,6 +499,13 @@ _FIELDS: dict[type, _Fields] = {
         "token": _number,
         "held": _boolean,
     },
+    PartitionTable: {
+        "version": _number,
+        "entries": _entries,
+        "generations": _generations,
+        "target": _number,
+        "numbers": _numbers,
+    },
     WorkerPositions: {
         "instance": _some_text,
         "beat": _number,
@@ -447,12 +520,13 @@ _REQUIRED: dict[type, frozenset[str]] = {
     LeaderLease: frozenset({"worker", "instance", "epoch", "beat", "state"}),
     FleetAssignment: frozenset({"epoch", "version", "owners", "workers"}),
     FleetClaim: frozenset(_FIELDS[FleetClaim]),
+    PartitionTable: frozenset({"version"}),
     WorkerPositions: frozenset(_FIELDS[WorkerPositions]),
 }
 """A field that a later version adds to this list must have a default here for records of an earlier one."""
 
 
-def key_of(record: FleetRecord) -> str:
+def key_of(record: FleetRecord) -> str:  # noqa: PLR0911 - one for each record
     match record:
         case FleetSpec():
             return SPEC
@@ -464,6 +538,8 @@ def key_of(record: FleetRecord) -> str:
             return ASSIGNMENT
         case FleetClaim():
             return claim_key(record.partition)
+        case PartitionTable():
+            return TABLE
         case WorkerPositions():
             return position_key(record.worker)
 
@@ -474,13 +550,15 @@ def to_json(record: FleetRecord) -> bytes:
     if isinstance(record, FleetAssignment):
         content["owners"] = _compact(record.owners)
         content["digest"] = record.digest
+    elif isinstance(record, PartitionTable):
+        content["generations"] = [one._asdict() for one in record.generations]
     elif isinstance(record, WorkerLease):
         content["successors"] = _compact(record.successors)
     return json.dumps(content, separators=(",", ":")).encode()
 
 
 @lru_cache(maxsize=512)  # what a hint announced is read a moment later
-def from_json(key: str, value: bytes) -> FleetRecord:
+def from_json(key: str, value: bytes) -> FleetRecord:  # noqa: PLR0911 - one for each record
     """The record that is stored under a key, or `BrokenFleetRecord`.
 
     >>> claim = FleetClaim(partition="3", worker=1, instance="a", token=7, held=True)
@@ -493,6 +571,8 @@ def from_json(key: str, value: bytes) -> FleetRecord:
         return _read(LeaderLease, key, value, {})
     if key == ASSIGNMENT:
         return _read_assignment(value)
+    if key == TABLE:
+        return _read(PartitionTable, key, value, {})
     if (worker := worker_of(key)) is not None:
         return _read(WorkerLease, key, value, {"worker": worker})
     if (partition := partition_of(key)) is not None:
@@ -517,7 +597,7 @@ def _read_assignment(value: bytes) -> FleetAssignment:
     return record
 
 
-R = TypeVar("R", FleetSpec, WorkerLease, LeaderLease, FleetAssignment, FleetClaim, WorkerPositions)
+R = TypeVar("R", FleetSpec, WorkerLease, LeaderLease, FleetAssignment, FleetClaim, PartitionTable, WorkerPositions)
 
 
 def _read(kind: type[R], key: str, value: bytes, given: Mapping[str, Any]) -> R:

@@ -27,6 +27,7 @@ from keylane.core.fleet_records import (
     FleetRecord,
     FleetSpec,
     LeaderLease,
+    PartitionTable,
     WorkerLease,
     WorkerPositions,
     from_json,
@@ -115,7 +116,7 @@ class FleetView:
                 self.highest_version = max(self.highest_version, record.version)
             case FleetClaim():
                 self.highest_token = max(self.highest_token, record.token)
-            case FleetSpec() | WorkerPositions():
+            case FleetSpec() | PartitionTable() | WorkerPositions():
                 pass
 
     # ---- reads ---------------------------------------------------------------------------------------------
@@ -254,6 +255,16 @@ class FleetView:
         for worker, seen in self.workers.items():
             if isinstance(seen.lease, WorkerLease) and seen.lease.state.is_held and not self.is_gone(worker):
                 yield seen.lease
+
+    def all_follow(self, version: int) -> bool:
+        """Whether every worker that may handle something follows this version of the partition table, or a later one.
+
+        An assignment gives partitions only to workers whose leases its leader has seen, and a worker reads the table
+        after the assignment: whoever joins later follows a later version.
+        """
+        named = self.assignment.workers if self.assignment is not None else {}
+        unseen = [worker for worker in named if worker not in self.workers and not self.is_gone(worker)]
+        return not unseen and all(lease.table >= version for lease in self.live_leases())
 
     def is_gone(self, worker: int) -> bool:
         first, last = self.absent.get(worker, (0.0, 0.0))

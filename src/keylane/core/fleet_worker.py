@@ -57,6 +57,7 @@ from keylane.core.fleet_events import (
     SetTimer,
     SpecRefused,
     StopEverything,
+    TableFollowed,
     WorkerEnded,
     WorkerState,
     WriteConfirmed,
@@ -127,6 +128,8 @@ class FleetWorker:
     look_at: float = 0.0
     looks: int = 0
     audit_due: bool = False
+    opened: frozenset[str] | None = None
+    """The partitions that may be owned now, whatever is assigned; None: all."""
     announced: dict[str, Announcement] = field(default_factory=dict)
     """What was not readable yet when a hint told of it."""
     successors_of: tuple[object, ...] = ()
@@ -207,6 +210,10 @@ def _take(worker: FleetWorker, event: FleetEvent, now: float) -> None:  # noqa: 
         case PartitionPinned(partition):
             if worker.ownership is not None:
                 worker.ownership.pinned(partition)
+        case TableFollowed(version, opened):
+            worker.opened = opened
+            worker.lease.table = max(worker.lease.table, version)
+            worker.lease.renew_at = min(worker.lease.renew_at, now)
         case FleetSignal.STOP:
             _stop(worker, now)
         case FleetSignal.HANDLERS_ENDED:
@@ -468,10 +475,12 @@ def _own(worker: FleetWorker, ownership: Ownership, now: float) -> None:
     gives_up = worker.stopping and (
         worker.lease.is_handed_over(now) or not _others(worker, ownership) or now >= worker.leave_by
     )
-    wanted_for = (ownership.instance, view.handovers, gives_up)
+    wanted_for = (ownership.instance, view.handovers, gives_up, worker.opened)
     if worker.wanted_for != wanted_for:
         worker.wanted_for = wanted_for
         wanted = view.partitions_of(ownership.worker, ownership.instance)
+        if worker.opened is not None:
+            wanted &= worker.opened
         if worker.stopping:
             wanted = frozenset() if gives_up else wanted & ownership.partitions.keys()
         ownership.want(wanted)

@@ -7,18 +7,31 @@
 from __future__ import annotations
 
 from keylane.core.fleet_events import WorkerState
-from keylane.core.fleet_partitions import HashedPartitions, ListedPartitions, Partition, hashed, listed
+from keylane.core.fleet_partitions import (
+    DiscoveredPartitions,
+    HashedPartitions,
+    KvPartitions,
+    ListedPartitions,
+    Partition,
+    discovered,
+    from_kv,
+    hashed,
+    listed,
+)
 from keylane.core.fleet_records import FleetAssignment
 from keylane.fleet.admin import FleetStatus, PartitionStatus, WorkerStatus, list_fleets, status, stored_spec
 from keylane.fleet.lag import PartitionLag
 from keylane.fleet.membership import join
+from keylane.fleet.repartition import repartition
 from keylane.fleet.worker import FleetHooks, Worker
 
 __all__ = [
+    "DiscoveredPartitions",
     "FleetAssignment",
     "FleetHooks",
     "FleetStatus",
     "HashedPartitions",
+    "KvPartitions",
     "ListedPartitions",
     "Partition",
     "PartitionLag",
@@ -26,10 +39,13 @@ __all__ = [
     "Worker",
     "WorkerState",
     "WorkerStatus",
+    "discovered",
+    "from_kv",
     "hashed",
     "join",
     "list_fleets",
     "listed",
+    "repartition",
     "status",
     "stored_spec",
 ]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from keylane.core.fleet_generations import in_words
 from keylane.core.fleet_names import check_fleet_name, partition_consumer
-from keylane.core.fleet_partitions import HashedPartitions, ListedPartitions, Partition, source_from_wire
+from keylane.core.fleet_partitions import Partition, source_from_wire
 from keylane.core.fleet_records import (
     ASSIGNMENT,
     LEADER,
@@ -23,6 +24,7 @@ from keylane.core.fleet_records import (
 from keylane.core.names import check_stream_name
 from keylane.errors import NoSuchFleet
 from keylane.fleet.lag import partition_lag
+from keylane.fleet.partition_table import FleetPartitions
 from keylane.fleet.store import FLEET_BUCKET
 from keylane.jetstream import Bucket, Connection, consumers
 
@@ -70,6 +72,8 @@ class FleetStatus:
     """Why the newest assignment was made."""
     workers: tuple[WorkerStatus, ...]
     partitions: tuple[PartitionStatus, ...]
+    change: str | None = None
+    """Where a change of the number of partitions stands; None: there is none."""
 
     @property
     def lag(self) -> int | None:
@@ -119,9 +123,9 @@ async def status(connection: Connection, stream: str, fleet: str) -> FleetStatus
             oldest_s=lag.oldest_s if lag is not None else None,
         )
 
-    source = source_from_wire(spec.source)
-    assert isinstance(source, HashedPartitions | ListedPartitions)  # no worker makes another fleet
-    partitions = source.resolve().partitions
+    known = FleetPartitions(connection, stream, fleet, source_from_wire(spec.source))
+    await known.read()
+    partitions = known.current
     looked = tuple(await asyncio.gather(*(look(one) for one in partitions)))
     return FleetStatus(
         stream=stream,
@@ -144,6 +148,7 @@ async def status(connection: Connection, stream: str, fleet: str) -> FleetStatus
             )
         ),
         partitions=looked,
+        change=in_words(known.table) if known.table.generations else None,
     )
 
 

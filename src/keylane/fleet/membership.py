@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Literal, get_args
 
 from keylane.awaitable_context import awaitable_context
@@ -12,15 +13,25 @@ from keylane.core.consumer_filters import SUBJECT_CAP
 from keylane.core.fleet_layout import Layout, StreamShape, choose_layout
 from keylane.core.fleet_leader import LeaderWindows
 from keylane.core.fleet_names import check_fleet_name, check_label, partition_consumer
-from keylane.core.fleet_partitions import HashedPartitions, ListedPartitions, Partition
-from keylane.core.fleet_records import SPEC, FleetSpec, read_spec
+from keylane.core.fleet_partitions import (
+    DiscoveredPartitions,
+    HashedPartitions,
+    KvPartitions,
+    Partition,
+    PartitionSource,
+    source_from_wire,
+)
+from keylane.core.fleet_records import SPEC, FleetSpec, from_json
 from keylane.core.names import check_stream_name
 from keylane.core.partitions import Partitioning, parse_transform
 from keylane.dispatch import Executor
-from keylane.errors import BrokenFleetRecord, FleetError, InvalidInput
+from keylane.errors import FleetError, InvalidInput
 from keylane.fleet.collisions import refuse_collisions
 from keylane.fleet.partition_reader import ReaderOptions
+from keylane.fleet.partition_source import KvLookup, PartitionLookup, SourceKeeper, SubjectLookup, first_look
+from keylane.fleet.partition_table import FleetPartitions
 from keylane.fleet.planner import FleetPlanner
+from keylane.fleet.repartition import GenerationKeeper
 from keylane.fleet.shared_consumer import ConsumerTerms
 from keylane.fleet.store import FLEET_BUCKET
 from keylane.fleet.worker import FleetHooks, Worker, identity_of
@@ -39,8 +50,6 @@ PIN_TIMEOUT_S = 60.0
 LEASE_S = 3.0
 
 _log = logging.getLogger("keylane.fleet")
-
-PartitionSource = HashedPartitions | ListedPartitions
 
 
 @awaitable_context
@@ -100,13 +109,23 @@ async def join(
     if max_subjects < 1:
         raise InvalidInput(f"max_subjects is {max_subjects}: a consumer needs at least 1 filter")
     if not isinstance(partitions, PartitionSource):
-        raise InvalidInput(f"partitions is {partitions!r}: use hashed(…) or listed(…)")
+        raise InvalidInput(f"partitions is {partitions!r}: use hashed(…), listed(…), discovered(…) or from_kv(…)")
     connection.require("consumer_reset")
-    found = partitions.resolve().partitions
     info = await streams.info(connection, stream)
-    _check_stream(info.config, partitions, found)
-    names = [partition_consumer(fleet, one.id) for one in found] if layout != "worker" else []
-    names += [f"{fleet}-{number}" for number in range(FleetSpec(source={}).pool)] if layout != "partition" else []
+    await Bucket(connection, FLEET_BUCKET).ensure(replicas=info.config.num_replicas or 1)
+    source = await _agreed_source(connection, stream, fleet, partitions)
+    known = FleetPartitions(connection, stream, fleet, source)
+    lookup = _lookup(connection, stream, source, known)
+    await known.read()
+    if lookup is not None:
+        await first_look(lookup, known)
+    _check_stream(info.config, known)
+    if layout == "auto":
+        layout = await _stored_layout(connection, stream, fleet) or await _chosen_layout(connection, info.config, known)
+    if layout == "worker":
+        names = [f"{fleet}-{number}" for number in range(FleetSpec(source={}).pool)]
+    else:
+        names = [partition_consumer(fleet, one.id) for one in known.current]
     await refuse_collisions(connection, stream, fleet, names)
     if journal is not None and journal.stream != stream:
         raise InvalidInput(f"the journal is that of stream {journal.stream!r}: stream {stream!r} needs its own")
@@ -126,21 +145,16 @@ async def join(
         on_try=hooks.on_try if hooks is not None else None,
     )
     call = handler_call(handler, terms)
-    bucket = Bucket(connection, FLEET_BUCKET)
-    await bucket.ensure(replicas=info.config.num_replicas or 1)
-    if layout == "auto":
-        layout = await _stored_layout(bucket, stream, fleet) or await _chosen_layout(connection, info.config, found)
     await call.start()
-    by_id = {one.id: one for one in found}
     worker = Worker(
         connection,
         stream,
         fleet,
-        spec=FleetSpec(source=partitions.to_wire(), prefix=fleet, lease_s=lease_s, layout=layout),
+        spec=FleetSpec(source=source.to_wire(), prefix=fleet, lease_s=lease_s, layout=layout),
         identity=identity_of(name, [check_label(label) for label in labels]),
-        planner=lambda offset_s: FleetPlanner(lambda: found, strategy, LeaderWindows(), offset_s),
-        partition_of=by_id.get,
-        place_of=_places(partitions),
+        planner=lambda offset_s: FleetPlanner(lambda: known.current, strategy, LeaderWindows(), offset_s),
+        partitions=known,
+        place_of=_places(source),
         reader_options=ReaderOptions(
             stream=stream,
             is_queue=info.config.retention == RetentionPolicy.WORK_QUEUE,
@@ -167,34 +181,83 @@ async def join(
         hooks=hooks or FleetHooks(),
         stop_timeout_s=stop_timeout_s,
     )
+    if lookup is not None:
+        worker.keep(SourceKeeper(lookup, known, worker.report_source))
+    elif isinstance(source, HashedPartitions) and layout == "partition":
+        worker.keep(GenerationKeeper(connection, stream, fleet, known, view=worker.view, leads=worker.leads_surely))
     worker.start()
     return worker
 
 
-async def _stored_layout(bucket: Bucket, stream: str, fleet: str) -> Layout | None:
-    """What the fleet was created with; None: it is created now. What cannot be read is refused later."""
-    entry = await bucket.get(f"{stream}.{fleet}.{SPEC}")
-    if entry is None or entry.value is None:
+async def _stored_layout(connection: Connection, stream: str, fleet: str) -> Layout | None:
+    """What the fleet was created with; None: it is created now."""
+    spec = await _stored_spec(connection, stream, fleet)
+    if spec is None:
         return None
-    try:
-        stored = read_spec(entry.value).layout
-    except BrokenFleetRecord:
-        return None
-    return "worker" if stored == "worker" else "partition"
+    return "worker" if spec.layout == "worker" else "partition"
 
 
-async def _chosen_layout(connection: Connection, config: StreamConfig, found: tuple[Partition, ...]) -> Layout:
+async def _stored_spec(connection: Connection, stream: str, fleet: str) -> FleetSpec | None:
+    entry = await Bucket(connection, FLEET_BUCKET).get(f"{stream}.{fleet}.{SPEC}")
+    spec = from_json(SPEC, entry.value) if entry is not None and entry.value is not None else None
+    return spec if isinstance(spec, FleetSpec) else None
+
+
+async def _chosen_layout(connection: Connection, config: StreamConfig, known: FleetPartitions) -> Layout:
     wire = await streams.info_json(connection, str(config.name))
     choice = choose_layout(
         StreamShape(
             in_files=config.storage != StorageType.MEMORY,
             replicas=config.num_replicas or 1,
             subjects=wire["state"].get("num_subjects", 0),
-            partitions=len(found),
+            partitions=len(known.current),
         )
     )
     _log.info("layout %s: %s", choice.layout, choice.reason)
     return choice.layout
+
+
+async def _agreed_source(connection: Connection, stream: str, fleet: str, given: PartitionSource) -> PartitionSource:
+    """The fleet's own source where the given one differs in a number of partitions that the fleet has had, or gets.
+
+    So workers that were started with the old number and with the new one can share a fleet while it is deployed.
+    """
+    spec = await _stored_spec(connection, stream, fleet)
+    if spec is None or not isinstance(given, HashedPartitions):
+        return given
+    stored = source_from_wire(spec.source)
+    if not isinstance(stored, HashedPartitions):
+        return given
+    known = FleetPartitions(connection, stream, fleet, stored)
+    await known.read()
+    number = given.partitioning.partitions
+    present = known.table.target or known.table.generations[-1].partitions
+    if number not in known.table.numbers:
+        raise FleetError(
+            f"fleet {fleet!r} of stream {stream!r} has {present} partitions, and this worker asks for {number}: join "
+            f"with {present}, or change the fleet first: `keylane fleet repartition {stream} {fleet} {number}`"
+        )
+    if number != present:
+        _log.warning(
+            "fleet %r of stream %r has %d partitions: this worker asked for %d and uses those of the fleet",
+            fleet,
+            stream,
+            present,
+            number,
+        )
+    first = replace(given.partitioning, partitions=stored.partitioning.partitions)
+    return replace(given, partitioning=first)
+
+
+def _lookup(
+    connection: Connection, stream: str, source: PartitionSource, known: FleetPartitions
+) -> PartitionLookup | None:
+    match source:
+        case KvPartitions():
+            return KvLookup(connection, source)
+        case DiscoveredPartitions():
+            return SubjectLookup(connection, stream, source, known)
+    return None
 
 
 def _places(source: PartitionSource) -> Callable[[Partition], Placing]:
@@ -214,14 +277,15 @@ def _one_lane(partition: Partition) -> Placing:
     return place
 
 
-def _check_stream(config: StreamConfig, source: PartitionSource, found: tuple[Partition, ...]) -> None:
+def _check_stream(config: StreamConfig, known: FleetPartitions) -> None:
+    source, found = known.source, known.current
     if config.retention == RetentionPolicy.INTEREST:
         raise FleetError(
             f"stream {config.name!r} has interest retention, which deletes a message that is published before the "
             "consumer of its partition exists: use a stream with work queue or limits retention"
         )
     if isinstance(source, HashedPartitions):
-        _check_numbers(config, source.partitioning)
+        _check_numbers(config, source.partitioning, set(known.table.numbers))
     lacking = next((one.filter for one in found if can_store(config, one.filter) is False), None)
     if lacking is not None:
         raise FleetError(
@@ -230,7 +294,7 @@ def _check_stream(config: StreamConfig, source: PartitionSource, found: tuple[Pa
         )
 
 
-def _check_numbers(config: StreamConfig, wanted: Partitioning) -> None:
+def _check_numbers(config: StreamConfig, wanted: Partitioning, numbers: set[int]) -> None:
     """The stream must number its subjects as the fleet counts them: another number of partitions loses messages."""
     transform = config.subject_transform
     known = parse_transform(transform.src or ">", transform.dest) if transform is not None and transform.dest else None
@@ -239,7 +303,7 @@ def _check_numbers(config: StreamConfig, wanted: Partitioning) -> None:
             f"stream {config.name!r} puts no partition number in front of its subjects: give it a subject transform "
             f"from {wanted.filter!r} to {wanted.destination!r}"
         )
-    if known is not None and known.partitions != wanted.partitions:
+    if known is not None and known.partitions not in numbers:
         raise FleetError(
             f"stream {config.name!r} numbers {known.partitions} partitions, and the fleet asks for "
             f"{wanted.partitions}: ask for {known.partitions}"

@@ -106,6 +106,9 @@ class PartitionReader:
         self._feed_end: asyncio.Task[None] | None = None
         self._mode = _Mode.HOLDING
         self._held: list[Message] = []
+        self._last: int | None = None
+        self._beyond: dict[int, Message] = {}
+        """What came after `_last`: not for this generation, unless the limit moves."""
         self._floor = 0
         """Everything of the partition up to this sequence was handled when the consumer was last looked at."""
         self._highest = 0
@@ -153,7 +156,7 @@ class PartitionReader:
 
     async def _ensure_consumer(self) -> None:
         """One that was deleted while this worker had the partition begins where this worker is."""
-        start = None if self._options.is_queue or not self._floor else self._resume_at()
+        start = None if self._options.is_queue else self._resume_at() if self._floor else self._partition.first or None
         wanted = self._options.consumer(self._consumer, self._partition.filter, start)
         stream = self._options.stream
         try:
@@ -179,6 +182,13 @@ class PartitionReader:
         held, self._held = self._held, []
         if held:
             self._take(held)
+
+    def limit(self, last: int | None) -> None:
+        """Start nothing that comes after this sequence; None: no limit. What came before the limit goes on."""
+        self._last = last
+        beyond, self._beyond = self._beyond, {}
+        if beyond and self._mode is _Mode.STARTED:
+            self._take([beyond[sequence] for sequence in sorted(beyond)])
 
     async def take_pin(self) -> None:
         """Clear the pin of whoever has it, unless it is ours, and have all that is not acked delivered again."""
@@ -207,7 +217,7 @@ class PartitionReader:
         `lost`: another worker owns the partition by now. Handlers have their grace to end, and no ack is waited for.
         """
         self._mode = _Mode.DRAINING
-        self._held.clear()
+        self._drop_waiting()
         if lost:
             self._origin.token = 0
             self._processor.revoke()
@@ -226,7 +236,7 @@ class PartitionReader:
         feed, self._feed = self._feed, None
         end, self._feed_end = self._feed_end, None
         self._mode = _Mode.HOLDING
-        self._held.clear()
+        self._drop_waiting()
         self._origin.token = 0
         self._processor.forget()
         self._processor.forget_acks()
@@ -256,6 +266,12 @@ class PartitionReader:
         if self._mode is _Mode.HOLDING:
             self._held += batch
             return
+        if self._last is not None:
+            last = self._last
+            self._beyond |= {one.sequence: one for one in batch if one.sequence > last}
+            batch = [one for one in batch if one.sequence <= last]
+            if not batch:
+                return
         place, origin = self._place, self._origin
         messages = [GroupMessage(one, place(one.raw_subject), origin) for one in batch]
         if self._mode is _Mode.STARTED:
@@ -264,6 +280,11 @@ class PartitionReader:
         else:
             self._processor.pass_over(messages)
 
+    def _drop_waiting(self) -> None:
+        """It comes again, here or to whoever is next."""
+        self._held.clear()
+        self._beyond.clear()
+
     def _got_pin(self, pin_id: str) -> None:
         self._origin.pin_id = pin_id
         self._pinned()
@@ -271,7 +292,7 @@ class PartitionReader:
     def _lost_pin(self, _pin_id: str) -> None:
         """What has not begun comes again, to whoever is pinned: here, or to a worker that claims the partition."""
         self._origin.pin_id = None
-        self._held.clear()
+        self._drop_waiting()
         self._processor.forget()
 
     def _feed_ended(self, end: asyncio.Task[None]) -> None:

@@ -12,7 +12,9 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, fields
+from typing import Protocol
 
 from keylane.core.fleet_events import (
     ClosePartition,
@@ -23,12 +25,15 @@ from keylane.core.fleet_events import (
     OpenPartition,
     PartitionDrained,
     PartitionPinned,
+    ReadFailed,
     ReadRecords,
+    RecordHint,
     ReportState,
     SetTimer,
     SpecRefused,
     StartPartition,
     StopEverything,
+    TableFollowed,
     UnpinPartition,
     WorkerEnded,
     WorkerState,
@@ -37,13 +42,15 @@ from keylane.core.fleet_events import (
 from keylane.core.fleet_lease import WorkerIdentity
 from keylane.core.fleet_names import partition_consumer
 from keylane.core.fleet_partitions import Partition
-from keylane.core.fleet_records import FleetAssignment, FleetSpec
+from keylane.core.fleet_records import ASSIGNMENT, TABLE, FleetAssignment, FleetSpec
+from keylane.core.fleet_view import FleetView
 from keylane.core.fleet_worker import FleetWorker, step
 from keylane.dispatch import HandlerCall, HandlerSlots
-from keylane.errors import FleetEnded, FleetError, KeylaneError
+from keylane.errors import FleetEnded, FleetError, KeylaneError, NotFound, RevisionConflict
 from keylane.fleet.lag import PartitionLag, partition_lag
 from keylane.fleet.origin import PartitionOrigin
 from keylane.fleet.partition_reader import PartitionReader, ReaderOptions
+from keylane.fleet.partition_table import FleetPartitions
 from keylane.fleet.planner import FleetPlanner
 from keylane.fleet.store import FleetStore
 from keylane.fleet.worker_layout import Holder, WorkerLayout, WorkerLayoutOptions
@@ -58,6 +65,8 @@ from keylane.retrying import Backoff
 _log = logging.getLogger("keylane.fleet")
 
 _CLOSE_S = 5.0
+_NOT_LEADING_S = 0.5
+_AFTER_CONFLICT_S = 0.05
 _TIMER_STEP_S = 0.001
 _PIN_REQUESTS = 16
 """At once, of one worker whose store does not answer."""
@@ -74,6 +83,8 @@ class FleetHooks:
     on_partitions: Callable[[tuple[str, ...], tuple[str, ...]], None] | None = None
     """The partitions that are handled here, before and after."""
     on_ended: Callable[[str], None] | None = None
+    on_source: Callable[[str | None], None] | None = None
+    """What is wrong with the source of the partitions, as the leader sees it; None: nothing any more."""
     on_assignment: Callable[[FleetAssignment, frozenset[str]], None] | None = None
     """The worker follows another assignment; with the partitions that it gives to this worker."""
     on_consumer_update: Callable[[float, KeylaneError | None], None] | None = None
@@ -101,6 +112,16 @@ def _both(first: Callable[..., None] | None, second: Callable[..., None] | None)
     return call
 
 
+class PartitionKeeper(Protocol):
+    """What the leader does about the partitions themselves."""
+
+    def watch(self, changed: Callable[[], None]) -> AbstractAsyncContextManager[None]:
+        """Call `changed` when there may be something to do."""
+
+    async def tend(self) -> float:
+        """Do what is due. Returns the seconds until the next look."""
+
+
 class Worker(Joined):
     """The handle of a joined worker."""
 
@@ -113,7 +134,7 @@ class Worker(Joined):
         spec: FleetSpec,
         identity: WorkerIdentity,
         planner: Callable[[float], FleetPlanner],
-        partition_of: Callable[[str], Partition | None],
+        partitions: FleetPartitions,
         place_of: Callable[[Partition], Placing],
         reader_options: ReaderOptions,
         call: HandlerCall[GroupMessage],
@@ -125,7 +146,8 @@ class Worker(Joined):
         super().__init__(stop_timeout_s, _log)
         self.stream, self.fleet = stream, fleet
         self._connection = connection
-        self._partition_of = partition_of
+        self._partitions = partitions
+        self._keepers: list[PartitionKeeper] = []
         self._place_of = place_of
         self._reader_options = reader_options
         self._call = call
@@ -134,7 +156,8 @@ class Worker(Joined):
         self._slots = HandlerSlots(handling.concurrency)
         offset_s = time.time() - _clock()
         self._core = FleetWorker(spec=spec, identity=identity, planner=planner(offset_s), clock_offset_s=offset_s)
-        self._store = FleetStore(connection, stream, fleet, timeout_s=spec.lease_s / 3, hinted=self._tell)
+        self._store = FleetStore(connection, stream, fleet, timeout_s=spec.lease_s / 3, hinted=self._hinted)
+        self._table_hinted = asyncio.Event()
         self._layout: WorkerLayout | None = None
         if worker_layout is not None:
             self._layout = WorkerLayout(
@@ -186,7 +209,7 @@ class Worker(Joined):
 
     async def lag_of(self, partition_id: str) -> PartitionLag:
         """How far behind one of its partitions is, as the server says now."""
-        partition = self._partition_of(partition_id)
+        partition = self._partitions.partition_of(partition_id)
         assert partition is not None
         if self._layout is not None:
             return await self._layout.lag_of(partition)
@@ -197,6 +220,10 @@ class Worker(Joined):
 
     def start(self) -> None:
         self._main = asyncio.create_task(self._run(), name=f"worker of {self.stream}/{self.fleet}")
+
+    def keep(self, keeper: PartitionKeeper) -> None:
+        """Let this do the leader's part about the partitions, while this worker leads. To be called before `start`."""
+        self._keepers.append(keeper)
 
     async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Finish what is at work, hand every partition over, and end. What has not started goes to the next.
@@ -217,12 +244,17 @@ class Worker(Joined):
         try:
             async with self._store, asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
-                upkeep = self._start_upkeep(tasks)
+                helpers = self._start_upkeep(tasks)
+                helpers += [tasks.create_task(self._keep_partitions(one)) for one in self._keepers]
+                if not self._partitions.is_fixed:
+                    self._partitions.changed = self._follow_table
+                    self._follow_table()
+                    helpers.append(tasks.create_task(self._read_table()))
                 self._tell(FleetSignal.STOP if self._stopping else FleetSignal.TIMER)
                 await self._over.wait()
+                for helper in helpers:
+                    helper.cancel()
                 await self._close_all()
-                for task in upkeep:
-                    task.cancel()
         except asyncio.CancelledError:  # the program ends
             self._ended.cancel()
             raise
@@ -362,7 +394,15 @@ class Worker(Joined):
             self._loop.call_soon(self._tell, FleetSignal.TIMER)
 
     async def _read(self, action: ReadRecords) -> None:
-        self._tell(await self._store.read(action))
+        found = await self._store.read(action)
+        if ASSIGNMENT in action.keys and not self._partitions.is_fixed and not isinstance(found, ReadFailed):
+            # Only then: whoever is given a partition knows what it is, and how far it goes (FleetView.all_follow).
+            try:
+                await self._partitions.read()
+            except KeylaneError as error:
+                _log.debug("%r: the partition table cannot be read: %s", self, error)
+                found = ReadFailed(action.keys)
+        self._tell(found)
 
     async def _write(self, action: WriteRecord) -> None:
         self._tell(await self._store.write(action))
@@ -375,12 +415,73 @@ class Worker(Joined):
         self._show_partitions()
         self._tell(FleetSignal.HANDLERS_ENDED)
 
+    # ---- the table of partitions --------------------------------------------------------------------------------
+
+    def _hinted(self, hint: RecordHint) -> None:
+        if hint.key == TABLE:
+            self._table_hinted.set()
+        else:
+            self._tell(hint)
+
+    async def _read_table(self) -> None:
+        """A hint may be lost: the table is also read once in a lease."""
+        backoff = Backoff(f"the partition table of {self.stream}/{self.fleet}", log=_log)
+        while True:
+            await _wait_for(self._table_hinted, self._core.spec.lease_s)
+            try:
+                await self._partitions.read()
+            except KeylaneError as error:
+                await backoff.after(error)
+            else:
+                backoff.succeeded()
+
+    def _follow_table(self) -> None:
+        """In every reader first, then the lease says so."""
+        for run in self._runs.values():
+            run.reader.limit(self._partitions.last_of(run.partition))
+        self._tell(TableFollowed(self._partitions.table.version, self._partitions.opened))
+
+    async def _keep_partitions(self, keeper: PartitionKeeper) -> None:
+        backoff = Backoff(f"the partitions of {self.stream}/{self.fleet}", log=_log)
+        changed = asyncio.Event()
+        async with keeper.watch(changed.set):
+            while True:
+                pause_s = _NOT_LEADING_S
+                if self.leads_surely():
+                    try:
+                        pause_s = await keeper.tend()
+                    except RevisionConflict:
+                        self._table_hinted.set()
+                        pause_s = _AFTER_CONFLICT_S
+                    except KeylaneError as error:
+                        await backoff.after(error)
+                    else:
+                        backoff.succeeded()
+                await _wait_for(changed, pause_s)
+
+    def leads_surely(self) -> bool:
+        """Whether nobody else can lead now."""
+        now, leadership = _clock(), self._core.leadership
+        return leadership is not None and leadership.is_leading(now) and self._core.lease.is_sure(now)
+
+    @property
+    def view(self) -> FleetView:
+        """What this worker knows of its fleet."""
+        return self._core.view
+
+    def report_source(self, problem: str | None) -> None:
+        if problem is None:
+            _log.info("%r: the source of the partitions is good again", self)
+        else:
+            _log.warning("%r: %s", self, problem)
+        self._call_hook(self._hooks.on_source, problem)
+
     # ---- partitions ---------------------------------------------------------------------------------------------
 
     def _run_of(self, partition_id: str) -> _PartitionRun:
         run = self._runs.get(partition_id)
         if run is None:
-            partition = self._partition_of(partition_id)
+            partition = self._partitions.partition_of(partition_id)
             if partition is None:
                 raise FleetError(
                     f"the assignment of fleet {self.fleet!r} names partition {partition_id!r}, which its source does "
@@ -411,12 +512,14 @@ class Worker(Joined):
             tell=self._tell,
             over=self._closed,
             started=self._show_partitions,
+            is_open=lambda: self._partitions.opened is None or partition.id in self._partitions.opened,
             failed=self._leave,
             updated=self._consumer_updated,
         )
         processor.may_start = run.may_start
         processor.guard(self._is_unconfirmed)
         run.reader = self._new_reader(run, partition, processor, origin)
+        run.reader.limit(self._partitions.last_of(partition.id))
         run.partition = partition.id
         run.task = self._tasks.create_task(run.work(), name=name)
         return run
@@ -521,11 +624,14 @@ class _PartitionRun:
         tell: Callable[[FleetEvent], None],
         over: Callable[[_PartitionRun], None],
         started: Callable[[], None],
+        is_open: Callable[[], bool],
         failed: Callable[[KeylaneError], None],
         updated: Callable[[float, KeylaneError | None], None],
     ) -> None:
+        """`is_open`: whether anybody may own the partition."""
         self._updated = updated
         self.processor = processor
+        self._is_open = is_open
         self._core = core
         self._tasks = tasks
         self._pin_requests = pin_requests
@@ -635,7 +741,8 @@ class _PartitionRun:
     async def _perform(self, action: PartitionAction | None) -> None:
         match action:
             case None:
-                await self.reader.reopen()
+                if self._is_open():  # else its generation is over, and nobody makes its consumer again
+                    await self.reader.reopen()
             case OpenPartition():
                 await self.reader.open()
             case StartPartition(_, token, force):
@@ -653,7 +760,16 @@ class _PartitionRun:
                 self._tell(PartitionDrained(self.partition))
                 self._started()
             case ClosePartition():
-                await self.reader.close()
+                with suppress(NotFound):  # the consumer of a generation that is over
+                    await self.reader.close()
+
+
+async def _wait_for(event: asyncio.Event, timeout_s: float) -> None:
+    """Until the event is set, which this clears, or the time is over."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    event.clear()
 
 
 def identity_of(name: str | None, labels: Iterable[str]) -> WorkerIdentity:

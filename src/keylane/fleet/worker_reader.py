@@ -123,6 +123,10 @@ class WorkerReader:
                 with suppress(NotFound):  # another partition's new owner was quicker
                     await consumers.delete(self._connection, self._terms.stream, info.name)
 
+    def limit(self, last: int | None) -> None:
+        """Partitions of another generation are refused before: a fleet of this layout is not repartitioned."""
+        assert last is None, f"partition {self._partition.id} ends at {last}"
+
     async def has_pin(self, timeout_s: float) -> bool:
         """A pin of the shared consumer says nothing about one partition: without the store nothing starts."""
         return False

@@ -37,7 +37,9 @@ __all__ = [
     "purge",
     "state",
     "step_down",
+    "subjects",
     "update",
+    "update_json",
 ]
 
 
@@ -81,6 +83,11 @@ async def update(connection: Connection, config: StreamConfig) -> StreamInfo:
     return await _apply(connection, "UPDATE", config)
 
 
+async def update_json(connection: Connection, config: Mapping[str, Any]) -> None:
+    """As `update`, for a configuration as `info_json` shows it, with every field that the server knows."""
+    await connection.api.request(f"STREAM.UPDATE.{config['name']}", config)
+
+
 async def info(connection: Connection, stream: str) -> StreamInfo:
     check_stream_name(stream)
     return _stream_info(await info_json(connection, stream))
@@ -97,6 +104,18 @@ async def info_json(
 async def state(connection: Connection, stream: str) -> StreamState:
     check_stream_name(stream)
     return StreamState.from_wire(await info_json(connection, stream))
+
+
+async def subjects(connection: Connection, stream: str, subject_filter: str) -> list[str]:
+    """Every subject that matches and has a message, page by page, sorted."""
+    found: dict[str, None] = {}
+    while True:
+        request = {"subjects_filter": check_filter(subject_filter), "offset": len(found)}
+        answer = await connection.api.request(f"STREAM.INFO.{check_stream_name(stream)}", request)
+        page = answer["state"].get("subjects") or {}
+        found |= dict.fromkeys(page)
+        if not page or len(found) >= answer.get("total", 0):
+            return sorted(found)
 
 
 async def names(connection: Connection) -> list[str]:
