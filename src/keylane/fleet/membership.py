@@ -104,10 +104,7 @@ async def join(
     check_seconds(lease_s, "lease_s")
     if strategy not in get_args(Strategy):
         raise InvalidInput(f"strategy is {strategy!r}: use one of {', '.join(get_args(Strategy))}")
-    if layout not in (*get_args(Layout), "auto"):
-        raise InvalidInput(f"layout is {layout!r}: use one of {', '.join(get_args(Layout))}, auto")
-    if max_subjects < 1:
-        raise InvalidInput(f"max_subjects is {max_subjects}: a consumer needs at least 1 filter")
+    _check_layout(layout, max_subjects)
     if not isinstance(partitions, PartitionSource):
         raise InvalidInput(f"partitions is {partitions!r}: use hashed(…), listed(…), discovered(…) or from_kv(…)")
     connection.require("consumer_reset")
@@ -122,11 +119,7 @@ async def join(
     _check_stream(info.config, known)
     if layout == "auto":
         layout = await _stored_layout(connection, stream, fleet) or await _chosen_layout(connection, info.config, known)
-    if layout == "worker":
-        names = [f"{fleet}-{number}" for number in range(FleetSpec(source={}).pool)]
-    else:
-        names = [partition_consumer(fleet, one.id) for one in known.current]
-    await refuse_collisions(connection, stream, fleet, names)
+    await refuse_collisions(connection, stream, fleet, _consumer_names(fleet, layout, known))
     if journal is not None and journal.stream != stream:
         raise InvalidInput(f"the journal is that of stream {journal.stream!r}: stream {stream!r} needs its own")
     terms = HandlerOptions(
@@ -187,6 +180,19 @@ async def join(
         worker.keep(GenerationKeeper(connection, stream, fleet, known, view=worker.view, leads=worker.leads_surely))
     worker.start()
     return worker
+
+
+def _check_layout(layout: str, max_subjects: int) -> None:
+    if layout not in (*get_args(Layout), "auto"):
+        raise InvalidInput(f"layout is {layout!r}: use one of {', '.join(get_args(Layout))}, auto")
+    if max_subjects < 1:
+        raise InvalidInput(f"max_subjects is {max_subjects}: a consumer needs at least 1 filter")
+
+
+def _consumer_names(fleet: str, layout: Layout, known: FleetPartitions) -> list[str]:
+    if layout == "worker":
+        return [f"{fleet}-{number}" for number in range(FleetSpec(source={}).pool)]
+    return [partition_consumer(fleet, one.id) for one in known.current]
 
 
 async def _stored_layout(connection: Connection, stream: str, fleet: str) -> Layout | None:
