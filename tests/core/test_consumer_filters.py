@@ -188,3 +188,17 @@ def test_a_second_consumer_takes_what_the_first_may_not_have() -> None:
     assert second == (frozenset("abc"), frozenset("de"))
     assert split_filters(second, "bde", cap=3, may_split=True) == (frozenset("b"), frozenset("de")), "nobody moves"
     assert split_filters(second, "", cap=3, may_split=True) == (frozenset(), frozenset())
+
+
+def test_a_set_that_never_rests_is_changed_twice_in_an_interval_at_most() -> None:
+    """What is wanted is another one whenever a change is done: a removal and an addition in each interval."""
+    filters = settled("a")
+    now, changes = 0.0, 0
+    for number in range(1000):
+        now = number / 100
+        filters.want("abc" if number % 2 else "bcd")
+        change = filters.next_change(now)
+        if change is not None and not isinstance(change, ChangeLater):
+            filters.succeeded(change, now)
+    changes = filters.changes
+    assert 8 <= changes <= 22

@@ -167,11 +167,13 @@ class ConsumerFilters:
                 self._releases = False
             case AdmitFilters(filters):
                 self.admitted |= filters
-        self.changes += not isinstance(change, ReleaseMessages | AdmitFilters)
         self._failed, self.failures, self._escalated = None, 0, False
-        is_whole = self.present == self.wanted
-        if is_whole and not isinstance(change, ReleaseMessages | AdmitFilters):
-            self._not_before = now + self.pace.min_interval_s
+        if isinstance(change, ReleaseMessages | AdmitFilters):
+            return
+        self.changes += 1
+        assert self.present is not None
+        if isinstance(change, CreateConsumer | WidenFilters) or self.wanted <= self.present:
+            self._not_before = now + self.pace.min_interval_s  # not between a removal and the addition of the same swap
 
     def failed(self, change: FilterChange, now: float, *, jitter: float, taken: bool = False) -> bool:
         """It failed, or its outcome is unknown; returns whether the leader is to be told now.

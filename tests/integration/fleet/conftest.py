@@ -32,6 +32,12 @@ async def limits(make: MakeGround) -> FleetGround:
 
 
 @pytest.fixture
+async def queue(make: MakeGround) -> FleetGround:
+    """A work queue in memory."""
+    return FleetGround(await make(partitions=PARTITIONS, retention=RetentionPolicy.WORK_QUEUE, allow_direct=True))
+
+
+@pytest.fixture
 async def cluster_ground(stack: AsyncExitStack, nats_cluster: NatsCluster, unique: Callable[..., str]) -> FleetGround:
     """A stream with three replicas in files, in the cluster."""
     connection = await stack.enter_async_context(await keylane.connect(nats_cluster.urls))
