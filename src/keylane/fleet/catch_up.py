@@ -134,11 +134,7 @@ class CatchUp:
             await feed.drain(0)
 
     def _took(self, batch: list[Message]) -> None:
-        upto = self._upto()
-        below = [one for one in batch if one.sequence <= upto]
-        for one in batch[len(below) :]:
-            one.ack()  # the worker's consumer has it
-        if below:
-            self._take(below)
-        if len(below) < len(batch) or batch[-1].sequence >= upto or batch[-1].delivery.pending == 0:
+        """What is above the end is taken as well: the end may grow, and the worker's consumer drops what is below."""
+        self._take(batch)
+        if batch[-1].sequence >= self._upto() or batch[-1].delivery.pending == 0:
             self._look.set()

@@ -138,7 +138,7 @@ class WorkerReader:
         self._final, self._known = None, False
         self._mode = _Mode.GAINING
         self._join_at = 0
-        self._held.clear()
+        self._drop_held()
         self._ready()
         self._gaining = asyncio.create_task(
             self._retried("begin to read it", self._gain), name=f"gain partition {self._partition.id}"
@@ -169,12 +169,12 @@ class WorkerReader:
         """
         await self._stop_work()
         self._mode = _Mode.DRAINING
-        self._held.clear()
+        self._drop_held()
         if lost:
             self._origin.token = 0
             self._known = False
             self._processor.revoke()
-            await self._processor.let_go()
+            self._pass_on(await self._processor.let_go())
             self._consumer.drop(self._partition.filter)
             self._mode = _Mode.IDLE
             return
@@ -183,21 +183,29 @@ class WorkerReader:
             self._final = self._deliveries.position
         if self._final is not None:
             await self._positions.write({self._partition.id: self._final})
-        if not self._terms.is_queue:
-            for message in dropped:
-                if not message.delivery.settled:
-                    message.delivery.ack()  # they count against what the other partitions may have in flight
+        self._pass_on(dropped)
         await self._consumer.remove(self._partition.filter)
 
     async def close(self) -> None:
         await self._stop_work()
         self._mode = _Mode.IDLE
-        self._held.clear()
+        self._drop_held()
         self._origin.token = 0
         self._known, self._final = False, None
-        self._processor.forget()
+        self._pass_on(self._processor.forget())
         self._consumer.drop(self._partition.filter)
         self._origin.pin_id = None
+
+    def _pass_on(self, dropped: list[GroupMessage]) -> None:
+        """They come again elsewhere. Unacked they would count against what the other partitions may have in flight."""
+        for message in dropped:
+            if not self._terms.is_queue and not message.delivery.settled:
+                message.delivery.ack()
+
+    def _drop_held(self) -> None:
+        held, self._held = self._held, {}
+        for message in held.values():
+            message.ack()
 
     async def _stop_work(self) -> None:
         tasks = [one for one in (self._gaining, self._catching) if one is not None]
@@ -228,7 +236,7 @@ class WorkerReader:
         """What runs goes on. `admitted` follows, and says how far to read from where the deliveries ended."""
         if self._catching is not None:
             self._catching.cancel()
-        self._held.clear()
+        self._drop_held()
         if self._mode in (_Mode.STARTED, _Mode.CATCHING_UP):
             self._mode = _Mode.GAINING
 

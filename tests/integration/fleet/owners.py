@@ -16,9 +16,11 @@ from keylane.fleet.worker_layout import Holder, WorkerLayout, WorkerLayoutOption
 from keylane.fleet.worker_reader import WorkerReader
 from keylane.groups import GroupMessage
 from keylane.jetstream import Bucket, Connection, RetentionPolicy, streams
+from keylane.jetstream.transport import DirectTransport
 from keylane.processing.handler_options import HandlerOptions
 from keylane.processing.message import placing_by
 from keylane.processing.message_processor import MessageProcessor, handler_call
+from keylane.retrying import Backoff
 from tests.integration.fleet.rig import FleetGround
 
 FLEET = "f"
@@ -89,9 +91,15 @@ class Owner:
 
     async def lose(self, partition: Partition) -> None:
         reader, processor = self._readers.pop(partition.id)
-        await reader.drain(lost=False)
+        await Backoff("drain").call(lambda: reader.drain(lost=False))
         await reader.close()
         await processor.close()
+
+    def cut_link(self) -> None:
+        transport = self.connection.nats._transport
+        assert isinstance(transport, DirectTransport)
+        if transport._wire is not None and transport._wire.transport is not None:
+            transport._wire.transport.abort()  # the link ends, unnoticed so far
 
     async def stop(self) -> None:
         for reader, processor in self._readers.values():
