@@ -20,12 +20,15 @@ from keylane.core.fleet_partitions import (
 )
 from keylane.core.fleet_records import FleetAssignment
 from keylane.fleet.admin import FleetStatus, PartitionStatus, WorkerStatus, list_fleets, status, stored_spec
+from keylane.fleet.deduplication import Deduplicator
 from keylane.fleet.lag import PartitionLag
 from keylane.fleet.membership import join
+from keylane.fleet.migration import Migration
 from keylane.fleet.repartition import repartition
 from keylane.fleet.worker import FleetHooks, Worker
 
 __all__ = [
+    "Deduplicator",
     "DiscoveredPartitions",
     "FleetAssignment",
     "FleetHooks",
@@ -33,6 +36,7 @@ __all__ = [
     "HashedPartitions",
     "KvPartitions",
     "ListedPartitions",
+    "Migration",
     "Partition",
     "PartitionLag",
     "PartitionStatus",

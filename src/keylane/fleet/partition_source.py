@@ -104,7 +104,6 @@ class SourceKeeper:
         self._lookup = lookup
         self._partitions = partitions
         self._told = told
-        self._problem: str | None = None
 
     def watch(self, changed: Callable[[], None]) -> AbstractAsyncContextManager[None]:
         return self._lookup.watch(changed)
@@ -114,19 +113,14 @@ class SourceKeeper:
         try:
             found = await self._lookup.look()
         except (InvalidInput, FleetError) as error:
-            self._report(f"{error}. The last good list of partitions stays in force")
+            self._told(f"{error}. The last good list of partitions stays in force")
             found = table.current
         else:
-            self._report(None)
+            self._told(None)
         if found and (found != table.current or table.is_lost):
             version = table.table.version + 1
             await table.write(replace(table.table, version=version, entries=entries_of(found)))
         return self._lookup.every_s
-
-    def _report(self, problem: str | None) -> None:
-        if problem != self._problem:
-            self._problem = problem
-            self._told(problem)
 
 
 async def first_look(lookup: PartitionLookup, partitions: FleetPartitions) -> None:

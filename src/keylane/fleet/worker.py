@@ -11,10 +11,10 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, fields
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from keylane.core.fleet_events import (
     ClosePartition,
@@ -65,11 +65,13 @@ from keylane.retrying import Backoff
 _log = logging.getLogger("keylane.fleet")
 
 _CLOSE_S = 5.0
-_NOT_LEADING_S = 0.5
-_AFTER_CONFLICT_S = 0.05
+_LOOK_AGAIN_S = 0.5
+"""At the partitions themselves, after a failure or while another worker leads."""
 _TIMER_STEP_S = 0.001
 _PIN_REQUESTS = 16
 """At once, of one worker whose store does not answer."""
+
+T = TypeVar("T")
 
 PartitionAction = OpenPartition | StartPartition | UnpinPartition | DrainPartition | ClosePartition
 
@@ -148,6 +150,8 @@ class Worker(Joined):
         self._connection = connection
         self._partitions = partitions
         self._keepers: list[PartitionKeeper] = []
+        self._source_problem: str | None = None
+        self._failed_look: str | None = None
         self._place_of = place_of
         self._reader_options = reader_options
         self._call = call
@@ -425,15 +429,9 @@ class Worker(Joined):
 
     async def _read_table(self) -> None:
         """A hint may be lost: the table is also read once in a lease."""
-        backoff = Backoff(f"the partition table of {self.stream}/{self.fleet}", log=_log)
         while True:
             await _wait_for(self._table_hinted, self._core.spec.lease_s)
-            try:
-                await self._partitions.read()
-            except KeylaneError as error:
-                await backoff.after(error)
-            else:
-                backoff.succeeded()
+            await self._reported(self._partitions.read())
 
     def _follow_table(self) -> None:
         """In every reader first, then the lease says so."""
@@ -442,22 +440,28 @@ class Worker(Joined):
         self._tell(TableFollowed(self._partitions.table.version, self._partitions.opened))
 
     async def _keep_partitions(self, keeper: PartitionKeeper) -> None:
-        backoff = Backoff(f"the partitions of {self.stream}/{self.fleet}", log=_log)
         changed = asyncio.Event()
         async with keeper.watch(changed.set):
             while True:
-                pause_s = _NOT_LEADING_S
+                pause_s = None
                 if self.leads_surely():
-                    try:
-                        pause_s = await keeper.tend()
-                    except RevisionConflict:
-                        self._table_hinted.set()
-                        pause_s = _AFTER_CONFLICT_S
-                    except KeylaneError as error:
-                        await backoff.after(error)
-                    else:
-                        backoff.succeeded()
-                await _wait_for(changed, pause_s)
+                    pause_s = await self._reported(keeper.tend())
+                await _wait_for(changed, _LOOK_AGAIN_S if pause_s is None else pause_s)
+
+    async def _reported(self, call: Coroutine[object, object, T]) -> T | None:
+        """What concerns the partitions themselves ends no worker: it is reported, and tried again at the next look."""
+        try:
+            done = await call
+        except RevisionConflict:
+            self._table_hinted.set()  # somebody else has written the table: read it
+            return None
+        except KeylaneError as error:
+            self._failed_look = f"the partitions of {self.stream}/{self.fleet} are not looked after: {error}"
+            self.report_source(self._failed_look)
+            return None
+        if self._failed_look is not None and self._failed_look == self._source_problem:
+            self.report_source(None)
+        return done
 
     def leads_surely(self) -> bool:
         """Whether nobody else can lead now."""
@@ -470,6 +474,9 @@ class Worker(Joined):
         return self._core.view
 
     def report_source(self, problem: str | None) -> None:
+        if problem == self._source_problem:
+            return
+        self._source_problem = problem
         if problem is None:
             _log.info("%r: the source of the partitions is good again", self)
         else:

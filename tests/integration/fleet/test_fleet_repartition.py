@@ -116,7 +116,7 @@ async def test_the_command_is_killed_and_any_leader_goes_on(
         with pytest.raises(FleetError, match=r"not done after 0\.01 s: 8 → 13 partitions"):
             await fleet.repartition(ground.connection, ground.stream, "f", 13, wait_s=0.01)
         await until(lambda: failed)
-        await (a if a.is_leader else b).stop()
+        await (a if a.is_leader else b).stop()  # another leader goes on
         await until(lambda: partitions_of(ground), lambda count: count == 13)
     await ground.evidence.all_of(sent)
     assert sorted(failed) == ["_delete_consumers", "_split", "_update"]

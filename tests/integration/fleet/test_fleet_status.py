@@ -62,3 +62,16 @@ async def test_the_commands(limits: FleetGround) -> None:
 async def test_a_fleet_that_does_not_exist(limits: FleetGround) -> None:
     with pytest.raises(NoSuchFleet, match=r"has no fleet 'nothing': `keylane fleet ls` lists all"):
         await fleet.status(limits.connection, limits.stream, "nothing")
+
+
+async def test_the_command_that_changes_the_number_of_partitions(limits: FleetGround) -> None:
+    await limits.shared(await limits.join("a"))
+    command = [sys.executable, "-m", "keylane.cli.main", "fleet", "repartition", limits.stream, "f", "12"]
+    done = await asyncio.to_thread(
+        subprocess.run, [*command, "-s", limits.url], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == f"{limits.stream} / f has 12 partitions"
+    assert "8 → 12 partitions" in done.stderr
+    found = await fleet.status(limits.connection, limits.stream, "f")
+    assert (found.change, len(found.partitions)) == (None, 12)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from keylane.cli.command import ConnectionOptions, JsonOption, StreamArgument, command, connected, family, print_answer
+from keylane.cli.fleet import migrate
 from keylane.cli.fleet.run import FleetRunOptions, PartitionOptions, run_fleet
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from keylane.jetstream import Connection
 
 app = family("Fleets: workers that share the partitions of a stream by themselves.")
+
+app.add_typer(migrate.app, name="migrate")
 
 FleetArgument = Annotated[str, typer.Argument(metavar="FLEET", help="The fleet's name.")]
 
@@ -90,6 +93,38 @@ def status(
         _show(found, with_partitions=partitions)
 
 
+@command(app, "repartition")
+def repartition(
+    stream: StreamArgument,
+    fleet: FleetArgument,
+    partitions: Annotated[int, typer.Argument(metavar="PARTITIONS", help="The new number of partitions.")],
+    *,
+    wait: Annotated[float, typer.Option("--wait", metavar="SECONDS", help="How long to wait for the end.")] = 60.0,
+    as_json: JsonOption = False,
+    link: ConnectionOptions,
+) -> None:
+    """Give a hashed fleet another number of partitions while it runs. Order per key is kept, nothing is lost."""
+
+    async def change(connection: Connection) -> None:
+        from keylane import fleet as fleets
+
+        await fleets.repartition(
+            connection,
+            stream,
+            fleet,
+            partitions,
+            wait_s=wait,
+            on_progress=None if as_json else lambda where: typer.echo(where, err=True),
+        )
+
+    connected(link, change)
+    print_answer(
+        as_json,
+        {"stream": stream, "fleet": fleet, "partitions": partitions},
+        f"{stream} / {fleet} has {partitions:,} partitions",
+    )
+
+
 def _show(found: FleetStatus, *, with_partitions: bool) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -105,6 +140,7 @@ def _show(found: FleetStatus, *, with_partitions: bool) -> None:
                 ("partitions", f"{len(found.partitions):,}, {owned:,} owned"),
                 ("lag", _lag(found.lag, _oldest(found.partitions))),
                 ("assignment", f"version {found.version}, epoch {found.epoch}: {found.reason}"),
+                *([("change", found.change)] if found.change is not None else []),
             ],
         )
     )
