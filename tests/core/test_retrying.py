@@ -58,7 +58,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 TRANSIENT = {
-    "AckFailed", "ApiUnavailable", "BrokerUnavailable", "Disconnected", "JetStreamDisabled", "NotStored",
+    "AckFailed", "ApiUnavailable", "BrokerUnavailable", "ConsumerUpdateUnconfirmed", "Disconnected", "JetStreamDisabled",
+    "NotStored",
     "OutcomeUnknown", "ReadIncomplete", "RequestTimeout", "ServerUnreachable",
 }  # fmt: skip
 
