@@ -58,9 +58,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 TRANSIENT = {
-    "AckFailed", "ApiUnavailable", "BrokerUnavailable", "ConsumerUpdateUnconfirmed", "Disconnected", "JetStreamDisabled",
-    "NotStored",
-    "OutcomeUnknown", "ReadIncomplete", "RequestTimeout", "ServerUnreachable",
+    "AckFailed", "ApiUnavailable", "BrokerUnavailable", "ConsumerUpdateUnconfirmed", "Disconnected",
+    "JetStreamDisabled", "NotStored", "OutcomeUnknown", "ReadIncomplete", "RequestTimeout", "ServerUnreachable",
 }  # fmt: skip
 
 
