@@ -53,12 +53,13 @@ async def test_workers_with_one_consumer_come_and_go_under_load(ground: FleetGro
 
 async def test_a_killed_worker_with_one_consumer_is_replaced_in_order(ground: FleetGround) -> None:
     a = await ground.join("a", layout="worker")
-    async with ground.process("b", layout="worker") as b, ground.load() as sent:
-        await until(lambda: bool(b.partitions) and bool(a.partitions))
-        await ground.evidence.until(lambda lines: len({line.partition for line in lines if line.by == "b"}) > 1)
-        b.process.kill()
-        await ground.shared(a)
-        await ground.evidence.all_of(list(sent))
-        await until(lambda: consumers.names(ground.connection, ground.stream), lambda names: "f-1" not in names)
-    await ground.evidence.all_of(sent)
+    async with ground.process("b", layout="worker") as b:
+        await until(lambda: bool(b.partitions) and bool(a.partitions), deadline_s=45)  # a process takes time to start
+        async with ground.load() as sent:
+            await ground.evidence.until(lambda lines: len({line.partition for line in lines if line.by == "b"}) > 1)
+            b.process.kill()
+            await ground.shared(a)
+            await ground.evidence.all_of(list(sent))
+            await until(lambda: consumers.names(ground.connection, ground.stream), lambda names: "f-1" not in names)
+        await ground.evidence.all_of(sent)
     assert ground.evidence.verdict(sent).clean
