@@ -31,7 +31,7 @@ AFTER_LINK_S = 0.5
 class Trouble(NamedTuple):
     """What befell one process. `by`: the very process, or "server" for all."""
 
-    kind: Literal["kill", "freeze", "server", "cut", "copied again"]
+    kind: Literal["kill", "freeze", "server", "cut", "lease", "copied again"]
     by: str
     from_s: float
     until_s: float
@@ -138,7 +138,7 @@ def explains(trouble: Trouble, pair: Pair) -> bool:
     first, second = pair
     if second.at_s < trouble.from_s:
         return False
-    if trouble.kind in ("server", "cut"):
+    if trouble.kind in ("server", "cut", "lease"):
         return trouble.by == first.by and trouble.from_s - BEFORE_S <= first.at_s <= trouble.until_s + AFTER_LINK_S
     if trouble.kind == "kill":
         return trouble.by == first.by and trouble.from_s - BEFORE_S <= first.at_s <= trouble.until_s

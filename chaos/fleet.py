@@ -129,6 +129,7 @@ class Outcome:
     """From a kill until each partition of the dead flowed again."""
     stops: list[float]
     leaders: int
+    leases_lost: int
     publisher_gap_s: float
     handled_under_faults: int
     repeat_age_s: float
@@ -194,6 +195,7 @@ class Outcome:
             "return_limit_ms": self.limit_s * 1000,
             "stop_ms": timing.summary(self.stops),
             "leaders": self.leaders,
+            "leases_lost": self.leases_lost,
             "publisher_gap_ms": round(self.publisher_gap_s * 1000, 1),
             "steps_done": dict(Counter(one["what"].split()[0] for one in self.steps)),
             "surprises": self.surprises,
@@ -439,6 +441,7 @@ def judged(settings: Settings, stage: FleetStage, source: Load, lag: int | None,
         returns=[wait for at_s, gone in stage.kills for wait in line.returns(at_s, set(gone)).values()],
         stops=stage.stop_s,
         leaders=sum(one.state == "leading" for one in stage.states),
+        leases_lost=len(stage.leases_lost),
         publisher_gap_s=source.longest_gap_s,
         handled_under_faults=sum(one.at_s <= end_s for one in handled),
         repeat_age_s=max((_age_s(pair, trouble) for pair, trouble in why.explained), default=0.0),
@@ -478,7 +481,7 @@ def as_text(outcome: Outcome) -> str:
             f"{outcome.verdict}  ({done})",
             f"{facts['explained']} repeats explained ({facts['causes']}), {facts['unexplained']} not; old tokens "
             f"{facts['stale_tokens']}, late starts {facts['late_starts']}, overlaps {facts['overlaps']}, lag "
-            f"{facts['lag']}",
+            f"{facts['lag']}, leases lost {facts['leases_lost']}",
             *outcome.findings,
             *outcome.surprises,
             *(

@@ -304,8 +304,13 @@ class FleetStage:
                 process = self._now[target]
                 self.troubles += [Trouble(kind, by, from_s, until_s) for by in self._names[process.name]]
 
+    @property
+    def leases_lost(self) -> list[StateChange]:
+        """Workers that found their lease lost. Their acks may not have got through while it ran out."""
+        return [one for one in self.states if one.state == "fenced"]
+
     def settled_troubles(self) -> list[Trouble]:
-        """Lost links last until the worker has a new one."""
+        """Lost links last until the worker has a new one; a lost lease is a trouble of its own."""
         links: dict[str, list[float]] = defaultdict(list)
         for one in self.states:
             if one.state == "linked":
@@ -314,4 +319,7 @@ class FleetStage:
         def linked_s(one: Trouble) -> float:
             return next((at_s for at_s in links[one.by] if 0 < at_s - one.until_s < _LINKED_WITHIN_S), one.until_s)
 
-        return [one._replace(until_s=linked_s(one)) if one.kind in ("cut", "server") else one for one in self.troubles]
+        lease_s = self._given["options"]["lease_s"]
+        lost = [Trouble("lease", one.by, one.at_s - 2 * lease_s, one.at_s) for one in self.leases_lost]
+        known = [one._replace(until_s=linked_s(one)) if one.kind in ("cut", "server") else one for one in self.troubles]
+        return [*known, *lost]

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -88,14 +89,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _why_long(item: pytest.Item, where: str) -> str | None:
-    for pattern, reason in LONG_FILES.items():
-        if fnmatch(where, pattern):
-            return reason
+    if (reason := why_file_is_long(where)) is not None:
+        return reason
     if item.get_closest_marker("spark") is not None and not where.startswith("integration/spark/"):
         return LONG_OUTSIDE_SPARK
     return None
 
 
+@cache
+def why_file_is_long(where: str) -> str | None:
+    return next((reason for pattern, reason in LONG_FILES.items() if fnmatch(where, pattern)), None)
+
+
+@cache  # thousands of tests are in hundreds of files
 def _inside_tests(file: Path, root: Path) -> str:
     return file.relative_to(root / "tests").as_posix() if file.is_relative_to(root / "tests") else ""
 

@@ -307,6 +307,12 @@ class BrokenFleetRecord(FleetError):
     """A record of a fleet cannot be read; nothing was changed. The message names the key and the field."""
 
 
+class CopyMissing(FleetError):
+    """The copy of a stream that a fleet reads is gone; the leader makes it again."""
+
+    is_transient = True
+
+
 class FleetEnded(FleetError):
     """The worker of a fleet cannot go on."""
 

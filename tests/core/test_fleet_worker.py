@@ -14,12 +14,15 @@ from keylane.core.fleet_events import (
     FleetSignal,
     OpenPartition,
     PartitionDrained,
+    PartitionPinned,
+    PartitionUnpinned,
     ReadRecords,
     RecordEntry,
     RecordsRead,
     SpecRefused,
     StartPartition,
     StopEverything,
+    UnpinPartition,
     WorkerEnded,
     WriteConfirmed,
     WriteConflict,
@@ -175,6 +178,32 @@ def test_a_claim_of_a_live_worker_is_waited_for() -> None:
     store.run(4)  # its lease does not change: it is expired, and the partition taken over
     assert store.claim().token > 5
     assert StartPartition("0", store.claim().token, force=True) in store.actions
+
+
+def test_a_lease_is_expired_the_moment_it_is_old() -> None:
+    store = Store(
+        lease=WorkerLease(worker=7, instance="x.1", taken=1, beat=1),
+        claim=FleetClaim(partition="0", worker=7, instance="x.1", token=5, held=True),
+    )
+    store.run(1)
+    first_seen = store.worker.view.workers[7].since
+    assert store.worker.view.next_expiry(store.now) == first_seen + store.worker.spec.lease_s
+    store.run(4)
+    assert store.worker.view.next_expiry(store.now) > first_seen + store.worker.spec.lease_s
+
+
+def test_an_owner_whose_pin_is_refused_clears_that_of_whoever_has_it() -> None:
+    store = Store()
+    store.run(1)
+    store.tell(PartitionPinned("0"))
+    store.run(4)
+    assert not store.did(UnpinPartition)
+    store.tell(PartitionUnpinned("0"))
+    store.run(2)
+    assert store.did(UnpinPartition) == [UnpinPartition("0")]
+    store.tell(PartitionPinned("0"))
+    store.run(6)
+    assert store.did(UnpinPartition) == [UnpinPartition("0")]
 
 
 @pytest.mark.parametrize("outcome", [WriteConflict, WriteUnknown])

@@ -77,9 +77,9 @@ def module_names(package: Path) -> dict[str, Path]:
     return found
 
 
-def imports(name: str, path: Path, modules: dict[str, Path]) -> Iterator[tuple[int, str]]:
+def imports(name: str, path: Path, nodes: list[ast.AST], modules: dict[str, Path]) -> Iterator[tuple[int, str]]:
     """Line and absolute dotted name of everything a module imports, also within functions and type checks."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -107,9 +107,9 @@ def face(package: Path) -> frozenset[str]:
     return frozenset()
 
 
-def past_the_face(name: str, path: Path, public: frozenset[str]) -> Iterator[str]:
+def past_the_face(name: str, path: Path, nodes: list[ast.AST], public: frozenset[str]) -> Iterator[str]:
     """Where a module outside `jetstream` imports what is inside of it, or speaks to the API by itself."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+    for node in nodes:
         match node:
             case ast.Import(names=names):
                 inside = [alias.name for alias in names if alias.name.startswith("keylane.jetstream.")]
@@ -146,13 +146,14 @@ def violations(package: Path) -> list[str]:
         if not part:
             found.append(f"{name}: say in MAY_IMPORT what this package may import")
             continue
-        for line, target in imports(name, path, modules):
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))))
+        for line, target in imports(name, path, nodes, modules):
             if reason := refused_outside(part, target) or refused_inside(part, target):
                 found.append(f"{name}:{line}: imports {target}: {reason}")
         if "jetstream" in MAY_IMPORT[part] or MAY_IMPORT[part] == EVERYTHING:
-            found += past_the_face(name, path, public)
+            found += past_the_face(name, path, nodes, public)
         if part == "core":
-            found += [f"{name}:{line}: calls {called}()" for line, called in forbidden_calls(path)]
+            found += [f"{name}:{line}: calls {called}()" for line, called in forbidden_calls(nodes)]
     return found
 
 
@@ -182,8 +183,8 @@ def refused_inside(part: str, target: str) -> str:
     return ""
 
 
-def forbidden_calls(path: Path) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+def forbidden_calls(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
+    for node in nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS_NOT_IN_CORE:
             yield node.lineno, node.func.id
 

@@ -330,6 +330,13 @@ class Ownership:
         if one is not None:
             one.pinned = True
 
+    def unpinned(self, partition: str, now: float) -> None:
+        """Whoever has the pin now is not the owner: a pull that nobody reads, or a client of somebody else."""
+        one = self.partitions.get(partition)
+        if one is not None and one.step is ClaimStep.HELD and one.pinned:
+            one.pinned = False
+            heappush(self.unpins, (now + self.view.lease_s / 3, 0, partition))
+
     def unpin_late(self, now: float) -> None:
         """An owner that ended before its close, or was frozen, leaves its pin or an open pull behind: clear it.
 

@@ -91,6 +91,13 @@ class PartitionPinned:
 
 
 @dataclass(frozen=True, slots=True)
+class PartitionUnpinned:
+    """The server has refused the pin of this worker."""
+
+    partition: str
+
+
+@dataclass(frozen=True, slots=True)
 class TableFollowed:
     """The partition table is in force here, in every reader: the lease says so from now on."""
 
@@ -119,6 +126,7 @@ FleetEvent: TypeAlias = (
     | RecordHint
     | PartitionDrained
     | PartitionPinned
+    | PartitionUnpinned
     | TableFollowed
     | FleetSignal
 )
@@ -165,8 +173,8 @@ class StartPartition:
 
 @dataclass(frozen=True, slots=True)
 class UnpinPartition:
-    """No message came yet: clear the pin of whoever has it, unless it is ours. It handles nothing: it has released the
-    claim, or `StartPartition` has waited for it."""
+    """No message came yet, or the pin was refused: clear the pin of whoever has it, unless it is ours. It handles
+    nothing: it has released the claim, or `StartPartition` has waited for it."""
 
     partition: str
 
@@ -219,6 +227,10 @@ class WorkerState(StrEnum):
     """The lease is lost: handlers end, then the worker joins again."""
     LEAVING = "leaving"
     LEFT = "left"
+
+    @property
+    def is_degraded(self) -> bool:
+        return self in (WorkerState.RECOVERING, WorkerState.UNREACHABLE, WorkerState.FENCED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,12 +60,21 @@ class PartitionSet:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamCopy:
+    """How much the fleet's own copy of a stream may hold; 0: no limit. A full copy waits until messages are handled."""
+
+    max_messages: int = 0
+    max_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class HashedPartitions:
     """Partition numbers in front of the subjects. Made by `hashed`."""
 
     partitioning: Partitioning
     weights: Mapping[int, float] = field(default_factory=dict)
     labels: Mapping[int, str] = field(default_factory=dict)
+    copy: StreamCopy | None = None
 
     def resolve(self) -> PartitionSet:
         return PartitionSet(
@@ -92,6 +101,8 @@ class HashedPartitions:
             wire["weights"] = {str(number): weight for number, weight in sorted(self.weights.items())}
         if self.labels:
             wire["labels"] = {str(number): label for number, label in sorted(self.labels.items())}
+        if self.copy is not None:
+            wire["copy"] = {"max_messages": self.copy.max_messages, "max_bytes": self.copy.max_bytes}
         return wire
 
 
@@ -102,10 +113,12 @@ def hashed(
     *,
     weights: Mapping[int, float] | None = None,
     labels: Mapping[int, str] | None = None,
+    copy: StreamCopy | None = None,
 ) -> HashedPartitions:
     """Partitions by the server's hash of the key: the filter's `*` tokens at these positions, counted from 1.
 
-    Without a key the whole subject is hashed. The stream puts the number in front of its subjects.
+    Without a key the whole subject is hashed. The stream puts the number in front of its subjects; with `copy` a copy
+    of the stream does, which the fleet makes and reads.
 
     >>> hashed(32, "orders.*", key=[1]).resolve().partitions[3]
     Partition(id='3', filter='3.orders.*', weight=1.0, label=None, first=0)
@@ -120,7 +133,20 @@ def hashed(
         partitioning,
         {number: check_weight(weight, f"partition {number}") for number, weight in (weights or {}).items()},
         {number: check_label(label) for number, label in (labels or {}).items()},
+        _check_copy(copy),
     )
+
+
+def _check_copy(copy: StreamCopy | None) -> StreamCopy | None:
+    if copy is None:
+        return None
+    if not isinstance(copy, StreamCopy):
+        raise InvalidInput(f"copy is {shown(copy)}: give StreamCopy(max_messages=…, max_bytes=…)")
+    for name in ("max_messages", "max_bytes"):
+        given = getattr(copy, name)
+        if not isinstance(given, int) or isinstance(given, bool) or given < 0:
+            raise InvalidInput(f"{name} of the copy is {shown(given)}: give a whole number, or 0 for no limit")
+    return copy
 
 
 # ---- listed -----------------------------------------------------------------------------------------
@@ -355,6 +381,7 @@ def source_from_wire(wire: Mapping[str, Any]) -> PartitionSource:
                     wire["key"],
                     weights={int(number): weight for number, weight in wire.get("weights", {}).items()},
                     labels={int(number): label for number, label in wire.get("labels", {}).items()},
+                    copy=StreamCopy(**wire["copy"]) if "copy" in wire else None,
                 )
             case "listed":
                 return listed(wire["subjects"], weights=wire.get("weights"), labels=wire.get("labels"))

@@ -15,6 +15,7 @@ Four rules keep a store that lies from doing harm:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -134,6 +135,12 @@ class FleetView:
             return None
         self.remember(record)
         return record
+
+    def next_expiry(self, now: float) -> float:
+        """When the next lease is old, if nobody renews it: a look at that moment loses no time."""
+        leases = [*self.workers.values(), *([self.leader] if self.leader is not None else [])]
+        due = (one.since + self.lease_s for one in leases if one.lease.state.is_held)
+        return min((at for at in due if at > now), default=math.inf)
 
     def hinted(self, key: str, record: FleetRecord, now: float) -> None:
         """A write was announced: if a read shows it later, it was seen now."""

@@ -49,6 +49,7 @@ from keylane.core.fleet_events import (
     FleetSignal,
     PartitionDrained,
     PartitionPinned,
+    PartitionUnpinned,
     ReadFailed,
     RecordEntry,
     RecordHint,
@@ -210,6 +211,9 @@ def _take(worker: FleetWorker, event: FleetEvent, now: float) -> None:  # noqa: 
         case PartitionPinned(partition):
             if worker.ownership is not None:
                 worker.ownership.pinned(partition)
+        case PartitionUnpinned(partition):
+            if worker.ownership is not None:
+                worker.ownership.unpinned(partition, now)
         case TableFollowed(version, opened):
             worker.opened = opened
             worker.lease.table = max(worker.lease.table, version)
@@ -530,7 +534,7 @@ def _look(worker: FleetWorker, now: float) -> None:
     view, ownership = worker.view, worker.ownership
     worker.looks += 1
     worker.looking = True
-    worker.look_at = now + worker.spec.lease_s / LOOKS_PER_LEASE
+    worker.look_at = min(now + worker.spec.lease_s / LOOKS_PER_LEASE, view.next_expiry(now))
     audit = worker.audit_due or worker.looks % LOOKS_PER_AUDIT == 0
     worker.audit_due = False
     keys = [LEADER, WORKERS]

@@ -21,7 +21,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
-from time import monotonic, monotonic_ns
+from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
 
 from keylane.core.lanes import RUNNING, Entry, Lanes
@@ -125,14 +125,15 @@ class Dispatcher(Generic[T]):
         journal: OutcomeJournal[T] | None = None,
         slots: HandlerSlots | None = None,
         grace_s: float = 1.0,
-        on_try: Callable[[str, int], None] | None = None,
+        on_returned: Callable[[float], object] | None = None,
+        on_outcome: Callable[[str], None] | None = None,
     ) -> None:
         """`name`: whose messages these are, for errors and logs.
 
         `admit`: called before each message starts; if it returns False, it has postponed or released the entry.
         `slots`: shared with other dispatchers, whose handlers count too.
         `grace_s`: how long the other handlers may go on after a crash.
-        `on_try`: called with the outcome of every try and how long its handler took, in nanoseconds.
+        `on_returned`: called for every handler that returned, with its seconds. `on_outcome`: called for the others.
         """
         self.lanes = lanes
         self._name = name
@@ -144,7 +145,7 @@ class Dispatcher(Generic[T]):
         self._journal = journal
         self._slots = slots
         self._grace_s = grace_s
-        self._on_try = on_try
+        self._on_returned, self._on_outcome = on_returned, on_outcome
         self._loop = asyncio.get_running_loop()
         self._workers: set[asyncio.Task[None]] = set()
         self._settling: set[asyncio.Task[None]] = set()
@@ -252,10 +253,14 @@ class Dispatcher(Generic[T]):
         me = asyncio.current_task()
         assert me is not None
         at_work, run, journal, admit, slots = self._at_work, self._run, self._journal, self._admit, self._slots
-        returned, cancelling, on_try, began_ns = self._policy.returned, me.cancelling, self._on_try, 0
+        returned, cancelling, on_returned = self._policy.returned, me.cancelling, self._on_returned
+        began = 0.0
         has_waited = True
         while not self._ending:
             now = monotonic()
+            if began and on_returned is not None:
+                on_returned(now - began)  # here, because the clock is read here anyway
+                began = 0.0
             if now > self._turn_ends:
                 if now > self._turn_ends + _STANDSTILL_S and not self._policy.may_go_on():
                     await asyncio.sleep(_LOOK_AGAIN_S)
@@ -289,25 +294,26 @@ class Dispatcher(Generic[T]):
             if slots is not None:
                 slots.free -= 1
             started_ns = journal.now_ns() if journal is not None else 0
-            if on_try is not None:
-                began_ns = monotonic_ns()
             try:
                 await run(given)
             except BaseException as error:  # noqa: BLE001 - a handler may raise anything
                 outcome = self._raised(entry, given, started_ns, error)
+                if self._on_outcome is not None and outcome:
+                    self._on_outcome(outcome)
             else:
                 outcome = returned(entry, given)
+                began = now
             del at_work[me]
             if slots is not None:
                 slots.give_back()
-            if on_try is not None and outcome:
-                on_try(outcome, monotonic_ns() - began_ns)
             if journal is not None and outcome:
                 journal.note(given, outcome, started_ns, journal.now_ns())
             if self._ends_awaited:
                 self._some_end.set()
             # Up to Python 3.12 a cancellation that is still to come survives `uncancel`: only the field tells.
             if cancelling() or me._must_cancel:  # type: ignore[attr-defined]
+                if began and on_returned is not None:
+                    on_returned(monotonic() - began)
                 return
 
     def _due(self, now: float) -> float | None:
@@ -355,8 +361,8 @@ class Dispatcher(Generic[T]):
             outcome = self._policy.cancelled(entry, given)
         self._at_work.pop(me, None)
         self._cancelled.discard(entry)
-        if self._on_try is not None:
-            self._on_try(outcome, 0)
+        if self._on_outcome is not None:
+            self._on_outcome(outcome)
         if self._journal is not None:
             self._journal.note(given, outcome, started_ns, self._journal.now_ns())
         self.notify()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from keylane.core.fleet_generations import in_words
 from keylane.core.fleet_names import check_fleet_name, partition_consumer
-from keylane.core.fleet_partitions import Partition, source_from_wire
+from keylane.core.fleet_partitions import HashedPartitions, Partition, source_from_wire
 from keylane.core.fleet_records import (
     ASSIGNMENT,
     LEADER,
@@ -26,6 +26,7 @@ from keylane.errors import NoSuchFleet
 from keylane.fleet.lag import partition_lag
 from keylane.fleet.partition_table import FleetPartitions
 from keylane.fleet.store import FLEET_BUCKET
+from keylane.fleet.stream_copy import copy_name
 from keylane.jetstream import Bucket, Connection, consumers
 
 _LOOKS_AT_ONCE = 16
@@ -105,7 +106,9 @@ async def status(connection: Connection, stream: str, fleet: str) -> FleetStatus
         raise NoSuchFleet(f"stream {stream!r} has no fleet {fleet!r}: `keylane fleet ls` lists all")
     assignment, leader = records.get(ASSIGNMENT), records.get(LEADER)
     claims = {one.partition: one for one in records.values() if isinstance(one, FleetClaim)}
-    found = {info.name: info async for info in consumers.list_all(connection, stream)}
+    source = source_from_wire(spec.source)
+    reads = copy_name(stream, fleet) if isinstance(source, HashedPartitions) and source.copy is not None else stream
+    found = {info.name: info async for info in consumers.list_all(connection, reads)}
     owners = assignment.owners if isinstance(assignment, FleetAssignment) else {}
     limit = asyncio.Semaphore(_LOOKS_AT_ONCE)
 
@@ -123,7 +126,7 @@ async def status(connection: Connection, stream: str, fleet: str) -> FleetStatus
             oldest_s=lag.oldest_s if lag is not None else None,
         )
 
-    known = FleetPartitions(connection, stream, fleet, source_from_wire(spec.source))
+    known = FleetPartitions(connection, stream, fleet, source)
     await known.read()
     partitions = known.current
     looked = tuple(await asyncio.gather(*(look(one) for one in partitions)))

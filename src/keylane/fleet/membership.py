@@ -21,11 +21,12 @@ from keylane.core.fleet_partitions import (
     PartitionSource,
     source_from_wire,
 )
-from keylane.core.fleet_records import SPEC, FleetSpec, from_json
+from keylane.core.fleet_records import FleetSpec
 from keylane.core.names import check_stream_name
 from keylane.core.partitions import Partitioning, parse_transform
 from keylane.dispatch import Executor
 from keylane.errors import FleetError, InvalidInput
+from keylane.fleet.admin import stored_spec
 from keylane.fleet.collisions import refuse_collisions
 from keylane.fleet.partition_reader import ReaderOptions
 from keylane.fleet.partition_source import KvLookup, PartitionLookup, SourceKeeper, SubjectLookup, first_look
@@ -34,6 +35,7 @@ from keylane.fleet.planner import FleetPlanner
 from keylane.fleet.repartition import GenerationKeeper
 from keylane.fleet.shared_consumer import ConsumerTerms
 from keylane.fleet.store import FLEET_BUCKET
+from keylane.fleet.stream_copy import CopyKeeper, ensure_copy
 from keylane.fleet.worker import FleetHooks, Worker, identity_of
 from keylane.fleet.worker_layout import WorkerLayoutOptions
 from keylane.groups import DeadLetters, can_store
@@ -111,14 +113,19 @@ async def join(
     info = await streams.info(connection, stream)
     await Bucket(connection, FLEET_BUCKET).ensure(replicas=info.config.num_replicas or 1)
     source = await _agreed_source(connection, stream, fleet, partitions)
+    reads, config = stream, info.config
+    copies = isinstance(source, HashedPartitions) and source.copy is not None
+    if isinstance(source, HashedPartitions) and source.copy is not None:
+        is_new = await stored_spec(connection, stream, fleet) is None
+        reads = await ensure_copy(connection, config, fleet, source, is_new=is_new)
+        config = (await streams.info(connection, reads)).config
     known = FleetPartitions(connection, stream, fleet, source)
     lookup = _lookup(connection, stream, source, known)
     await known.read()
     if lookup is not None:
         await first_look(lookup, known)
-    _check_stream(info.config, known)
-    if layout == "auto":
-        layout = await _stored_layout(connection, stream, fleet) or await _chosen_layout(connection, info.config, known)
+    _check_stream(config, known)
+    layout = await _resolved_layout(connection, stream, fleet, layout, config=config, known=known, copies=copies)
     await refuse_collisions(connection, stream, fleet, _consumer_names(fleet, layout, known))
     if journal is not None and journal.stream != stream:
         raise InvalidInput(f"the journal is that of stream {journal.stream!r}: stream {stream!r} needs its own")
@@ -135,7 +142,8 @@ async def join(
         give_up=DeadLetters(connection, stream, fleet).give_up if max_tries is not None else None,
         on_crowded=on_crowded,
         journal=journal,
-        on_try=hooks.on_try if hooks is not None else None,
+        on_returned=hooks.on_returned if hooks is not None else None,
+        on_outcome=hooks.on_outcome if hooks is not None else None,
     )
     call = handler_call(handler, terms)
     await call.start()
@@ -149,8 +157,8 @@ async def join(
         partitions=known,
         place_of=_places(source),
         reader_options=ReaderOptions(
-            stream=stream,
-            is_queue=info.config.retention == RetentionPolicy.WORK_QUEUE,
+            stream=reads,
+            is_queue=config.retention == RetentionPolicy.WORK_QUEUE,
             ack_wait_s=ACK_WAIT_S,
             max_ack_pending=max_ack_pending,
             pin_timeout_s=PIN_TIMEOUT_S,
@@ -176,6 +184,8 @@ async def join(
     )
     if lookup is not None:
         worker.keep(SourceKeeper(lookup, known, worker.report_source))
+    elif copies:
+        worker.keep(CopyKeeper(connection, info.config, fleet, known))
     elif isinstance(source, HashedPartitions) and layout == "partition":
         worker.keep(GenerationKeeper(connection, stream, fleet, known, view=worker.view, leads=worker.leads_surely))
     worker.start()
@@ -195,18 +205,35 @@ def _consumer_names(fleet: str, layout: Layout, known: FleetPartitions) -> list[
     return [partition_consumer(fleet, one.id) for one in known.current]
 
 
+async def _resolved_layout(
+    connection: Connection,
+    stream: str,
+    fleet: str,
+    layout: Layout | Literal["auto"],
+    *,
+    config: StreamConfig,
+    known: FleetPartitions,
+    copies: bool,
+) -> Layout:
+    """`config`: of the stream that is read."""
+    if copies and layout == "worker":
+        raise FleetError(
+            f"fleet {fleet!r} reads a copy of stream {stream!r}, which is trimmed by the consumers of its partitions: "
+            "use layout='partition'"
+        )
+    if layout != "auto":
+        return layout
+    if copies:
+        return "partition"
+    return await _stored_layout(connection, stream, fleet) or await _chosen_layout(connection, config, known)
+
+
 async def _stored_layout(connection: Connection, stream: str, fleet: str) -> Layout | None:
     """What the fleet was created with; None: it is created now."""
-    spec = await _stored_spec(connection, stream, fleet)
+    spec = await stored_spec(connection, stream, fleet)
     if spec is None:
         return None
     return "worker" if spec.layout == "worker" else "partition"
-
-
-async def _stored_spec(connection: Connection, stream: str, fleet: str) -> FleetSpec | None:
-    entry = await Bucket(connection, FLEET_BUCKET).get(f"{stream}.{fleet}.{SPEC}")
-    spec = from_json(SPEC, entry.value) if entry is not None and entry.value is not None else None
-    return spec if isinstance(spec, FleetSpec) else None
 
 
 async def _chosen_layout(connection: Connection, config: StreamConfig, known: FleetPartitions) -> Layout:
@@ -228,7 +255,7 @@ async def _agreed_source(connection: Connection, stream: str, fleet: str, given:
 
     So workers that were started with the old number and with the new one can share a fleet while it is deployed.
     """
-    spec = await _stored_spec(connection, stream, fleet)
+    spec = await stored_spec(connection, stream, fleet)
     if spec is None or not isinstance(given, HashedPartitions):
         return given
     stored = source_from_wire(spec.source)

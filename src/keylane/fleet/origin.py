@@ -18,9 +18,18 @@ _BUCKET = "fleet"
 class PartitionOrigin:
     """One partition while one worker has it."""
 
-    __slots__ = ("_connection", "_wait", "group", "instance", "member", "partition", "pin_id", "stream", "token")
-
-    from_queue = False
+    __slots__ = (
+        "_connection",
+        "_wait",
+        "from_queue",
+        "group",
+        "instance",
+        "member",
+        "partition",
+        "pin_id",
+        "stream",
+        "token",
+    )
 
     def __init__(
         self,
@@ -30,8 +39,13 @@ class PartitionOrigin:
         instance: str,
         partition: str,
         wait: Callable[[str | None], None],
+        from_copy: bool = False,
     ) -> None:
-        """`names`: stream, fleet, worker. `wait`: told why a handler can do nothing until somebody decides."""
+        """`names`: stream, fleet, worker. `wait`: told why a handler can do nothing until somebody decides.
+
+        `from_copy`: messages come from a copy of the stream, and carry the sequence of their original.
+        """
+        self.from_queue = from_copy
         self.stream, self.group, self.member = names
         self.instance = instance
         self.partition = partition

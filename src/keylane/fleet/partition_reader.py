@@ -90,9 +90,11 @@ class PartitionReader:
         place: Placing,
         origin: PartitionOrigin,
         pinned: Callable[[], None],
+        unpinned: Callable[[], None],
         lost: Callable[[KeylaneError | None], None],
     ) -> None:
-        """`pinned`: called when a message comes under a new pin. `lost`: called when the feed ends by itself."""
+        """`pinned`: called when a message comes under a new pin. `unpinned`: when the server has refused ours. `lost`:
+        when the feed ends by itself."""
         self._connection = connection
         self._partition = partition
         self._consumer = consumer
@@ -101,6 +103,7 @@ class PartitionReader:
         self._place = place
         self._origin = origin
         self._pinned = pinned
+        self._unpinned = unpinned
         self._lost = lost
         self._feed: Feed | None = None
         self._feed_end: asyncio.Task[None] | None = None
@@ -124,6 +127,7 @@ class PartitionReader:
 
     async def open(self) -> None:
         """Create the consumer if it is missing, and pull: as a standby, until whoever is pinned gives the pin back."""
+        self._drop_waiting()  # what came while the last feed was closed: something before it may have been passed over
         await self._ensure_consumer()
         options = self._options
         expires_s = options.pin_timeout_s / 2
@@ -194,10 +198,12 @@ class PartitionReader:
         """Clear the pin of whoever has it, unless it is ours, and have all that is not acked delivered again."""
         feed = self._feed
         assert feed is not None
-        if feed.pin_id is not None and self._pin_of(await self._info()) == feed.pin_id:
-            return
-        await consumers.unpin(self._connection, self._options.stream, self._consumer, PIN_GROUP)
-        await feed.reset()
+        try:
+            if feed.pin_id is None or self._pin_of(await self._info()) != feed.pin_id:
+                await feed.take_pin()
+        except NotFound as error:
+            # It was deleted, and the feed ends; or a cluster that has lost a server does not know it for a moment.
+            _log.warning("%r: the pin is not taken: %s", self, error)
 
     async def has_pin(self, timeout_s: float) -> bool:
         """Whether the server confirms now that the pin is ours.
@@ -294,6 +300,7 @@ class PartitionReader:
         self._origin.pin_id = None
         self._drop_waiting()
         self._processor.forget()
+        self._unpinned()
 
     def _feed_ended(self, end: asyncio.Task[None]) -> None:
         if end.cancelled() or self._feed_end is not end:

@@ -100,6 +100,8 @@ async def fleet_partitions(connection: Connection, stream: str, fleet: str) -> F
         raise FleetError(
             f"the partitions of fleet {fleet!r} are {spec.source.get('kind')}, not hashed: only numbers can be changed"
         )
+    if source.copy is not None:
+        raise FleetError(f"fleet {fleet!r} reads a copy of its stream: its number of partitions cannot change yet")
     if spec.layout != "partition":
         raise FleetError(f"fleet {fleet!r} has the layout {spec.layout!r}: only the layout 'partition' can change")
     found = FleetPartitions(connection, stream, fleet, source)

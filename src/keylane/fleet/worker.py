@@ -11,7 +11,7 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, fields
 from typing import Protocol, TypeVar
@@ -25,6 +25,7 @@ from keylane.core.fleet_events import (
     OpenPartition,
     PartitionDrained,
     PartitionPinned,
+    PartitionUnpinned,
     ReadFailed,
     ReadRecords,
     RecordHint,
@@ -46,7 +47,7 @@ from keylane.core.fleet_records import ASSIGNMENT, TABLE, FleetAssignment, Fleet
 from keylane.core.fleet_view import FleetView
 from keylane.core.fleet_worker import FleetWorker, step
 from keylane.dispatch import HandlerCall, HandlerSlots
-from keylane.errors import FleetEnded, FleetError, KeylaneError, NotFound, RevisionConflict
+from keylane.errors import CopyMissing, FleetEnded, FleetError, KeylaneError, NotFound, RevisionConflict
 from keylane.fleet.lag import PartitionLag, partition_lag
 from keylane.fleet.origin import PartitionOrigin
 from keylane.fleet.partition_reader import PartitionReader, ReaderOptions
@@ -93,8 +94,10 @@ class FleetHooks:
     """A consumer was created, opened or changed, in so many seconds, or that failed."""
     on_delivered: Callable[[list[Message]], None] | None = None
     """Called for every batch that the server delivers. It must be quick, and must not raise."""
-    on_try: Callable[[str, int], None] | None = None
-    """Called for every message: the outcome of its handler, and its nanoseconds. As `on_delivered`."""
+    on_returned: Callable[[float], object] | None = None
+    """Called for every handler that returned, with its seconds. As `on_delivered`."""
+    on_outcome: Callable[[str], None] | None = None
+    """Called for every other try of a message: failed, dead, cancelled. As `on_delivered`."""
 
     def and_also(self, other: FleetHooks) -> FleetHooks:
         """Hooks that call these, then those of `other`."""
@@ -217,7 +220,8 @@ class Worker(Joined):
         assert partition is not None
         if self._layout is not None:
             return await self._layout.lag_of(partition)
-        info = await consumers.info(self._connection, self.stream, partition_consumer(self.fleet, partition_id))
+        stream = self._reader_options.stream
+        info = await consumers.info(self._connection, stream, partition_consumer(self.fleet, partition_id))
         return await partition_lag(self._connection, partition.filter, info)
 
     # ---- life -----------------------------------------------------------------------------------------------
@@ -506,6 +510,7 @@ class Worker(Joined):
             instance=self._core.lease.instance,
             partition=partition.id,
             wait=self._handler_waits,
+            from_copy=self._reader_options.stream != self.stream,
         )
         name = f"partition {partition.id} of {self.stream}/{self.fleet}"
         processor = MessageProcessor(
@@ -519,6 +524,7 @@ class Worker(Joined):
             tell=self._tell,
             over=self._closed,
             started=self._show_partitions,
+            reads_copy=self._reader_options.stream != self.stream,
             is_open=lambda: self._partitions.opened is None or partition.id in self._partitions.opened,
             failed=self._leave,
             updated=self._consumer_updated,
@@ -556,6 +562,7 @@ class Worker(Joined):
             place=place,
             origin=origin,
             pinned=lambda: self._tell(PartitionPinned(partition.id)),
+            unpinned=lambda: self._tell(PartitionUnpinned(partition.id)),
             lost=run.reopen,
         )
 
@@ -574,9 +581,8 @@ class Worker(Joined):
     def _report(self, state: WorkerState, waiting_for: str | None) -> None:
         if waiting_for is not None and self._store.failure is not None:
             waiting_for = f"{waiting_for} ({self._store.failure})"
-        is_degraded = state in (WorkerState.RECOVERING, WorkerState.UNREACHABLE, WorkerState.FENCED)
         _log.log(
-            logging.WARNING if is_degraded and state is not self.state else logging.INFO,
+            logging.WARNING if state.is_degraded and state is not self.state else logging.INFO,
             "worker %s of %s/%s: %s%s",
             self.id or "?",
             self.stream,
@@ -631,6 +637,7 @@ class _PartitionRun:
         tell: Callable[[FleetEvent], None],
         over: Callable[[_PartitionRun], None],
         started: Callable[[], None],
+        reads_copy: bool,
         is_open: Callable[[], bool],
         failed: Callable[[KeylaneError], None],
         updated: Callable[[float, KeylaneError | None], None],
@@ -638,6 +645,7 @@ class _PartitionRun:
         """`is_open`: whether anybody may own the partition."""
         self._updated = updated
         self.processor = processor
+        self._reads_copy = reads_copy
         self._is_open = is_open
         self._core = core
         self._tasks = tasks
@@ -745,13 +753,21 @@ class _PartitionRun:
                 backoff.succeeded()
                 return
 
+    async def _open(self, opening: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await opening()
+        except NotFound as error:
+            if self._reads_copy:
+                raise CopyMissing(f"the copy that the fleet reads is gone: {error}") from error
+            raise
+
     async def _perform(self, action: PartitionAction | None) -> None:
         match action:
             case None:
                 if self._is_open():  # else its generation is over, and nobody makes its consumer again
-                    await self.reader.reopen()
+                    await self._open(self.reader.reopen)
             case OpenPartition():
-                await self.reader.open()
+                await self._open(self.reader.open)
             case StartPartition(_, token, force):
                 if force:
                     await self.reader.take_pin()

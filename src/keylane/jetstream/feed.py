@@ -141,6 +141,14 @@ class Feed:
         async with self._pulls.closed():
             return await self._pulls.reset_consumer(sequence)
 
+    async def take_pin(self) -> None:
+        """Clear the pin of whoever has it, unless it is ours, and have what is in flight delivered again.
+
+        The server pins one of the readers that have a pull open: this one, if the other is gone.
+        """
+        assert self._pin is not None
+        await self._pin.take()
+
     async def __aenter__(self) -> Self:
         return self
 

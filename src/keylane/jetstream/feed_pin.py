@@ -14,6 +14,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from keylane.core.pin import Action, Delivered, Event, Phase, Pin, event_of, step
@@ -33,6 +34,7 @@ _log = logging.getLogger("keylane.pin")
 PIN_HEADER = "Nats-Pin-Id"
 _RETRY_S = 0.1
 _RESET_S = 2.0
+_CHOSEN_S = 0.1
 
 
 class FeedPin:
@@ -60,6 +62,7 @@ class FeedPin:
         self._held: list[Message] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._attempt = 0
+        self._chosen = asyncio.Event()
         self._next_sequence = 0
         self._looking = False
         self._orphans: int | None = None
@@ -194,6 +197,7 @@ class FeedPin:
                 self._held.clear()
                 self._buffer.clear()
             case Action.ADOPT:
+                self._chosen.set()
                 self._pulls.asked_at = time.monotonic()
                 self._marker = f"{PIN_HEADER}: {self._pin.pin_id}\r\n".encode()
             case Action.DISCARD_ID:
@@ -233,6 +237,20 @@ class FeedPin:
             self._buffer.clear()
             self._next_sequence = 0
             return await self._pulls.reset_consumer(sequence)
+
+    async def take(self) -> None:
+        """As `Feed.take_pin`."""
+        if await self.is_ours():
+            return
+        self._chosen.clear()
+        await consumers.unpin(self._connection, self._stream, self._consumer, self._options.group)
+        # The pulls stay open: the server pins one of them, under an id that would be lost with it.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CHOSEN_S):
+                await self._chosen.wait()
+                return
+        # It has nothing to deliver: all is in flight, to a reader that is gone.
+        await consumers.reset(self._connection, self._stream, self._consumer)
 
     async def _take_over(self, attempt: int) -> None:
         event = Event.RESET_DONE

@@ -8,7 +8,7 @@ how far behind its partitions are. `exposition` writes readings, of one process 
 from __future__ import annotations
 
 from keylane.metrics.catalogue import DEFAULT_PREFIX, METRICS, MetricSpec, Reading
-from keylane.metrics.exposition import ReadingsCollector, check_prefix, exposition
+from keylane.metrics.exposition import ReadingsCollector, check_prefix, exposition, require_client
 from keylane.metrics.fleet_metrics import FleetMetrics
 from keylane.metrics.http_server import HealthReport, serve_metrics
 from keylane.metrics.lag_sampler import LagSampler
@@ -24,5 +24,6 @@ __all__ = [
     "ReadingsCollector",
     "check_prefix",
     "exposition",
+    "require_client",
     "serve_metrics",
 ]

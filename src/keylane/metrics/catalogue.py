@@ -99,7 +99,8 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec(
         "fleet_rebalances_total",
         "counter",
-        "Assignments that changed the worker's partitions, by cause: start, join, leave, crash, partitions, other.",
+        "Assignments that changed the worker's partitions, by cause: start, join, leave, crash, partitions, "
+        "restore, other.",
         (*_WORKER, "cause"),
     ),
     MetricSpec(

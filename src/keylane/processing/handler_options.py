@@ -63,8 +63,10 @@ class HandlerOptions:
     give_up: GiveUp | None = None
     """Called with a message that had all its tries; it is terminated when this returns."""
     journal: MessageJournal | None = None
-    on_try: Callable[[str, int], None] | None = None
-    """Called with the outcome of every try and how long its handler took, in nanoseconds."""
+    on_returned: Callable[[float], object] | None = None
+    """Called for every handler that returned, with its seconds."""
+    on_outcome: Callable[[str], None] | None = None
+    """Called for every other try: failed, dead, cancelled."""
 
     def check(self) -> None:
         if self.order not in LANES:

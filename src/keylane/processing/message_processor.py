@@ -101,7 +101,8 @@ class MessageProcessor:
             journal=options.journal,
             slots=slots,
             grace_s=options.grace_s,
-            on_try=options.on_try,
+            on_returned=options.on_returned,
+            on_outcome=options.on_outcome,
         )
         self._dispatcher.crash.add_done_callback(lambda _: on_crash())
         self._crowded = CrowdedLanes(max(2, options.remember // 4), options.on_crowded)

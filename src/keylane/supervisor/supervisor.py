@@ -56,6 +56,8 @@ class Supervisor:
         self._was_ready = False
         self._failure: KeylaneError | None = None
         self._roll_wanted = asyncio.Event()
+        self.restarts = 0
+        """Workers that ended by themselves, so far."""
 
     # ---- life -----------------------------------------------------------------------------------------------
 
@@ -187,6 +189,7 @@ class Supervisor:
         self._report("replacement_failed", f"worker {number}: the new process cannot load ({reason})", facts)
 
     def report_restart(self, slot: _Slot, process: ChildProcess, code: int, pause_s: float) -> None:
+        self.restarts += 1
         reason = process.reason(code)
         facts: dict[str, Any] = {
             "worker": slot.number,

@@ -95,9 +95,14 @@ async def test_tokens_grow_with_every_change_of_owner(limits: FleetGround) -> No
         b = await limits.join("b", handle)
         await limits.shared(a, b)
         moved = [int(one) for one in b.partitions]
+
+        async def each_had(owners: int) -> None:
+            await until(lambda: min(len(set(tokens.get(one, ()))) for one in moved), lambda seen: seen >= owners)
+
+        await each_had(2)
         await b.stop()
         await limits.shared(a)
-        await until(lambda: [len(set(tokens.get(one, ()))) for one in moved], lambda counts: min(counts) >= 3)
+        await each_had(3)
     for seen in tokens.values():
         assert seen == sorted(seen)
 

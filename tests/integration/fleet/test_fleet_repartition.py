@@ -33,12 +33,12 @@ async def owns_all(ground: FleetGround, count: int, *workers: Worker) -> None:
     )
 
 
-async def there_and_back(ground: FleetGround) -> None:
-    async with ground.load() as sent:
+async def there_and_back(ground: FleetGround, pause_s: float = 0.01) -> None:
+    async with ground.load(pause_s) as sent:
         workers = [await ground.join(name) for name in "abc"]
         await ground.shared(*workers)
         for count in (2 * PARTITIONS, PARTITIONS + 3):
-            await fleet.repartition(ground.connection, ground.stream, "f", count, wait_s=30)
+            await fleet.repartition(ground.connection, ground.stream, "f", count, wait_s=90)
             await owns_all(ground, count, *workers)
             so_far = list(sent)
             await ground.evidence.all_of(so_far)
@@ -55,8 +55,9 @@ async def test_more_partitions_and_fewer_under_load(ground: FleetGround) -> None
 
 
 @pytest.mark.long("a cluster of three servers, three workers, and two changes under load")
+@pytest.mark.timeout(240)
 async def test_more_partitions_and_fewer_under_load_on_a_cluster(cluster_ground: FleetGround) -> None:
-    await there_and_back(cluster_ground)
+    await there_and_back(cluster_ground, pause_s=0.1)
 
 
 async def test_a_backlog_of_old_numbers_is_handled_before_new_ones_begin(limits: FleetGround) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from keylane.testing import DeliveryVerdict, Effect, judge
 from tests.integration.fleet.rig import PARTITIONS, FleetGround
@@ -117,7 +119,7 @@ async def test_sigterm_under_load_repeats_and_loses_nothing(limits: FleetGround,
         pids = command.pids()
         assert not any(map(is_running, pids.values()))
         assert [one["code"] for one in command.all("exited")] == [0, 0, 0]
-    async with running(limits, tmp_path, workers=1) as rest:
+    async with running(limits, tmp_path) as rest:
         verdict = await rest.handled(sent)
     assert flawless(verdict), verdict
 
@@ -146,7 +148,7 @@ async def test_workers_drain_and_end_when_the_supervisor_is_killed(limits: Fleet
             await until(lambda: len(command.effects()) > 200)
             command.process.kill()
             await until(lambda: [pid for pid in command.pids().values() if is_running(pid)], lambda pids: not pids)
-    async with running(limits, tmp_path, workers=1) as rest:
+    async with running(limits, tmp_path) as rest:
         verdict = await rest.handled(sent)
     assert flawless(verdict), verdict
 
@@ -237,3 +239,42 @@ async def test_what_cannot_work_is_one_error(
     (line,) = err.decode().splitlines()
     assert line.startswith(f"keylane: {error}")
     assert out.decode().count("started") <= 1
+
+
+async def test_one_port_has_the_metrics_and_the_health_of_all_workers(limits: FleetGround, tmp_path: Path) -> None:
+    async with running(limits, tmp_path, "--metrics-port", "0", "--metrics-host", "127.0.0.1", workers=2) as command:
+        await command.owned(2)
+        port = command.all("metrics")[0]["port"]
+        sent = await limits.publish([f"k{number}" for number in range(40)])
+        await command.handled(sent)
+
+        async def samples(name: str) -> dict[str, float]:
+            content = (await asyncio.to_thread(ask, port, "/metrics"))[1]
+            families = text_string_to_metric_families(content)
+            return {
+                one.labels.get("worker", ""): one.value
+                for family in families
+                for one in family.samples
+                if one.name == name
+            }
+
+        await until(lambda: samples("keylane_fleet_lag_messages"), lambda lag: lag == {"f-0": 0, "f-1": 0})
+        assert sum((await samples("keylane_consumer_messages_total")).values()) == len(sent)
+        assert sum((await samples("keylane_fleet_partitions")).values()) == PARTITIONS
+        assert (await samples("keylane_supervisor_workers_ready")) == {"": 2}
+        code, body = await asyncio.to_thread(ask, port, "/readyz")
+        assert (code, json.loads(body)["status"]) == (200, "ok")
+        os.kill(command.pids()[1], signal.SIGSTOP)
+        try:
+            code, body = await asyncio.to_thread(ask, port, "/readyz")
+            assert (code, json.loads(body)["degraded"]) == (503, ["worker 1: no answer"])
+            assert len(await samples("keylane_fleet_partitions")) == 1  # not 0: absent
+        finally:
+            os.kill(command.pids()[1], signal.SIGCONT)
+
+
+def ask(port: int, path: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    return answer.status, answer.read().decode()

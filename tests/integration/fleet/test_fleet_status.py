@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 
 import pytest
 
 from keylane import fleet
+from keylane.cli.fleet.render import lag_text
 from keylane.errors import NoSuchFleet
 from keylane.groups import GroupMessage
 from tests.integration.fleet.rig import KEYS, PARTITIONS, FleetGround
@@ -75,3 +77,50 @@ async def test_the_command_that_changes_the_number_of_partitions(limits: FleetGr
     assert "8 → 12 partitions" in done.stderr
     found = await fleet.status(limits.connection, limits.stream, "f")
     assert (found.change, len(found.partitions)) == (None, 12)
+
+
+async def test_the_assignment_and_a_watch(limits: FleetGround) -> None:
+    a, b = await limits.join("a"), await limits.join("b")
+    await limits.shared(a, b)
+    command = [sys.executable, "-m", "keylane.cli.main", "fleet"]
+    end = [limits.stream, "f", "--json", "-s", limits.url]
+    watch = await asyncio.create_subprocess_exec(*command, "status", "--watch", *end, stdout=asyncio.subprocess.PIPE)
+    lines = watch.stdout
+    assert lines is not None
+    try:
+        done = await asyncio.create_subprocess_exec(*command, "assignments", *end, stdout=asyncio.subprocess.PIPE)
+        told = json.loads((await done.communicate())[0])
+        assert told["workers"] == {worker.id: list(worker.partitions) for worker in (a, b)}
+        assert (told["moving"], told["unassigned"]) == ([], [])
+
+        shown: dict[str | None, tuple[str, list[str]]] = {}
+
+        async def until_shown(**workers: tuple[str, list[str]]) -> None:
+            async with asyncio.timeout(30):
+                while shown != {worker.id: workers[name] for name, worker in (("a", a), ("b", b))}:
+                    event = json.loads(await lines.readline())
+                    if event["event"] == "worker":
+                        shown[event["id"]] = (event["state"], event["partitions"])
+
+        await until_shown(a=("live", list(a.partitions)), b=("live", list(b.partitions)))
+        await b.stop()
+        await until_shown(a=("live", [str(number) for number in range(PARTITIONS)]), b=("left", []))
+        watch.send_signal(signal.SIGINT)
+        assert await watch.wait() == 0
+    finally:
+        if watch.returncode is None:
+            watch.kill()
+            await watch.wait()
+
+
+def test_an_unknown_lag_is_never_0() -> None:
+    def partition(lag: int | None, oldest_s: float | None) -> fleet.PartitionStatus:
+        return fleet.PartitionStatus(
+            id="0", assigned=None, owner=None, token=0, lag=lag, in_flight=lag, oldest_s=oldest_s
+        )
+
+    assert lag_text([partition(None, None)]) == "unknown"
+    assert lag_text([partition(5, 2.04), partition(None, None)]) == "5 and 1 partitions unknown"
+    assert lag_text([partition(5, None)]) == "5, age unknown"
+    assert lag_text([partition(5, 2.04), partition(0, None)]) == "5, oldest 2.0 s"
+    assert lag_text([partition(0, None)]) == "0"

@@ -1,18 +1,18 @@
-"""`keylane fleet run|ls|status`: the fleets of an account, who works, who owns what, and how far behind it is."""
+"""`keylane fleet …`: runs workers; shows who works, who owns what, and how far behind it is; prints alert rules."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from keylane.cli.command import ConnectionOptions, JsonOption, StreamArgument, command, connected, family, print_answer
 from keylane.cli.fleet import migrate
-from keylane.cli.fleet.run import FleetRunOptions, PartitionOptions, run_fleet
+from keylane.cli.fleet.run import FleetRunOptions, MetricsOptions, PartitionOptions, run_fleet
 
 if TYPE_CHECKING:
-    from keylane.fleet import FleetStatus, PartitionStatus
+    from keylane.fleet import FleetStatus
     from keylane.jetstream import Connection
 
 app = family("Fleets: workers that share the partitions of a stream by themselves.")
@@ -35,6 +35,7 @@ def run(
     log_json: Annotated[bool, typer.Option("--log-json", help="Print one JSON object for each event.")] = False,
     partitions: PartitionOptions,
     options: FleetRunOptions,
+    metrics: MetricsOptions,
     link: ConnectionOptions,
 ) -> None:
     """Run workers of a fleet until Ctrl-C or SIGTERM. SIGHUP replaces them one by one."""
@@ -47,6 +48,7 @@ def run(
         log_json=log_json,
         partitions=partitions,
         options=options,
+        metrics=metrics,
         link=link,
     )
 
@@ -76,21 +78,49 @@ def status(
     fleet: FleetArgument,
     *,
     partitions: Annotated[bool, typer.Option("--partitions", help="Show every partition.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Follow it until Ctrl-C; in a pipe one line a change.")
+    ] = False,
     as_json: JsonOption = False,
     link: ConnectionOptions,
 ) -> None:
     """Show who works, who owns what, and the lag in messages and in seconds."""
-
-    async def look(connection: Connection) -> FleetStatus:
-        from keylane import fleet as fleets
-
-        return await fleets.status(connection, stream, fleet)
-
-    found = connected(link, look)
+    if watch:
+        _watch(stream, fleet, link, as_json=as_json)
+        return
+    found = connected(link, lambda connection: _look(connection, stream, fleet))
     if as_json:
         print_answer(as_json, asdict(found) | {"lag": found.lag}, "")
-    else:
-        _show(found, with_partitions=partitions)
+        return
+    from keylane.cli.display import console
+    from keylane.cli.fleet.render import fleet_panel, partition_table, worker_table
+
+    screen = console()
+    screen.print(fleet_panel(found))
+    screen.print(worker_table(found))
+    if partitions:
+        screen.print(partition_table(found))
+
+
+@command(app, "assignments")
+def assignments(
+    stream: StreamArgument, fleet: FleetArgument, *, as_json: JsonOption = False, link: ConnectionOptions
+) -> None:
+    """Show the newest assignment: which worker is to own which partition, and which does."""
+    found = connected(link, lambda connection: _look(connection, stream, fleet))
+    given: dict[str | None, list[str]] = {}
+    for one in found.partitions:
+        given.setdefault(one.assigned, []).append(one.id)
+    moving = [one for one in found.partitions if one.owner != one.assigned]
+    told = {
+        "version": found.version,
+        "epoch": found.epoch,
+        "reason": found.reason,
+        "workers": {worker: ids for worker, ids in given.items() if worker is not None},
+        "unassigned": given.get(None, []),
+        "moving": [{"partition": one.id, "owner": one.owner, "assigned": one.assigned} for one in moving],
+    }
+    print_answer(as_json, told, "" if as_json else _assignment_text(told, given))
 
 
 @command(app, "repartition")
@@ -125,74 +155,40 @@ def repartition(
     )
 
 
-def _show(found: FleetStatus, *, with_partitions: bool) -> None:
-    from rich.console import Console
-    from rich.table import Table
+@app.command("alert-rules")
+def alert_rules(
+    prefix: Annotated[
+        str, typer.Option("--metrics-prefix", metavar="TEXT", help="As given to `fleet run`.")
+    ] = "keylane_",
+) -> None:
+    """Print alert rules for Prometheus."""
+    from keylane.cli.command import exit_on_invalid_input
+    from keylane.metrics.alert_rules import rules_file
 
-    from keylane.cli.display import facts_panel
-
-    owned = sum(one.owner is not None for one in found.partitions)
-    console = Console()
-    console.print(
-        facts_panel(
-            f"{found.stream} / {found.fleet}",
-            [
-                ("partitions", f"{len(found.partitions):,}, {owned:,} owned"),
-                ("lag", _lag(found.lag, _oldest(found.partitions))),
-                ("assignment", f"version {found.version}, epoch {found.epoch}: {found.reason}"),
-                *([("change", found.change)] if found.change is not None else []),
-            ],
-        )
-    )
-    workers = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("worker", "state", "host", "owns", "lag"):
-        workers.add_column(column, overflow="fold")
-    for one in found.workers:
-        mine = [each for each in found.partitions if each.id in one.partitions]
-        workers.add_row(
-            one.id,
-            f"{one.state}, leader" if one.is_leader else one.state,
-            one.name or one.host,
-            _owns(one.partitions),
-            _lag(_sum(mine), _oldest(mine)) if mine else "-",
-        )
-    console.print(workers)
-    if with_partitions:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for column in ("partition", "owner", "assigned to", "in flight", "lag", "token"):
-            table.add_column(column, overflow="fold")
-        for each in found.partitions:
-            table.add_row(
-                each.id,
-                each.owner or "nobody",
-                each.assigned or "nobody",
-                "unknown" if each.in_flight is None else f"{each.in_flight:,}",
-                _lag(each.lag, each.oldest_s),
-                str(each.token or "-"),
-            )
-        console.print(table)
+    with exit_on_invalid_input():
+        typer.echo(rules_file(prefix), nl=False)
 
 
-def _owns(partitions: tuple[str, ...]) -> str:
-    from keylane.core.plans import ranges
+async def _look(connection: Connection, stream: str, fleet: str) -> FleetStatus:
+    from keylane import fleet as fleets
 
-    if not partitions:
-        return "-"
-    if all(one.isdecimal() for one in partitions):
-        return ranges(sorted(map(int, partitions)))
-    return ", ".join(partitions)
+    return await fleets.status(connection, stream, fleet)
 
 
-def _sum(partitions: list[PartitionStatus]) -> int | None:
-    lags = [one.lag for one in partitions]
-    return None if None in lags else sum(lag for lag in lags if lag is not None)
+def _watch(stream: str, fleet: str, link: ConnectionOptions, *, as_json: bool) -> None:
+    from keylane.cli.command import run_until_signal
+    from keylane.cli.display import open_display
+    from keylane.cli.fleet.watch import FleetWatch
+
+    with open_display(as_json=as_json) as display:
+        run_until_signal(FleetWatch(stream, fleet, display).run(link))
 
 
-def _oldest(partitions: tuple[PartitionStatus, ...] | list[PartitionStatus]) -> float | None:
-    return max((one.oldest_s for one in partitions if one.oldest_s is not None), default=None)
+def _assignment_text(told: dict[str, Any], given: dict[str | None, list[str]]) -> str:
+    from keylane.cli.fleet.worker import owns
 
-
-def _lag(messages: int | None, oldest_s: float | None) -> str:
-    if messages is None:
-        return "unknown"
-    return f"{messages:,}" if oldest_s is None else f"{messages:,}, oldest {oldest_s:.1f} s"
+    lines = [f"version {told['version']}, epoch {told['epoch']}: {told['reason']}"]
+    lines += [f"{worker or 'nobody'}  {owns(tuple(ids))}" for worker, ids in given.items()]
+    for one in told["moving"]:
+        lines.append(f"partition {one['partition']} moves: {one['owner'] or 'nobody'} has it now")
+    return "\n".join(lines)

@@ -39,31 +39,59 @@ class PartitionOptions:
         typer.Option(metavar="FILE", help="A file with such subjects, one on each line."),
     ] = None
 
+    discover: Annotated[
+        str | None,
+        typer.Option(metavar="SUBJECT", help="A partition for each subject that matches; with --key for each key."),
+    ] = None
+    kv: Annotated[
+        str | None, typer.Option(metavar="BUCKET/KEY", help="A list of subjects in this KV key, watched.")
+    ] = None
+
     def source(self) -> dict[str, Any] | None:
         """As the fleet's record has it; None if nothing was given."""
         from keylane.errors import InvalidInput
-        from keylane.fleet import hashed, listed
+        from keylane.fleet import discovered, from_kv, listed
 
         named = [*(self.subject or []), *self._from_file()]
+        given = [
+            bool(named),
+            self.partitions is not None or self.filter is not None,
+            bool(self.discover),
+            bool(self.kv),
+        ]
+        if sum(given) > 1:
+            raise InvalidInput(
+                "partitions come from one source: --partitions and --filter, --subject, --discover or --kv"
+            )
         if named:
-            if self.partitions is not None or self.filter is not None:
-                raise InvalidInput(
-                    "--subject and --partitions exclude each other: subjects are partitions by themselves"
-                )
             return listed(named).to_wire()
+        if self.kv:
+            return from_kv(*self.kv.partition("/")[::2]).to_wire()
+        if self.discover:
+            return discovered(self.discover, key=self._key()).to_wire()
+        return self._hashed()
+
+    def _hashed(self) -> dict[str, Any] | None:
+        from keylane.errors import InvalidInput
+        from keylane.fleet import hashed
+
         if self.partitions is None and self.filter is None and not self.key:
             return None
         if self.partitions is None or self.filter is None:
             raise InvalidInput(
                 "partitions by hash need --partitions and --filter, such as --partitions 32 --filter 'orders.*' --key 1"
             )
+        return hashed(self.partitions, self.filter, key=self._key()).to_wire()
+
+    def _key(self) -> list[int]:
+        from keylane.errors import InvalidInput
+
         try:
-            key = [int(one) for one in self.key.split(",") if one.strip()]
+            return [int(one) for one in self.key.split(",") if one.strip()]
         except ValueError:
             raise InvalidInput(
                 f"--key {self.key!r}: give the numbers of the '*' that make up the key, such as 1,2"
             ) from None
-        return hashed(self.partitions, self.filter, key=key).to_wire()
 
     def _from_file(self) -> list[str]:
         from keylane.errors import InvalidInput
@@ -121,6 +149,27 @@ class FleetRunOptions:
         return {name: value for name, value in options.items() if value is not None}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsOptions:
+    """Where metrics are served; one port for all workers."""
+
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, metavar="PORT", help="Serve /metrics, /healthz and /readyz here; 0: any port."),
+    ] = None
+    metrics_host: Annotated[str, typer.Option(metavar="ADDRESS", help="Listen on this address.")] = "0.0.0.0"  # noqa: S104
+    metrics_prefix: Annotated[
+        str, typer.Option(metavar="TEXT", help="Begin the names of metrics with it; parti_ for dashboards of parti.")
+    ] = "keylane_"
+
+    def check(self) -> None:
+        if self.metrics_port is not None:
+            from keylane.metrics import check_prefix, require_client
+
+            require_client()
+            check_prefix(self.metrics_prefix)
+
+
 def run_fleet(
     handler: str,
     stream: str,
@@ -131,11 +180,13 @@ def run_fleet(
     log_json: bool,
     partitions: PartitionOptions,
     options: FleetRunOptions,
+    metrics: MetricsOptions,
     link: ConnectionOptions,
 ) -> None:
     """Check all that can be checked, then run the workers until a signal."""
     from keylane.cli.command import exit_on_invalid_input
     from keylane.cli.event_lines import EventLines, run_consumer
+    from keylane.cli.fleet.supervisor_metrics import served_metrics
     from keylane.cli.fleet.worker import TARGET, link_settings
     from keylane.core.fleet_names import check_fleet_name
     from keylane.core.names import check_stream_name
@@ -146,6 +197,7 @@ def run_fleet(
         check_stream_name(stream)
         check_fleet_name(fleet)
         source = partitions.source()
+        metrics.check()
     stored = connected(link, lambda connection: _stored(connection, stream, fleet))
     with exit_on_invalid_input():
         if source is None and stored is None:
@@ -161,6 +213,7 @@ def run_fleet(
         "join": options.join_options(stored.lease_s if stored is not None else None),
         "link": link_settings(link),
         "log_json": log_json,
+        "metrics": metrics.metrics_port is not None,
     }
     prefix = name or socket.gethostname()
 
@@ -172,7 +225,10 @@ def run_fleet(
             report=lambda event, text, facts: lines.write(event, text, **facts),
             stop_timeout_s=options.stop_timeout,
         )
-        await supervisor.run()
+        async with served_metrics(supervisor, stream, fleet, metrics) as port:
+            if port is not None:
+                lines.write("metrics", f"metrics, health and readiness on port {port}", port=port)
+            await supervisor.run()
 
     with exit_on_invalid_input():
         run_consumer(run())

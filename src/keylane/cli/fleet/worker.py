@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keylane import fleet
 from keylane.cli.command import ConnectionOptions
@@ -17,6 +18,9 @@ from keylane.core.fleet_partitions import source_from_wire
 from keylane.core.plans import ranges
 from keylane.supervisor import SupervisorLink
 from keylane.supervisor.import_path import load_handler
+
+if TYPE_CHECKING:
+    from keylane.metrics import FleetMetrics
 
 TARGET = f"{__name__}:serve"
 
@@ -39,6 +43,8 @@ async def serve(link: SupervisorLink, settings: dict[str, Any]) -> None:
     async with await ConnectionOptions(**settings["link"]).connect() as connection:
         await link.loaded()
         reports = _WorkerReports(link)
+        hooks = fleet.FleetHooks(on_state=reports.state, on_partitions=reports.partitions)
+        metrics = _metrics_for(link) if settings["metrics"] else None
         async with fleet.join(
             connection,
             settings["stream"],
@@ -46,11 +52,21 @@ async def serve(link: SupervisorLink, settings: dict[str, Any]) -> None:
             handler,
             partitions=source,
             name=settings["name"],
-            hooks=fleet.FleetHooks(on_state=reports.state, on_partitions=reports.partitions),
+            hooks=hooks if metrics is None else metrics.hooks(hooks),
             **settings["join"],
         ) as worker:
             reports.worker = worker
-            await worker.wait()
+            link.answer("health", lambda: {"id": worker.id, "state": worker.state, "waiting_for": worker.waiting_for})
+            async with metrics.watch(worker) if metrics is not None else nullcontext():
+                await worker.wait()
+
+
+def _metrics_for(link: SupervisorLink) -> FleetMetrics:
+    from keylane.metrics import FleetMetrics
+
+    metrics = FleetMetrics()
+    link.answer("metrics", metrics.readings)
+    return metrics
 
 
 class _WorkerReports:

@@ -1,0 +1,129 @@
+"""Fleets on a stream without partition numbers, through a copy: trimmed, bounded, restarted, deleted."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from nats.js.api import RetentionPolicy
+
+from keylane import fleet
+from keylane.errors import FleetError, InvalidInput
+from keylane.fleet import HashedPartitions, StreamCopy, hashed
+from keylane.groups import GroupMessage
+from keylane.jetstream import consumers, streams
+from keylane.server import NatsServer
+from tests.integration.fleet.rig import KEYS, PARTITIONS, FleetGround
+from tests.integration.groups.conftest import MakeGround, own_server_ground
+from tests.integration.groups.rig import Ground, flawless
+from tests.waiter import until
+
+__all__ = ["own_server_ground"]
+
+
+def copied(ground: FleetGround | Ground, **limits: int) -> HashedPartitions:
+    return hashed(PARTITIONS, f"{ground.stream}.*", key=[1], copy=StreamCopy(**limits))
+
+
+@pytest.fixture
+async def plain(make: MakeGround) -> FleetGround:
+    """A stream without partition numbers."""
+    return FleetGround(await make(allow_direct=True))
+
+
+async def copy_state(ground: FleetGround) -> streams.StreamState:
+    return await streams.state(ground.connection, f"{ground.stream}-f")
+
+
+async def test_nothing_is_lost_or_repeated_while_the_copy_is_trimmed_and_workers_move(plain: FleetGround) -> None:
+    async with plain.load() as sent:
+        a = await plain.join("a", partitions=copied(plain))
+        await plain.shared(a)
+        b = await plain.join("b", partitions=copied(plain))
+        await plain.shared(a, b)
+        await until(lambda: copy_state(plain), lambda state: state.first_sequence > 1)
+        await a.stop()
+        await plain.shared(b)
+        await plain.evidence.all_of(list(sent))
+    await plain.evidence.all_of(sent)
+    assert flawless(plain.evidence.verdict(sent))
+    idle = await until(lambda: copy_state(plain), lambda state: state.messages == 1)
+    assert isinstance(idle, streams.StreamState)
+    assert idle.last_sequence == len(sent), "all is trimmed but the newest"
+    found = await fleet.status(plain.connection, plain.stream, "f")
+    assert found.lag == 0
+
+
+async def test_a_full_copy_waits_and_goes_on(plain: FleetGround) -> None:
+    go_on = asyncio.Event()
+
+    async def slow(message: GroupMessage) -> None:
+        await go_on.wait()
+        await plain.evidence.note("a", message)
+
+    worker = await plain.join("a", slow, partitions=copied(plain, max_messages=50))
+    await plain.shared(worker)
+    sent = await plain.publish(KEYS * 5)
+    await until(lambda: copy_state(plain), lambda state: state.messages == 50)
+    go_on.set()
+    await plain.evidence.all_of(sent)
+    assert flawless(plain.evidence.verdict(sent))
+
+
+async def test_a_server_that_starts_again_does_not_copy_everything_again(
+    own_server_ground: tuple[Ground, NatsServer],
+) -> None:
+    ground, server = own_server_ground
+    plain = FleetGround(ground)
+    worker = await plain.join("a", partitions=copied(plain))
+    await plain.shared(worker)
+    sent = await plain.publish(KEYS * 3)
+    await plain.evidence.all_of(sent)
+    await until(lambda: copy_state(plain), lambda state: state.messages == 1)
+    await asyncio.to_thread(server.restart)
+    await until(lambda: plain.connection.is_connected)
+    sent += await plain.publish(KEYS)
+    await plain.evidence.all_of(sent)
+    assert (await copy_state(plain)).last_sequence == len(sent)
+    assert flawless(plain.evidence.verdict(sent))
+
+
+async def test_a_copy_that_is_deleted_is_made_again_where_it_was(plain: FleetGround) -> None:
+    worker = await plain.join("a", partitions=copied(plain))
+    await plain.shared(worker)
+    sent = await plain.publish(KEYS * 3)
+    await plain.evidence.all_of(sent)
+    await until(lambda: copy_state(plain), lambda state: state.messages == 1)
+    await streams.delete(plain.connection, f"{plain.stream}-f")
+    sent += await plain.publish(KEYS)
+    await plain.evidence.all_of(sent)
+    verdict = plain.evidence.verdict(sent)
+    assert verdict.clean
+    assert len(verdict.duplicated) <= 1, "the newest message, if the leader had not seen yet that it was handled"
+
+
+async def test_a_copy_that_is_gone_with_all_workers(plain: FleetGround) -> None:
+    worker = await plain.join("a", partitions=copied(plain))
+    await plain.shared(worker)
+    await worker.stop()
+    await streams.delete(plain.connection, f"{plain.stream}-f")
+    with pytest.raises(FleetError, match="the copy that fleet 'f' reads, is gone, and with it how far it was handled"):
+        await plain.join("a", partitions=copied(plain))
+
+
+async def test_what_is_refused(make: MakeGround, plain: FleetGround) -> None:
+    await streams.create_json(plain.connection, {"name": f"{plain.stream}-taken", "storage": "memory"})
+    with pytest.raises(FleetError, match="which is taken: choose another name"):
+        await plain.join("a", fleet="taken", partitions=copied(plain))
+    queue = FleetGround(await make(retention=RetentionPolicy.WORK_QUEUE))
+    with pytest.raises(FleetError, match="nobody would delete what is copied from it: give it a subject transform"):
+        await queue.join("a", partitions=copied(queue))
+    wrong: Any = -1
+    with pytest.raises(InvalidInput, match="max_messages of the copy is -1"):
+        hashed(8, "a.*", key=[1], copy=StreamCopy(max_messages=wrong))
+    worker = await plain.join("a", partitions=copied(plain))
+    await plain.shared(worker)
+    with pytest.raises(FleetError, match="reads a copy of its stream: its number of partitions cannot change yet"):
+        await fleet.repartition(plain.connection, plain.stream, "f", 16)
+    assert len(await consumers.names(plain.connection, f"{plain.stream}-f")) == PARTITIONS

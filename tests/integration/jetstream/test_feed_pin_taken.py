@@ -1,0 +1,70 @@
+"""A reader that takes the pin of one that is gone has it then, and reads on in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import keylane
+from keylane import Connection
+from keylane.jetstream import Feed, FeedOptions, Message, PinOptions, consumers, open_feed
+from keylane.server import NatsServer
+from tests.integration.jetstream.rig import fill, make_consumer, make_stream
+from tests.waiter import until
+
+GROUP = "readers"
+PIN_TIMEOUT_S = 60.0
+"""Nobody gets a pin by waiting for its timeout."""
+
+
+class Reader:
+    """Reads and acks nothing."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def _take(self, batch: list[Message]) -> None:
+        self.seen += [message.sequence for message in batch]
+
+    async def has_ten(self) -> None:
+        await until(lambda: len(self.seen) >= 10, deadline_s=5.0)
+
+    async def open(self, connection: Connection, stream: str, consumer: str) -> Feed:
+        options = FeedOptions(
+            max_messages=10,
+            expires_s=PIN_TIMEOUT_S / 2,
+            pull_fields={"group": GROUP},
+            pin=PinOptions(group=GROUP, timeout_s=PIN_TIMEOUT_S, reset_on_takeover=True),
+            on_messages=self._take,
+        )
+        return await open_feed(connection, stream, consumer, options)
+
+
+@pytest.mark.parametrize("max_ack_pending", [10, 1000], ids=["all in flight", "more to deliver"])
+async def test_a_pin_that_is_taken_is_ours_at_once(
+    nats_server: NatsServer, connection: Connection, unique: Callable[..., str], max_ack_pending: int
+) -> None:
+    stream = await make_stream(connection, unique("PIN"))
+    pinned: dict[str, Any] = {
+        "priority_groups": (GROUP,),
+        "priority_policy": "pinned_client",
+        "priority_timeout_s": PIN_TIMEOUT_S,
+    }
+    consumer = await make_consumer(connection, stream, max_ack_pending=max_ack_pending, **pinned)
+    await fill(connection, stream, 500)
+    for _ in range(5):
+        before, after = Reader(), Reader()
+        gone = await keylane.connect(nats_server.url)
+        feed = await before.open(gone, stream, consumer)
+        await feed.take_pin()
+        await before.has_ten()
+        standby = await after.open(connection, stream, consumer)
+        await gone.close()
+        await standby.take_pin()
+        await after.has_ten()
+        assert after.seen[:10] == list(range(1, 11)), "nothing is acked: it comes again from the beginning"
+        info = await consumers.info(connection, stream, consumer)
+        assert [one.pinned_client_id for one in info.priority_groups] == [standby.pin_id]
+        await standby.close()
