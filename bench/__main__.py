@@ -1,5 +1,6 @@
 """`python -m bench ROW [--json] [--rounds N] [--scale F]`; `python -m bench spark-read --rows 1 2 4 10`;
-`python -m bench claims --on kafka --interval 10`; `python -m bench fleet --curve --partitions 10 100 --storage file`.
+`python -m bench claims --on kafka --interval 10`; `python -m bench fleet --curve --partitions 10 100 --storage file`;
+`python -m bench fleet-cost --partitions 10000 --workers 25 --cluster`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
-from bench import audit, claims, failover, feed, fleet, fleet_load, rebalance, spark_read, spark_write, strict, world
+from bench import (
+    audit,
+    claims,
+    failover,
+    feed,
+    fleet,
+    fleet_cost,
+    fleet_load,
+    rebalance,
+    spark_read,
+    spark_write,
+    strict,
+    world,
+)
 from chaos.marshal_stage import On
 
 ROWS: dict[str, Callable[..., tuple[dict[str, Any], str]]] = {
@@ -20,6 +34,7 @@ ROWS: dict[str, Callable[..., tuple[dict[str, Any], str]]] = {
     "failover": failover.run,
     "feed": feed.run,
     "fleet": fleet.run,
+    "fleet-cost": fleet_cost.run,
     "rebalance": rebalance.run,
     "spark-read": spark_read.run,
     "spark-write": spark_write.run,
@@ -50,7 +65,14 @@ def _fleet(options: argparse.Namespace, say: Callable[[str], None]) -> tuple[dic
     )
 
 
-def main() -> None:
+def _fleet_cost(options: argparse.Namespace, say: Callable[[str], None]) -> tuple[dict[str, Any], str]:
+    partitions = options.partitions[0] if options.partitions else fleet_cost.PARTITIONS
+    return fleet_cost.run(
+        options.rounds, options.scale, say, partitions=partitions, workers=options.workers, cluster=options.cluster
+    )
+
+
+def main() -> None:  # noqa: C901 - a case for each row with options of its own
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("row", choices=sorted(ROWS))
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
@@ -65,7 +87,9 @@ def main() -> None:
     parser.add_argument("--on", choices=get_args(On), help="claims: only there")
     parser.add_argument("--interval", type=float, default=claims.INTERVAL_S, help="claims: heartbeat interval, seconds")
     parser.add_argument("--curve", action="store_true", help="fleet: the layouts by partitions and subjects")
-    parser.add_argument("--partitions", type=int, nargs="+", help="fleet --curve: only these")
+    parser.add_argument("--partitions", type=int, nargs="+", help="fleet --curve: only these; fleet-cost: so many")
+    parser.add_argument("--workers", type=int, default=fleet_cost.WORKERS, help="fleet-cost: so many")
+    parser.add_argument("--cluster", action="store_true", help="fleet-cost: on three servers")
     parser.add_argument("--keys", type=int, nargs="+", help="fleet --curve: only these")
     parser.add_argument("--storage", choices=("file", "memory"), help="fleet --curve and --load: only this")
     parser.add_argument("--load", action="store_true", help="fleet: 25 workers with 80 subjects each, until the knee")
@@ -89,6 +113,8 @@ def main() -> None:
         figures, text = spark_read.run_linear(options.rows, say)
     elif options.row == "spark-read":
         figures, text = spark_read.run(options.rounds, options.scale, say, options.connector or ())
+    elif options.row == "fleet-cost":
+        figures, text = _fleet_cost(options, say)
     elif options.row == "claims":
         on: tuple[On, ...] = (options.on,) if options.on else get_args(On)
         figures, text = claims.run(options.rounds, options.scale, say, on=on, interval_s=options.interval)

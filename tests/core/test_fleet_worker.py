@@ -32,6 +32,7 @@ from keylane.core.fleet_events import (
 from keylane.core.fleet_leadership import AssignmentProposal, LeaderLook
 from keylane.core.fleet_lease import LeasePhase, WorkerIdentity
 from keylane.core.fleet_records import FleetClaim, FleetRecord, FleetSpec, LeaseState, WorkerLease, key_of, to_json
+from keylane.core.fleet_view import FleetView
 from keylane.core.fleet_worker import FleetWorker, step
 
 SPEC = FleetSpec(source={"kind": "list"})
@@ -178,6 +179,25 @@ def test_a_claim_of_a_live_worker_is_waited_for() -> None:
     store.run(4)  # its lease does not change: it is expired, and the partition taken over
     assert store.claim().token > 5
     assert StartPartition("0", store.claim().token, force=True) in store.actions
+
+
+def test_a_lease_that_is_missing_once_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listing may be cut short. The claim of a worker that one read does not show is not taken over."""
+
+    def owner_is_hidden_once() -> Store:
+        store = Store(
+            lease=WorkerLease(worker=7, instance="x.1", taken=1, beat=1),
+            claim=FleetClaim(partition="0", worker=7, instance="x.1", token=5, held=True),
+        )
+        store.run(1)
+        hidden = store.records.pop("worker.7")
+        store.run(0.6)
+        store.records["worker.7"] = hidden
+        return store
+
+    assert not owner_is_hidden_once().did(StartPartition)
+    monkeypatch.setattr(FleetView, "is_gone", lambda self, worker: worker in self.absent)
+    assert owner_is_hidden_once().did(StartPartition), "the planted bug is found"
 
 
 def test_a_lease_is_expired_the_moment_it_is_old() -> None:

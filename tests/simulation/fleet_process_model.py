@@ -115,9 +115,12 @@ class RunningPartition:
     done: set[int] = field(default_factory=set)
     draining: bool = False
     closed: bool = False
+    sure_pin: int = -1
+    """The pin that it had while the lease was sure."""
     confirmed_at: float | None = None
-    """When the server was asked for the pin, and named this process."""
+    """When the server was asked for the pin, and named that one."""
     asking: bool = False
+    aside: bool = False
 
 
 class Process:
@@ -214,7 +217,7 @@ class Process:
             case StartPartition(name, token, force):
                 self._start_partition(name, token, force=force)
             case UnpinPartition(name):
-                self._clear_pin(name)
+                self._request(self._force_unpin, name)
             case DrainPartition(name):
                 self.partitions[name].draining = True
                 self.partitions[name].buffer.clear()
@@ -317,8 +320,11 @@ class Process:
             self.world.deliver(partition)
 
     def pull_again(self, name: str) -> None:
-        if name in self.partitions and not self.partitions[name].closed:
-            self._join_readers(name)
+        mine = self.partitions.get(name)
+        if mine is not None and not mine.closed:
+            mine.aside = mine.aside and not self.worker.lease.is_sure(self.time.now)
+            if not mine.aside:
+                self._join_readers(name)
 
     def _start_partition(self, name: str, token: int, *, force: bool) -> None:
         mine = self.partitions[name]
@@ -335,6 +341,8 @@ class Process:
     def _force_unpin(self, name: str) -> None:
         partition: PinnedPartition = self.world.partitions[name]
         if partition.pinned is not None and partition.pinned is not self:
+            # The open pulls of the one that was pinned are void, so whoever waits is pinned next.
+            partition.readers.sort(key=lambda one: one is partition.pinned)
             partition.unpin()
             self.world.deliver(partition)
         self.later(self._delay(), self._unpinned, name)
@@ -367,6 +375,8 @@ class Process:
             return
         if mine.token is None or self.time.now < mine.start_at:
             return
+        if self.time.now < self.worker.lease.deadline:
+            mine.sure_pin, mine.confirmed_at = mine.pin, None
         token = self.worker.token_of(name, self.time.now, mine.confirmed_at)
         if token is None:
             if self.worker.ownership is not None and self.time.now >= self.worker.lease.deadline:
@@ -377,9 +387,7 @@ class Process:
         sequence = mine.buffer.pop(0)
         mine.running = sequence
         self.world.ledger.began(self, name, sequence, token)
-        self.later(
-            self.time.random.choice((0.001, 0.01, 0.05, 0.05, 0.3, 1.5)), self._ended, name, mine, sequence, token
-        )
+        self.later(self.time.random.choice(self.world.handler_times), self._ended, name, mine, sequence, token)
 
     def _confirm_pin(self, name: str, mine: RunningPartition) -> None:
         """While the bucket does not answer."""
@@ -398,9 +406,24 @@ class Process:
             if self.is_cut:
                 mine.asking = False
             else:
-                self.later(self._delay(), answer, self.world.partitions[name].pinned is self)
+                partition = self.world.partitions[name]
+                is_ours = partition.pinned is self and partition.pin == mine.sure_pin
+                if not is_ours:
+                    self._leave_readers_for_now(name, partition)
+                self.later(self._delay(), answer, is_ours)
 
         self.time.after(self._delay(), at_the_server)
+
+    def _leave_readers_for_now(self, name: str, partition: PinnedPartition) -> None:
+        """It pulls again when its lease is confirmed."""
+        mine = self.partitions.get(name)
+        if mine is not None:
+            mine.aside = True
+        if self in partition.readers:
+            partition.readers.remove(self)
+        if partition.pinned is self:
+            partition.unpin()
+            self.world.deliver(partition)
 
     def _ended(self, name: str, mine: RunningPartition, sequence: int, token: int) -> None:
         mine.running = None

@@ -5,7 +5,7 @@ Every run is made from its seed alone.
 At every step: nobody starts a message without the newest claim, no token of a partition goes back, nobody else is at
 work with the same or a newer token, ids have one holder, epochs grow, messages are done in order. In the end everything
 is owned and done. `python -m tests.simulation.test_fleet_simulation 1000` runs many seeds of every profile, and
-`python -m tests.simulation.test_fleet_simulation 1 17` replays seed 17.
+`python -m tests.simulation.test_fleet_simulation 1 17 store` replays seed 17 of one profile.
 """
 
 from __future__ import annotations
@@ -123,6 +123,8 @@ class World:
         self.profile = profile
         self.faulty = profile != "planned"
         self.pool = 8
+        self.prefetch = PREFETCH
+        self.handler_times: tuple[float, ...] = (0.001, 0.01, 0.05, 0.05, 0.3, 1.5)
         self.processes: list[Process] = []
         self._numbers = 0
         self._epoch: tuple[int, str] = (0, "")
@@ -134,7 +136,8 @@ class World:
             self.time.after(random.uniform(0, 0.5), self.start)
         self.time.after(0.1, self._publish)
         self.time.after(0.5, self._deliver_again)
-        self.time.after(random.uniform(2, 4), self._trouble)
+        if profile in PROFILES:
+            self.time.after(random.uniform(2, 4), self._trouble)
 
     def start(self, host: str = "") -> None:
         self._numbers += 1
@@ -163,7 +166,11 @@ class World:
             return
         sequences = [one for one in range(partition.floor + 1, partition.published + 1) if one not in partition.acked]
         reader.later(
-            self.time.random.uniform(0.001, 0.02), reader.receive, partition.name, sequences[:PREFETCH], partition.pin
+            self.time.random.uniform(0.001, 0.02),
+            reader.receive,
+            partition.name,
+            sequences[: self.prefetch],
+            partition.pin,
         )
 
     def _deliver_again(self) -> None:
@@ -318,12 +325,28 @@ class World:
             assert not self.ledger.repeated, f"{self.ledger.repeated} handled twice in a planned run"
 
 
+def take_over(world: World) -> None:
+    """Cut one owner off from the bucket alone, under a load that never ends: the leader expires it, others take its
+    partitions over, and until they have cleared its pins it handles messages."""
+    world.handler_times, world.prefetch = (0.02, 0.05), 1000
+    while len(world.processes) < 3:
+        world.start()
+    for partition in world.partitions.values():
+        partition.published = 300
+    world.time.after(3.0, setattr, world.processes[0], "is_bucket_cut", True)
+
+
 def simulate(seed: int, profile: str) -> World:
     world = World(seed, profile)
+    if profile == "takeovers":
+        take_over(world)
     try:
         world.run()
     except Exception as error:
-        error.add_note(f"seed {seed}, profile {profile}, at {world.time.now:.3f} s")
+        error.add_note(
+            f"seed {seed}, profile {profile}, at {world.time.now:.3f} s; replay it with "
+            f"`python -m tests.simulation.test_fleet_simulation 1 {seed} {profile}`"
+        )
         for process in world.processes:
             error.add_note(repr(process))
         raise
@@ -341,6 +364,20 @@ def test_one_owner_order_and_nothing_lost(profile: str, block: int) -> None:
     assert _simulate_many(profile, block * SEEDS, SEEDS) > 20 * SEEDS
 
 
+def test_one_owner_while_a_worker_without_the_bucket_is_replaced() -> None:
+    _simulate_many("takeovers", 0, 10)
+
+
+def _start_at_once(self: Process, name: str) -> None:
+    if (mine := self.partitions.get(name)) is not None and mine.start_at == float("inf"):
+        mine.start_at = self.time.now
+        self._next(name)
+
+
+def _start_without_clearing(self: Process, name: str, token: int, *, force: bool) -> None:
+    _START(self, name, token, force=False)
+
+
 def _put_without_comparing(self: FleetBucket, key: str, revision: int, record: FleetRecord, value: bytes) -> int | None:
     present = self.records.get(key)
     current = present.entry.revision if present is not None else 0
@@ -355,7 +392,7 @@ def _release_at_once(self: Ownership, wanted: frozenset[str]) -> None:
             self._write(one, 0.0, held=False)
 
 
-_PUT, _WANT = FleetBucket.put, Ownership.want
+_PUT, _WANT, _START = FleetBucket.put, Ownership.want, Process._start_partition
 
 MUTATIONS: dict[str, tuple[str, object, str, object]] = {
     # what is wrong: the profile that shows it, what is replaced, by what
@@ -376,6 +413,8 @@ MUTATIONS: dict[str, tuple[str, object, str, object]] = {
         "_next_epoch",
         lambda self: LeaderLease(worker=self.worker, instance=self.instance, epoch=1, beat=1),
     ),
+    "a takeover does not wait until nobody trusts the old pin": ("takeovers", Process, "_unpinned", _start_at_once),
+    "a takeover does not clear the pin": ("takeovers", Process, "_start_partition", _start_without_clearing),
     "an owner does not look for its claim": ("store", Ownership, "_found_held", lambda *_: None),
 }
 
@@ -393,5 +432,5 @@ def test_planted_bugs_are_found(what: str, monkeypatch: pytest.MonkeyPatch) -> N
 if __name__ == "__main__":
     first = int(sys.argv[2]) if len(sys.argv) > 2 else 0
     for each in range(first, first + int(sys.argv[1])):
-        for one in PROFILES:
+        for one in sys.argv[3:] or PROFILES:
             simulate(each, one)

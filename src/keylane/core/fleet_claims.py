@@ -42,7 +42,7 @@ from keylane.core.fleet_events import (
     StartPartition,
     UnpinPartition,
 )
-from keylane.core.fleet_records import FleetClaim, claim_key
+from keylane.core.fleet_records import FleetClaim, claim_key, to_json
 from keylane.core.fleet_requests import PendingWrite, StoreRequests
 from keylane.core.fleet_view import FleetView
 
@@ -307,6 +307,13 @@ class Ownership:
     def _is_later(self, one: AssignedPartition, claim: FleetClaim | None) -> bool:
         """Whether another claim has replaced this worker's. Tokens are equal only if the store went back."""
         return claim is not None and (claim.token, claim.instance) > (one.token, self.instance)
+
+    def heeds(self, partition: str, value: bytes | None) -> bool:
+        """Whether the claim must be read after this hint: not after this worker's own write."""
+        one = self.partitions.get(partition)
+        if one is None or one.step not in (ClaimStep.STANDBY, ClaimStep.HELD):
+            return False
+        return value is None or one.claim is None or value != to_json(one.claim)
 
     # ---- the worker's own events ---------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ What a look finds, and how soon it is acted on (`LeaderWindows` has the times):
 | --- | --- | --- |
 | no assignment yet | start | when no worker has come for `settle_s`, `cold_start_s` at most |
 | the lease of an owner has ended, or its id has another holder | emergency | at once |
+| an operator has drained an owner | drain | at once |
 | partitions that nobody has | partitions | when nothing has changed for `settle_s`, `settle_most_s` at most |
 | workers came, left or want to leave, partitions are gone, weights changed | scale | the same, after the cooldown |
 | the store has lost the assignment, or has an older one | restore | at the second look |
@@ -40,7 +41,7 @@ from keylane.core.assignment_strategies import Assignment, LiveWorker, Strategy,
 from keylane.core.fleet_partitions import Partition
 from keylane.core.plans import ranges
 
-Cause = Literal["start", "emergency", "partitions", "scale", "restore"]
+Cause = Literal["start", "emergency", "drain", "partitions", "scale", "restore"]
 
 _COOLDOWN_GROWTH = 3
 _FEW = 3
@@ -84,6 +85,8 @@ class FleetFacts:
     live: tuple[LiveWorker, ...]
     leaving: Mapping[int, str] = field(default_factory=dict)
     """Workers that want to leave, with their instances."""
+    drained: frozenset[int] = frozenset()
+    """Those of them that an operator has drained."""
     ended: frozenset[int] = frozenset()
     """Ids whose records say that the lease has ended: the worker left, or the lease expired."""
     partitions: tuple[Partition, ...]
@@ -308,6 +311,8 @@ class _Need:
 
     lost: tuple[int, ...]
     """Owners whose lease has ended, whose id has another holder, or whose record is gone for good."""
+    drained: tuple[int, ...]
+    """Owners that an operator has drained."""
     uncovered: frozenset[tuple[str, int | str]]
     scale: frozenset[tuple[str, int | str]]
 
@@ -348,11 +353,12 @@ def _need(state: LeaderState, facts: FleetFacts, now_s: float) -> _Need:
         for worker in facts.live
         if current.workers.get(worker.id) != worker.instance and worker.id not in owning
     }
-    scale |= {("leaving", worker) for worker in facts.leaving if worker in owning}
+    scale |= {("leaving", worker) for worker in facts.leaving if worker in owning and worker not in facts.drained}
     scale |= {("left", current.owners[one]) for one in facts.inherited if one in current.owners}
     if _weighs_otherwise(state, facts, current):
         scale.add(("weights", 0))
-    return _Need(tuple(sorted(lost)), frozenset(uncovered), frozenset(scale))
+    drained = tuple(sorted(facts.drained & owning))
+    return _Need(tuple(sorted(lost)), drained, frozenset(uncovered), frozenset(scale))
 
 
 def _weighs_otherwise(state: LeaderState, facts: FleetFacts, current: CurrentAssignment) -> bool:
@@ -395,6 +401,8 @@ def _due(state: LeaderState, need: _Need) -> tuple[float, Cause | None]:
     causes: list[tuple[float, Cause]] = []
     if need.lost:
         causes.append((-math.inf, "emergency"))
+    if need.drained:
+        causes.append((-math.inf, "drain"))
     if state.unstored_s is not None:
         causes.append((state.unstored_s + windows.confirm_s, "restore"))
     if need.uncovered:
@@ -510,6 +518,8 @@ def _words(state: LeaderState, need: _Need) -> str:
     found = []
     if need.lost:
         found.append(f"{_named('worker', need.lost)} lost")
+    if need.drained:
+        found.append(f"{_named('worker', need.drained)} drained")
     for kind, noun, verb in (
         ("left", "worker", "left"),
         ("leaving", "worker", "leaving"),

@@ -36,9 +36,12 @@ from keylane.core.fleet_records import (
     ASSIGNMENT,
     LEADER,
     FleetAssignment,
+    HistoryEntry,
     LeaderLease,
     LeaseState,
     WorkerLease,
+    history_key,
+    moves_between,
 )
 from keylane.core.fleet_requests import PendingWrite, StoreRequests
 from keylane.core.fleet_view import FleetView
@@ -50,6 +53,7 @@ class AssignmentProposal:
 
     owners: Mapping[str, int] | None = None
     reason: str = ""
+    cause: str = ""
     ask_again_at: float | None = None
     """When to ask again, if nothing else happens before."""
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -63,6 +67,8 @@ class LeaderLook:
     epoch: int
     workers: tuple[WorkerLease, ...]
     """Who holds an id, by number. Those in the state `leaving` are to lose their partitions."""
+    drained: frozenset[int]
+    """Those of them that an operator has drained: they are to own nothing."""
     ended: frozenset[int]
     """Ids whose records say that the lease has ended. A worker in neither of the two has lost its record."""
     assignment: FleetAssignment | None
@@ -114,6 +120,8 @@ class Leadership:
     plan_at: float | None = None
     resigned: bool = False
     _sent: dict[tuple[int, ...], float] = field(default_factory=dict)
+    _planned: HistoryEntry | None = None
+    """For the history, once the assignment is written."""
 
     def is_leading(self, now: float) -> bool:
         return self.role is LeaderRole.LEADER and now < self.deadline
@@ -177,6 +185,7 @@ class Leadership:
                 self.view.remember(write.record)
                 self.view.follow(write.record)
                 self.renew(now)  # tells everybody that there is another version
+                self._note_history()
             case _:
                 pass  # an expired lease: the next look shows it
 
@@ -206,6 +215,21 @@ class Leadership:
                 self.requests.read(ASSIGNMENT)
             case _:
                 pass
+
+    def _note_history(self) -> None:
+        """Find the place of the newest version in the history, once the store has that version."""
+        stored, planned = self.view.stored_assignment, self._planned
+        if planned is not None and stored is not None and stored.rank == planned.rank:
+            self.requests.look(history_key(planned.version))
+
+    def found_history(self, key: str, entry: RecordEntry | None, now: float) -> None:
+        """The place of the newest version in the history, which has one from long ago: write over that, once.
+
+        If it fails the history has a gap, and nothing else happens.
+        """
+        planned, self._planned = self._planned, None
+        if planned is not None and key == history_key(planned.version) and not self.requests.is_writing(key):
+            self.requests.write(planned, entry.revision if entry is not None else 0, now)
 
     def found(self, entry: RecordEntry | None, now: float) -> None:
         """The leader's record, as a read shows it: perhaps a stale one. The view has taken it already."""
@@ -248,17 +272,19 @@ class Leadership:
             return
         if self.requests.is_writing(ASSIGNMENT) or self.lease is None or self.lease.epoch < view.highest_epoch:
             return
+        self._note_history()
         look = self.look()
         proposal = self.planner(look, now)
         self.plan_at = proposal.ask_again_at
         present = view.assignment
-        instances = {lease.worker: lease.instance for lease in look.workers}
+        instances = {lease.worker: lease.instance for lease in look.workers if lease.worker not in look.drained}
+        cause = proposal.cause
         if proposal.owners is not None:
             owners, reason, extra = proposal.owners, proposal.reason, proposal.extra
         elif present is None or (look.is_stored and self._is_current(present, instances)):
             return
         else:
-            owners, reason = look.owners, "another leader, or a worker that came back"
+            owners, reason, cause = look.owners, "another leader, or a worker that came back", "leader"
             extra = proposal.extra or present.extra
             instances = self._named(owners, present, instances)
         assignment = FleetAssignment(
@@ -268,6 +294,14 @@ class Leadership:
             workers=instances,
             reason=reason,
             extra=extra,
+        )
+        self._planned = HistoryEntry(
+            epoch=assignment.epoch,
+            version=assignment.version,
+            at_ms=view.wall_ms(now),
+            cause=cause,
+            reason=reason,
+            moves=moves_between(present.owners if present is not None else {}, owners),
         )
         self.requests.write(assignment, view.assignment_revision, now)
 
@@ -290,6 +324,7 @@ class Leadership:
         return LeaderLook(
             epoch=self.lease.epoch if self.lease is not None else 0,
             workers=tuple(live),
+            drained=frozenset(lease.worker for lease in live if view.is_drained(lease)),
             ended=frozenset(ended),
             assignment=present,
             owners=view.owners(),

@@ -1,6 +1,6 @@
 """The records of a fleet in its KV bucket: what each holds, its JSON, and how a record is refused.
 
-Owns: seven records, their keys below `<stream>.<fleet>.`, their checks, the digest of an assignment. Never writes one.
+Owns: nine records, their keys below `<stream>.<fleet>.`, their checks, the digest of an assignment. Never writes one.
 
 | key | record | written by | what only grows in it |
 | --- | --- | --- | --- |
@@ -11,6 +11,8 @@ Owns: seven records, their keys below `<stream>.<fleet>.`, their checks, the dig
 | `claim.<partition>` | `FleetClaim` | the owner of the partition, or its successor | `token` |
 | `partitions` | `PartitionTable` | the leader, where partitions change while the fleet runs | `version` |
 | `position.<n>` | `WorkerPositions` | the holder of id n | `beat`, and every position |
+| `drains` | `DrainedWorkers` | an operator | |
+| `history.<version % 100>` | `HistoryEntry` | the leader | `epoch`, then `version` |
 
 The growing numbers put any two records of one key in order without the store: a record that is lower than one that a
 worker knows was lost and came back (the store was rolled back), a higher one has replaced it. `rank` gives them.
@@ -39,12 +41,17 @@ ASSIGNMENT = "assignment"
 TABLE = "partitions"
 WORKERS = "worker.*"
 """The pattern of all worker leases, for a read of many keys."""
+DRAINS = "drains"
+HISTORY = "history.*"
+HISTORY_LENGTH = 100
+"""So many assignments are remembered."""
 POSITIONS = "position"
 """What the keys of all positions begin with."""
 
 _PARTITION = re.compile(r"[-/_=A-Za-z0-9]+(?:\.[-/_=A-Za-z0-9]+)*")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 _WORKER_KEY = re.compile(r"worker\.(0|[1-9][0-9]{0,5})")
+_HISTORY_KEY = re.compile(r"history\.(0|[1-9][0-9]?)")
 _POSITION_KEY = re.compile(r"position\.(0|[1-9][0-9]{0,5})")
 _MOST = 2**63 - 1
 _DIGEST_CHARACTERS = 16
@@ -73,6 +80,10 @@ def claim_key(partition: str) -> str:
 
 def position_key(worker: int) -> str:
     return f"{POSITIONS}.{worker}"
+
+
+def history_key(version: int) -> str:
+    return f"history.{version % HISTORY_LENGTH}"
 
 
 def worker_of(key: str) -> int | None:
@@ -288,9 +299,74 @@ class WorkerPositions:
         return (self.beat,)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainedWorkers:
+    """The workers that are to own nothing, because an operator said so. Holds for one instance: a restart ends it."""
+
+    workers: Mapping[int, str]
+    """Worker -> instance."""
+    extra: Extra = field(default_factory=_no_extra, compare=False)
+
+    @property
+    def rank(self) -> tuple[int, ...]:
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionMove:
+    """Partitions that an assignment moved together. No worker: they had none before, or wait for one."""
+
+    before: int | None
+    after: int | None
+    partitions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryEntry:
+    """An assignment as it is remembered: when and why it was written, and what it moved."""
+
+    epoch: int
+    version: int
+    at_ms: int
+    """Milliseconds since 1970, by the clock of the leader."""
+    cause: str = ""
+    reason: str = ""
+    moves: tuple[PartitionMove, ...] = ()
+    extra: Extra = field(default_factory=_no_extra, compare=False)
+
+    @property
+    def rank(self) -> tuple[int, ...]:
+        return (self.epoch, self.version)
+
+
 FleetRecord: TypeAlias = (
-    FleetSpec | WorkerLease | LeaderLease | FleetAssignment | FleetClaim | PartitionTable | WorkerPositions
+    FleetSpec
+    | WorkerLease
+    | LeaderLease
+    | FleetAssignment
+    | FleetClaim
+    | PartitionTable
+    | WorkerPositions
+    | DrainedWorkers
+    | HistoryEntry
 )
+
+
+def moves_between(before: Mapping[str, int], after: Mapping[str, int]) -> tuple[PartitionMove, ...]:
+    """What differs between two assignments of owners.
+
+    >>> moves_between({"0": 1, "1": 1}, {"0": 2, "1": 1, "2": 1})
+    (PartitionMove(before=None, after=1, partitions=('2',)), PartitionMove(before=1, after=2, partitions=('0',)))
+    """
+    found: dict[tuple[int, int], list[str]] = {}
+    for partition in before.keys() | after.keys():
+        pair = (before.get(partition, -1), after.get(partition, -1))
+        if pair[0] != pair[1]:
+            found.setdefault(pair, []).append(partition)
+    return tuple(
+        PartitionMove(had if had >= 0 else None, has if has >= 0 else None, tuple(sorted(moved)))
+        for (had, has), moved in sorted(found.items())
+    )
 
 
 def digest_of(owners: Mapping[str, int]) -> str:
@@ -403,18 +479,35 @@ def _named(listed: list[Any]) -> Iterable[str]:
                 raise _Wrong("partitions as numbers, pairs of numbers, or names")
 
 
+def _moves(value: Any) -> tuple[PartitionMove, ...]:
+    """From `[[1, 2, [[0, 15], 18]], [null, 1, ["tool-1"]]]`: from which worker to which, and what."""
+    if not isinstance(value, list):
+        raise _Wrong("a list of moves")
+    moves = []
+    for one in value:
+        match one:
+            case [int() | None as before, int() | None as after, [*listed]]:
+                moves.append(PartitionMove(before, after, tuple(sorted(_named(listed)))))
+            case _:
+                raise _Wrong("a list of moves: the worker before, the worker after, and the partitions")
+    return tuple(moves)
+
+
 def _compact(owners: Mapping[str, int]) -> dict[str, list[Any]]:
-    by_worker: dict[int, tuple[list[int], list[str]]] = {}
+    by_worker: dict[int, list[str]] = {}
     for partition, worker in owners.items():
-        numbers, names = by_worker.setdefault(worker, ([], []))
+        by_worker.setdefault(worker, []).append(partition)
+    return {str(worker): _compact_list(listed) for worker, listed in sorted(by_worker.items())}
+
+
+def _compact_list(partitions: Iterable[str]) -> list[Any]:
+    numbers, names = [], []
+    for partition in partitions:
         if _NUMBER.fullmatch(partition):
             numbers.append(int(partition))
         else:
             names.append(partition)
-    return {
-        str(worker): [*_ranges(sorted(numbers)), *sorted(names)]
-        for worker, (numbers, names) in sorted(by_worker.items())
-    }
+    return [*_ranges(sorted(numbers)), *sorted(names)]
 
 
 def _ranges(numbers: list[int]) -> Iterable[int | list[int]]:
@@ -493,6 +586,15 @@ _FIELDS: dict[type, _Fields] = {
         "workers": _instances,
         "reason": _text,
     },
+    DrainedWorkers: {"workers": _instances},
+    HistoryEntry: {
+        "epoch": _number,
+        "version": _number,
+        "at_ms": _number,
+        "cause": _text,
+        "reason": _text,
+        "moves": _moves,
+    },
     FleetClaim: {
         "worker": _number,
         "instance": _some_text,
@@ -519,6 +621,8 @@ _REQUIRED: dict[type, frozenset[str]] = {
     WorkerLease: frozenset({"instance", "taken", "beat", "state"}),
     LeaderLease: frozenset({"worker", "instance", "epoch", "beat", "state"}),
     FleetAssignment: frozenset({"epoch", "version", "owners", "workers"}),
+    DrainedWorkers: frozenset({"workers"}),
+    HistoryEntry: frozenset({"epoch", "version", "at_ms"}),
     FleetClaim: frozenset(_FIELDS[FleetClaim]),
     PartitionTable: frozenset({"version"}),
     WorkerPositions: frozenset(_FIELDS[WorkerPositions]),
@@ -542,6 +646,10 @@ def key_of(record: FleetRecord) -> str:  # noqa: PLR0911 - one for each record
             return TABLE
         case WorkerPositions():
             return position_key(record.worker)
+        case DrainedWorkers():
+            return DRAINS
+        case HistoryEntry():
+            return history_key(record.version)
 
 
 def to_json(record: FleetRecord) -> bytes:
@@ -554,6 +662,8 @@ def to_json(record: FleetRecord) -> bytes:
         content["generations"] = [one._asdict() for one in record.generations]
     elif isinstance(record, WorkerLease):
         content["successors"] = _compact(record.successors)
+    elif isinstance(record, HistoryEntry):
+        content["moves"] = [[one.before, one.after, _compact_list(one.partitions)] for one in record.moves]
     return json.dumps(content, separators=(",", ":")).encode()
 
 
@@ -579,6 +689,10 @@ def from_json(key: str, value: bytes) -> FleetRecord:  # noqa: PLR0911 - one for
         return _read(FleetClaim, key, value, {"partition": partition})
     if (found := _POSITION_KEY.fullmatch(key)) is not None:
         return _read(WorkerPositions, key, value, {"worker": int(found[1])})
+    if key == DRAINS:
+        return _read(DrainedWorkers, key, value, {})
+    if _HISTORY_KEY.fullmatch(key) is not None:
+        return _read(HistoryEntry, key, value, {})
     raise BrokenFleetRecord(f"fleet record {shown(key)}: there is no record of this name; delete the key")
 
 
@@ -597,7 +711,18 @@ def _read_assignment(value: bytes) -> FleetAssignment:
     return record
 
 
-R = TypeVar("R", FleetSpec, WorkerLease, LeaderLease, FleetAssignment, FleetClaim, PartitionTable, WorkerPositions)
+R = TypeVar(
+    "R",
+    FleetSpec,
+    WorkerLease,
+    LeaderLease,
+    FleetAssignment,
+    FleetClaim,
+    PartitionTable,
+    WorkerPositions,
+    DrainedWorkers,
+    HistoryEntry,
+)
 
 
 def _read(kind: type[R], key: str, value: bytes, given: Mapping[str, Any]) -> R:

@@ -22,7 +22,9 @@ from dataclasses import dataclass, field
 from keylane.core.fleet_events import RecordEntry
 from keylane.core.fleet_records import (
     ASSIGNMENT,
+    DRAINS,
     LEADER,
+    DrainedWorkers,
     FleetAssignment,
     FleetClaim,
     FleetRecord,
@@ -92,6 +94,8 @@ class FleetView:
     stored_assignment: FleetAssignment | None = None
     assignment_revision: int = 0
     assignment_read: bool = False
+    drained: Mapping[int, str] = field(default_factory=dict)
+    """Workers that are to own nothing, with their instances."""
     recovering_until: float = 0.0
     broken: dict[str, str] = field(default_factory=dict)
     _hints: dict[str, tuple[tuple[int, ...], float]] = field(default_factory=dict)
@@ -190,6 +194,13 @@ class FleetView:
         self.assignment_revision = entry.revision if entry is not None else 0
         self.stored_assignment = record if isinstance(record, FleetAssignment) else None
         return self.follow(self.stored_assignment)
+
+    def read_drains(self, entry: RecordEntry | None) -> None:
+        record = self.parse(DRAINS, entry) if entry is not None else None
+        self.drained = record.workers if isinstance(record, DrainedWorkers) else {}
+
+    def is_drained(self, lease: WorkerLease) -> bool:
+        return self.drained.get(lease.worker) == lease.instance
 
     def follow(self, assignment: FleetAssignment | None) -> bool:
         """Take an assignment if it is newer than the one that is followed, and not of a leader that was replaced."""

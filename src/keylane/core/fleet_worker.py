@@ -27,10 +27,10 @@ What may be handled when:
 | lost | | no: everything stops, and the worker joins again as another instance |
 
 While the store does not answer, a message starts only within `pin_trust_s` after the server was asked for the pin of
-its partition, if it named this worker. Whoever takes a partition over without a release clears the pin first, and waits
-as long after the answer before it starts. The last answer that named the old owner was given before the pin was
-cleared, and was asked for even earlier: so the old owner has stopped when the new one starts. A fleet goes on without
-its store, and still has one owner for each partition.
+its partition, if it named the one that this worker had while its lease was sure. Whoever takes a partition over without
+a release clears the pin first, and waits as long after the answer before it starts. The last answer that named the old
+owner was given before the pin was cleared, and was asked for even earlier: so the old owner has stopped when the new
+one starts. A fleet goes on without its store, and still has one owner for each partition.
 
 A store that went back (wiped, made anew, rolled back) shows in one of these: another creation time, a renewal or a
 claim that had to be written again, a revision that was used before. Then, for twice lease_s, nobody claims, expires or
@@ -42,7 +42,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from keylane.core.fleet_claims import ClaimStep, Ownership
+from keylane.core.fleet_claims import Ownership
 from keylane.core.fleet_events import (
     FleetAction,
     FleetEvent,
@@ -69,6 +69,7 @@ from keylane.core.fleet_leadership import AssignmentPlanner, LeaderRole, Leaders
 from keylane.core.fleet_lease import HANDOVER_S, IdLease, LeasePhase, WorkerIdentity
 from keylane.core.fleet_records import (
     ASSIGNMENT,
+    DRAINS,
     LEADER,
     SPEC,
     WORKERS,
@@ -161,8 +162,8 @@ class FleetWorker:
     def may_start(self, now: float, pin_confirmed_at: float | None = None) -> bool:
         """Whether a message of an owned partition may start now.
 
-        `pin_confirmed_at`: when the server was last asked for the pin of its partition and named this worker. It
-        matters only while the store does not answer.
+        `pin_confirmed_at`: when the server was last asked for the pin of its partition, and named the one that this
+        worker had while its lease was sure. It matters only while the store does not answer.
         """
         if self.ownership is None or self.fenced or self.lease.phase is not LeasePhase.HELD:
             return False
@@ -174,6 +175,14 @@ class FleetWorker:
         if self.ownership is None or not self.may_start(now, pin_confirmed_at):
             return None
         return self.ownership.token(partition)
+
+    def heeds(self, hint: RecordHint) -> bool:
+        """Whether a hint can matter. Most do not: every worker hears of every claim and every renewal."""
+        if (partition := partition_of(hint.key)) is not None:
+            return self.ownership is not None and self.ownership.heeds(partition, hint.value)
+        if worker_of(hint.key) is not None:
+            return _leads(self) or (hint.value is not None and b'"leaving"' in hint.value)
+        return hint.key in (ASSIGNMENT, LEADER, DRAINS)
 
 
 def step(worker: FleetWorker, event: FleetEvent, now: float) -> list[FleetAction]:
@@ -241,7 +250,7 @@ def _read(worker: FleetWorker, event: RecordsRead, now: float) -> None:
     if worker.leadership is not None and worker.lease.is_sure(now) and not worker.fenced:
         if WORKERS in event.asked:
             worker.leadership.act(now)
-        elif ASSIGNMENT in event.asked:
+        elif ASSIGNMENT in event.asked or DRAINS in event.asked:
             worker.leadership.plan(now)
 
 
@@ -253,6 +262,10 @@ def _read_key(worker: FleetWorker, key: str, event: RecordsRead, now: float) -> 
             worker.leadership.found(entry, now)
     elif key == ASSIGNMENT:
         worker.view.read_assignment(entry)
+    elif key == DRAINS:
+        worker.view.read_drains(entry)
+    elif key.startswith("history.") and worker.leadership is not None:
+        worker.leadership.found_history(key, entry, now)
     elif key == SPEC:
         _read_spec(worker, entry, now)
     elif (number := worker_of(key)) is not None:
@@ -372,12 +385,12 @@ def _not_confirmed(worker: FleetWorker, key: str, *, is_known: bool) -> None:
 
 def _hinted(worker: FleetWorker, event: RecordHint, now: float) -> None:
     key = event.key
-    if key == ASSIGNMENT:
+    if not worker.heeds(event):
+        return
+    if key == DRAINS:
+        worker.requests.read(DRAINS)
+    elif key == ASSIGNMENT or partition_of(key) is not None:
         _read_announced(worker, event)
-    elif (partition := partition_of(key)) is not None:
-        waits = worker.ownership.partitions.get(partition) if worker.ownership is not None else None
-        if waits is not None and waits.step in (ClaimStep.STANDBY, ClaimStep.HELD):
-            _read_announced(worker, event)
     elif event.value is not None and (key == LEADER or worker_of(key) is not None):
         _hinted_lease(worker, event, event.value, now)
 
@@ -388,8 +401,6 @@ def _leads(worker: FleetWorker) -> bool:
 
 def _hinted_lease(worker: FleetWorker, event: RecordHint, value: bytes, now: float) -> None:
     key = event.key
-    if key != LEADER and not _leads(worker) and b'"leaving"' not in value:
-        return  # the renewals of others: a fleet may have a thousand workers
     try:
         record = from_json(key, value)
     except BrokenFleetRecord:
@@ -486,7 +497,8 @@ def _own(worker: FleetWorker, ownership: Ownership, now: float) -> None:
         if worker.opened is not None:
             wanted &= worker.opened
         if worker.stopping:
-            wanted = frozenset() if gives_up else wanted & ownership.partitions.keys()
+            kept = (wanted | worker.lease.successors.keys()) & ownership.partitions.keys()
+            wanted = frozenset() if gives_up else frozenset(kept)
         ownership.want(wanted)
     if worker.lease.is_sure(now) and not worker.stopping:
         ownership.claim_free(now)
@@ -544,6 +556,8 @@ def _look(worker: FleetWorker, now: float) -> None:
         keys.append(ASSIGNMENT)
     if audit or not worker.spec_checked:
         keys.append(SPEC)
+    if audit or worker.looks == 1 or _leads(worker):
+        keys.append(DRAINS)
     if ownership is not None:
         keys += ownership.unresolved()
         if audit:
@@ -606,7 +620,9 @@ def _state(worker: FleetWorker, now: float) -> tuple[WorkerState, str | None]:  
     if worker.view.is_recovering(now):
         return WorkerState.RECOVERING, "the other workers, to write again what the store has lost"
     is_leading = worker.leadership is not None and worker.leadership.is_leading(now)
-    return WorkerState.LEADING if is_leading else WorkerState.ACTIVE, ownership.obstacles()
+    is_drained = lease.lease is not None and worker.view.is_drained(lease.lease)
+    waits = "an operator, who has drained this worker, to resume it" if is_drained else ownership.obstacles()
+    return WorkerState.LEADING if is_leading else WorkerState.ACTIVE, waits
 
 
 def _report(worker: FleetWorker, now: float) -> None:

@@ -82,6 +82,7 @@ class Lanes(Generic[T]):
         "_ready",
         "_remember",
         "_retries",
+        "lowest_dropped",
     )
 
     def __init__(self, *, max_tries: int | None, backoff: Callable[[int], float], remember: int) -> None:
@@ -93,6 +94,8 @@ class Lanes(Generic[T]):
         self._ready: deque[Entry[T]] = deque()
         self._retries: list[tuple[float, int]] = []
         self._done: set[int] = set()
+        self.lowest_dropped: int | None = None
+        """The lowest sequence that left without being finished. Whoever knows that all of them come again clears it."""
         self._done_order: deque[int] = deque()  # finding a dict's oldest key is slow once many were deleted
 
     def __repr__(self) -> str:
@@ -101,6 +104,10 @@ class Lanes(Generic[T]):
     def __len__(self) -> int:
         """Messages that are here: waiting, running, or to be retried."""
         return len(self._entries)
+
+    def __contains__(self, sequence: int) -> bool:
+        """Whether this message is here."""
+        return sequence in self._entries
 
     def __iter__(self) -> Iterator[Entry[T]]:
         return iter(list(self._entries.values()))
@@ -190,12 +197,18 @@ class Lanes(Generic[T]):
         """
         assert entry.state is RUNNING, entry
         del self._entries[entry.sequence]
+        self.drop(entry.sequence)
         following = entry.next
         if following is None:
             del self._last[entry.key]
         else:
             following.state = READY
             self._ready.append(following)
+
+    def drop(self, sequence: int) -> None:
+        """This message is not, or no longer, here and was not finished."""
+        if self.lowest_dropped is None or sequence < self.lowest_dropped:
+            self.lowest_dropped = sequence
 
     def due(self, now: float) -> float | None:
         """Make due retries ready; returns when the next one is due."""
@@ -219,6 +232,7 @@ class Lanes(Generic[T]):
         firsts = self._firsts({entry.key for entry in dropped})
         for entry in dropped:
             del self._entries[entry.sequence]
+            self.drop(entry.sequence)
         for key, first in firsts.items():
             self._chain_anew(key, first)
         self._ready = deque(entry for entry in self._ready if entry.sequence in self._entries)

@@ -125,6 +125,7 @@ class Dispatcher(Generic[T]):
         journal: OutcomeJournal[T] | None = None,
         slots: HandlerSlots | None = None,
         grace_s: float = 1.0,
+        on_idle: Callable[[], None] | None = None,
         on_returned: Callable[[float], object] | None = None,
         on_outcome: Callable[[str], None] | None = None,
     ) -> None:
@@ -133,6 +134,7 @@ class Dispatcher(Generic[T]):
         `admit`: called before each message starts; if it returns False, it has postponed or released the entry.
         `slots`: shared with other dispatchers, whose handlers count too.
         `grace_s`: how long the other handlers may go on after a crash.
+        `on_idle`: called when a worker finds nothing to start: once for a batch of handlers that never wait.
         `on_returned`: called for every handler that returned, with its seconds. `on_outcome`: called for the others.
         """
         self.lanes = lanes
@@ -145,6 +147,7 @@ class Dispatcher(Generic[T]):
         self._journal = journal
         self._slots = slots
         self._grace_s = grace_s
+        self._on_idle = on_idle
         self._on_returned, self._on_outcome = on_returned, on_outcome
         self._loop = asyncio.get_running_loop()
         self._workers: set[asyncio.Task[None]] = set()
@@ -279,6 +282,8 @@ class Dispatcher(Generic[T]):
                 slots.wait(self)
                 entry = None
             if entry is None:
+                if self._on_idle is not None:
+                    self._on_idle()
                 waiter = self._loop.create_future()
                 self._idle.append(waiter)
                 await waiter

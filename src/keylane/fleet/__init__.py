@@ -22,6 +22,8 @@ from keylane.core.fleet_partitions import (
 from keylane.core.fleet_records import FleetAssignment
 from keylane.fleet.admin import FleetStatus, PartitionStatus, WorkerStatus, list_fleets, status, stored_spec
 from keylane.fleet.deduplication import Deduplicator
+from keylane.fleet.drains import drain, resume
+from keylane.fleet.history import MovedPartitions, PastAssignment, history
 from keylane.fleet.lag import PartitionLag
 from keylane.fleet.membership import join
 from keylane.fleet.migration import Migration
@@ -38,20 +40,25 @@ __all__ = [
     "KvPartitions",
     "ListedPartitions",
     "Migration",
+    "MovedPartitions",
     "Partition",
     "PartitionLag",
     "PartitionStatus",
+    "PastAssignment",
     "StreamCopy",
     "Worker",
     "WorkerState",
     "WorkerStatus",
     "discovered",
+    "drain",
     "from_kv",
     "hashed",
+    "history",
     "join",
     "list_fleets",
     "listed",
     "repartition",
+    "resume",
     "status",
     "stored_spec",
 ]

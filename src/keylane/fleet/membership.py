@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Literal, get_args
@@ -21,17 +22,20 @@ from keylane.core.fleet_partitions import (
     PartitionSource,
     source_from_wire,
 )
-from keylane.core.fleet_records import FleetSpec
+from keylane.core.fleet_records import SPEC, FleetSpec, read_spec
+from keylane.core.fleet_state import State, choose_state
 from keylane.core.names import check_stream_name
 from keylane.core.partitions import Partitioning, parse_transform
 from keylane.dispatch import Executor
-from keylane.errors import FleetError, InvalidInput
+from keylane.errors import ApiError, BrokenFleetRecord, FleetError, InvalidInput
 from keylane.fleet.admin import stored_spec
 from keylane.fleet.collisions import refuse_collisions
-from keylane.fleet.partition_reader import ReaderOptions
+from keylane.fleet.consumer_limit import TOO_MANY_CONSUMERS, ensure_room
+from keylane.fleet.partition_reader import PIN_GROUP, ReaderOptions
 from keylane.fleet.partition_source import KvLookup, PartitionLookup, SourceKeeper, SubjectLookup, first_look
 from keylane.fleet.partition_table import FleetPartitions
 from keylane.fleet.planner import FleetPlanner
+from keylane.fleet.positions import CHECKPOINT_S
 from keylane.fleet.repartition import GenerationKeeper
 from keylane.fleet.shared_consumer import ConsumerTerms
 from keylane.fleet.store import FLEET_BUCKET
@@ -39,8 +43,18 @@ from keylane.fleet.stream_copy import CopyKeeper, ensure_copy
 from keylane.fleet.worker import FleetHooks, Worker, identity_of
 from keylane.fleet.worker_layout import WorkerLayoutOptions
 from keylane.groups import DeadLetters, can_store
-from keylane.jetstream import Bucket, Connection, RetentionPolicy, StorageType, StreamConfig, check_seconds, streams
-from keylane.processing.handler_options import Crowded, Failure, Handler, HandlerOptions, MessageJournal
+from keylane.jetstream import (
+    Bucket,
+    Connection,
+    ConsumerConfig,
+    RetentionPolicy,
+    StorageType,
+    StreamConfig,
+    check_seconds,
+    consumers,
+    streams,
+)
+from keylane.processing.handler_options import Commits, Crowded, Failure, Handler, HandlerOptions, MessageJournal
 from keylane.processing.joined import STOP_TIMEOUT_S
 from keylane.processing.message import Place, Placing, placing_by
 from keylane.processing.message_processor import handler_call
@@ -50,6 +64,7 @@ MAX_ACK_PENDING = 500
 PIN_TIMEOUT_S = 60.0
 """The lease decides about failure, so the pin may last: an idle partition costs the server a pull every 30 s."""
 LEASE_S = 3.0
+_TRIAL_S = 10.0
 
 _log = logging.getLogger("keylane.fleet")
 
@@ -68,6 +83,9 @@ async def join(
     layout: Layout | Literal["auto"] = "partition",
     max_subjects: int = SUBJECT_CAP,
     split_consumer: bool = False,
+    acks: Commits = "message",
+    state: State | Literal["auto"] = "auto",
+    checkpoint_s: float = CHECKPOINT_S,
     concurrency: int = 64,
     max_ack_pending: int = MAX_ACK_PENDING,
     max_tries: int | None = None,
@@ -91,6 +109,14 @@ async def join(
     most `max_subjects` filters, or a second consumer where `split_consumer` allows it. `"auto"` chooses when the fleet
     is created (docs/fleet.md says how).
 
+    `acks`: `"message"` acks every message, and a crash repeats the fewest. `"prefix"` commits the contiguous handled
+    prefix of a partition with one ack, which costs the server half as much; a crash repeats everything above it. It
+    needs a stream with limits retention. A planned change repeats nothing with either.
+
+    `state`: `"replicated"` gives the consumers the replicas of the stream. `"checkpointed"` keeps them in memory with
+    one replica, and positions in the fleet's bucket, every `checkpoint_s` and whenever a partition moves: the servers
+    carry thousands of partitions. `"auto"` takes the second for more than 100 partitions of a replicated stream.
+
     A message that failed `max_tries` times becomes a dead letter, and its key goes on; without, it is tried for ever.
 
     The handler gets the messages of a key in their order. When it returns, the message is acked; when it raises, the
@@ -104,14 +130,16 @@ async def join(
     check_stream_name(stream)
     check_fleet_name(fleet)
     check_seconds(lease_s, "lease_s")
-    if strategy not in get_args(Strategy):
-        raise InvalidInput(f"strategy is {strategy!r}: use one of {', '.join(get_args(Strategy))}")
-    _check_layout(layout, max_subjects)
+    check_seconds(checkpoint_s, "checkpoint_s")
+    _check_choices(strategy, acks, state)
+    _check_layout(layout, max_subjects, acks)
     if not isinstance(partitions, PartitionSource):
         raise InvalidInput(f"partitions is {partitions!r}: use hashed(…), listed(…), discovered(…) or from_kv(…)")
     connection.require("consumer_reset")
     info = await streams.info(connection, stream)
-    await Bucket(connection, FLEET_BUCKET).ensure(replicas=info.config.num_replicas or 1)
+    replicas = info.config.num_replicas or 1
+    bucket = Bucket(connection, FLEET_BUCKET)
+    await bucket.ensure(replicas=replicas)
     source = await _agreed_source(connection, stream, fleet, partitions)
     reads, config = stream, info.config
     copies = isinstance(source, HashedPartitions) and source.copy is not None
@@ -125,8 +153,15 @@ async def join(
     if lookup is not None:
         await first_look(lookup, known)
     _check_stream(config, known)
+    is_queue = config.retention == RetentionPolicy.WORK_QUEUE
     layout = await _resolved_layout(connection, stream, fleet, layout, config=config, known=known, copies=copies)
-    await refuse_collisions(connection, stream, fleet, _consumer_names(fleet, layout, known))
+    names = _consumer_names(fleet, layout, known)
+    await refuse_collisions(connection, stream, fleet, names)
+    if layout == "worker":
+        state = "replicated"  # of the few consumers; positions are recorded in any case
+    else:
+        acks = await _resolved_acks(connection, reads, names, acks, is_queue=is_queue)
+        state = await _resolved_state(bucket, stream, fleet, state, choice=choose_state(replicas, len(names)))
     if journal is not None and journal.stream != stream:
         raise InvalidInput(f"the journal is that of stream {journal.stream!r}: stream {stream!r} needs its own")
     terms = HandlerOptions(
@@ -142,6 +177,8 @@ async def join(
         give_up=DeadLetters(connection, stream, fleet).give_up if max_tries is not None else None,
         on_crowded=on_crowded,
         journal=journal,
+        commits=acks,
+        tracks_position=not is_queue and layout == "partition",
         on_returned=hooks.on_returned if hooks is not None else None,
         on_outcome=hooks.on_outcome if hooks is not None else None,
     )
@@ -151,36 +188,37 @@ async def join(
         connection,
         stream,
         fleet,
-        spec=FleetSpec(source=source.to_wire(), prefix=fleet, lease_s=lease_s, layout=layout),
+        spec=FleetSpec(source=source.to_wire(), prefix=fleet, lease_s=lease_s, layout=layout, acks=acks, state=state),
         identity=identity_of(name, [check_label(label) for label in labels]),
         planner=lambda offset_s: FleetPlanner(lambda: known.current, strategy, LeaderWindows(), offset_s),
         partitions=known,
         place_of=_places(source),
         reader_options=ReaderOptions(
             stream=reads,
-            is_queue=config.retention == RetentionPolicy.WORK_QUEUE,
+            is_queue=is_queue,
             ack_wait_s=ACK_WAIT_S,
             max_ack_pending=max_ack_pending,
             pin_timeout_s=PIN_TIMEOUT_S,
+            commits=acks,
+            is_checkpointed=state == "checkpointed",
             on_delivered=hooks.on_delivered if hooks is not None else None,
         ),
         worker_layout=WorkerLayoutOptions(
             terms=ConsumerTerms(
                 stream=stream,
-                is_queue=info.config.retention == RetentionPolicy.WORK_QUEUE,
+                is_queue=is_queue,
                 ack_wait_s=ACK_WAIT_S,
                 max_ack_pending=max_ack_pending,
                 pin_timeout_s=PIN_TIMEOUT_S,
             ),
             max_subjects=max_subjects,
             split_consumer=split_consumer,
-        )
-        if layout == "worker"
-        else None,
+        ),
         call=call,
         handling=terms,
         hooks=hooks or FleetHooks(),
         stop_timeout_s=stop_timeout_s,
+        checkpoint_s=checkpoint_s,
     )
     if lookup is not None:
         worker.keep(SourceKeeper(lookup, known, worker.report_source))
@@ -192,11 +230,13 @@ async def join(
     return worker
 
 
-def _check_layout(layout: str, max_subjects: int) -> None:
+def _check_layout(layout: str, max_subjects: int, acks: str) -> None:
     if layout not in (*get_args(Layout), "auto"):
         raise InvalidInput(f"layout is {layout!r}: use one of {', '.join(get_args(Layout))}, auto")
     if max_subjects < 1:
         raise InvalidInput(f"max_subjects is {max_subjects}: a consumer needs at least 1 filter")
+    if layout == "worker" and acks != "message":
+        raise InvalidInput("layout='worker' acks every message: its consumer is of many partitions; leave out acks")
 
 
 def _consumer_names(fleet: str, layout: Layout, known: FleetPartitions) -> list[str]:
@@ -248,6 +288,76 @@ async def _chosen_layout(connection: Connection, config: StreamConfig, known: Fl
     )
     _log.info("layout %s: %s", choice.layout, choice.reason)
     return choice.layout
+
+
+def _check_choices(strategy: str, acks: str, state: str) -> None:
+    for name, given, known in (
+        ("strategy", strategy, get_args(Strategy)),
+        ("acks", acks, get_args(Commits)),
+        ("state", state, (*get_args(State), "auto")),
+    ):
+        if given not in known:
+            raise InvalidInput(f"{name} is {given!r}: use one of {', '.join(known)}")
+
+
+async def _resolved_acks(
+    connection: Connection, stream: str, names: list[str], acks: Commits, *, is_queue: bool
+) -> Commits:
+    await ensure_room(connection, stream, names)
+    return await _prefix_or_message(connection, stream, is_queue=is_queue) if acks == "prefix" else acks
+
+
+async def _resolved_state(
+    bucket: Bucket, stream: str, fleet: str, state: State | Literal["auto"], *, choice: State
+) -> State:
+    if state != "auto":
+        return state
+    return await _stored_state(bucket, stream, fleet) or choice
+
+
+async def _stored_state(bucket: Bucket, stream: str, fleet: str) -> State | None:
+    """What the fleet was created with; None: it is created now. What cannot be read is refused later."""
+    entry = await bucket.get(f"{stream}.{fleet}.{SPEC}")
+    if entry is None or entry.value is None:
+        return None
+    try:
+        return "checkpointed" if read_spec(entry.value).state == "checkpointed" else "replicated"
+    except BrokenFleetRecord:
+        return None
+
+
+async def _prefix_or_message(connection: Connection, stream: str, *, is_queue: bool) -> Commits:
+    """Whether the server takes a pinned consumer that acks all: the design of pins asks for explicit acks."""
+    if is_queue:
+        raise FleetError(
+            f"stream {stream!r} is a work queue, which takes no consumer that acks all up to a message: join with "
+            "acks='message', or use a stream with limits retention"
+        )
+    trial = ConsumerConfig(
+        name=f"trial-{secrets.token_hex(8)}",
+        deliver_policy="new",
+        ack_policy="all",
+        inactive_threshold_s=_TRIAL_S,
+        num_replicas=1,
+        mem_storage=True,
+        priority_groups=(PIN_GROUP,),
+        priority_policy="pinned_client",
+        priority_timeout_s=PIN_TIMEOUT_S,
+    )
+    try:
+        made = await consumers.create(connection, stream, trial)
+    except ApiError as error:
+        if error.is_transient or error.err_code == TOO_MANY_CONSUMERS:
+            raise
+        _log.warning(
+            "fleet of stream %r: the server takes no pinned consumer that acks all up to a message (%s); every "
+            "message is acked instead, as with acks='message'",
+            stream,
+            error,
+        )
+        return "message"
+    await consumers.delete(connection, stream, made.name)
+    return "prefix"
 
 
 async def _agreed_source(connection: Connection, stream: str, fleet: str, given: PartitionSource) -> PartitionSource:

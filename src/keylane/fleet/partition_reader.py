@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from keylane.core.fleet_partitions import Partition
-from keylane.errors import FleetError, KeylaneError, NotFound
+from keylane.errors import ApiError, FleetError, KeylaneError, NotFound, RequestTimeout
+from keylane.fleet.consumer_limit import TOO_MANY_CONSUMERS, CreationPace, ensure_room
 from keylane.fleet.origin import PartitionOrigin
+from keylane.fleet.positions import PositionStore
 from keylane.jetstream import (
     Connection,
     ConsumerConfig,
@@ -29,12 +33,20 @@ from keylane.jetstream import (
     consumers,
     open_feed,
 )
-from keylane.processing.message import GroupMessage, Placing
+from keylane.processing.handler_options import Commits
+from keylane.processing.message import GroupMessage, Placing, PrefixMessage
 from keylane.processing.message_processor import MessageProcessor
 
 _log = logging.getLogger("keylane.fleet")
 
 PIN_GROUP = "fleet"
+_ANSWER_S = 1.0
+_LEFT_TO_OWNER_S = 3.0
+_EXISTS = 10148
+_CREATE_TRIES = 5
+_CREATE_PAUSE_S = 0.1
+_LOOKS = 2
+"""What an owner left behind is looked for when a partition is taken over; after that the lease is what ends owners."""
 _QUORUM_AGE_S = 2.0
 """Servers of a cluster exchange heartbeats every second."""
 
@@ -49,6 +61,9 @@ class ReaderOptions:
     ack_wait_s: float
     max_ack_pending: int
     pin_timeout_s: float
+    commits: Commits = "message"
+    is_checkpointed: bool = False
+    """Consumers are in memory with one replica; positions are kept in the fleet's bucket."""
     on_delivered: Callable[[list[Message]], None] | None = None
 
     def consumer(self, name: str, subject_filter: str, start: int | None) -> ConsumerConfig:
@@ -57,11 +72,13 @@ class ReaderOptions:
             filter_subject=subject_filter,
             deliver_policy="all" if start is None else "by_start_sequence",
             opt_start_seq=start,
-            ack_policy="explicit",
+            ack_policy="all" if self.commits == "prefix" else "explicit",
             ack_wait_s=self.ack_wait_s,
             max_deliver=-1,
             max_ack_pending=self.max_ack_pending,
             max_waiting=256,
+            num_replicas=1 if self.is_checkpointed else None,
+            mem_storage=True if self.is_checkpointed else None,
             priority_groups=(PIN_GROUP,),
             priority_policy="pinned_client",
             priority_timeout_s=self.pin_timeout_s,
@@ -92,9 +109,12 @@ class PartitionReader:
         pinned: Callable[[], None],
         unpinned: Callable[[], None],
         lost: Callable[[KeylaneError | None], None],
+        redelivered: Callable[[], None],
+        pace: CreationPace,
+        positions: PositionStore | None = None,
     ) -> None:
         """`pinned`: called when a message comes under a new pin. `unpinned`: when the server has refused ours. `lost`:
-        when the feed ends by itself."""
+        when the feed ends by itself. `redelivered`: when `reset` is due. `positions`: of the owners before."""
         self._connection = connection
         self._partition = partition
         self._consumer = consumer
@@ -109,12 +129,22 @@ class PartitionReader:
         self._feed_end: asyncio.Task[None] | None = None
         self._mode = _Mode.HOLDING
         self._held: list[Message] = []
+        self._message = PrefixMessage if options.commits == "prefix" else GroupMessage
+        self._progress = processor.progress
+        """None on a work queue, which has no positions: what is handled is gone."""
+        self._pace = pace
+        self._positions = positions if self._progress is not None else None
+        if self._progress is not None:
+            self._progress.redelivered = redelivered
+            self._progress.learned(max(partition.first - 1, 0))
+        self.server: str | None = None
+        """The server that has the consumer, in a cluster."""
+        self.seen_floor = 0
+        self._was_without_pull = False
+        self._unanswered_since: float | None = None
         self._last: int | None = None
         self._beyond: dict[int, Message] = {}
         """What came after `_last`: not for this generation, unless the limit moves."""
-        self._floor = 0
-        """Everything of the partition up to this sequence was handled when the consumer was last looked at."""
-        self._highest = 0
 
     def __repr__(self) -> str:
         return f"<PartitionReader {self._options.stream}/{self._consumer} {self._mode.name.lower()} {self._feed!r}>"
@@ -140,11 +170,12 @@ class PartitionReader:
                 group=PIN_GROUP,
                 timeout_s=options.pin_timeout_s,
                 reset_on_takeover=True,
+                looks=_LOOKS,
                 on_pinned=self._got_pin,
                 on_unpinned=self._lost_pin,
             ),
             on_messages=self._take,
-            around_reset=self._processor.around_reset,
+            around_reset=self._around_reset,
         )
         self._feed = await open_feed(self._connection, options.stream, self._consumer, feed_options)
         self._feed_end = asyncio.create_task(self._feed.wait(), name=f"end of {self._consumer}")
@@ -153,20 +184,57 @@ class PartitionReader:
     async def reopen(self) -> None:
         """The feed has ended by itself. What was not handled comes again; the claim stays as it is."""
         feed, self._feed = self._feed, None
-        self._feed_end = None
+        end, self._feed_end = self._feed_end, None
+        if end is not None and not end.cancel() and not end.cancelled():
+            end.exception()  # seen: it is why this is called
         if feed is not None:
+            pin_id = feed.pin_id
             await feed.drain(0)
+            self._processor.forget()
+            self._processor.end_run()
+            if self._options.is_checkpointed and pin_id is not None:
+                await self._return_pin(pin_id)
         await self.open()
+
+    async def _return_pin(self, pin_id: str) -> None:
+        """The consumer may be well after all: then its pin would keep the next feed out."""
+        try:
+            if self._pin_of(await self._info(_ANSWER_S)) == pin_id:
+                await consumers.unpin(self._connection, self._options.stream, self._consumer, PIN_GROUP)
+        except (NotFound, RequestTimeout) as error:
+            _log.debug("%r: %s", self, error)
+
+    async def is_well(self, timeout_s: float) -> bool:
+        """Whether the consumer is where it was, and has a pull of this reader. Raises if it does not answer."""
+        feed, before = self._feed, self.seen_floor
+        if feed is None:
+            return True  # it is being opened
+        info = await self._info(timeout_s)
+        self.server, self.seen_floor = info.leader, info.ack_floor
+        is_without_pull = not info.num_waiting and not info.num_pending and not info.num_ack_pending
+        was_without_pull, self._was_without_pull = self._was_without_pull, is_without_pull
+        return info.ack_floor >= before and not (is_without_pull and was_without_pull)
 
     async def _ensure_consumer(self) -> None:
         """One that was deleted while this worker had the partition begins where this worker is."""
-        start = None if self._options.is_queue else self._resume_at() if self._floor else self._partition.first or None
-        wanted = self._options.consumer(self._consumer, self._partition.filter, start)
-        stream = self._options.stream
+        stream, checkpointed = self._options.stream, self._options.is_checkpointed
+        wanted = self._options.consumer(self._consumer, self._partition.filter, None)
         try:
-            info = await consumers.info(self._connection, stream, self._consumer)
+            info = await self._info(_ANSWER_S if checkpointed else None)
         except NotFound:
-            info = await consumers.create(self._connection, stream, wanted, action="create")
+            info = await self._create()
+        except RequestTimeout:
+            if not checkpointed or not self._may_replace():
+                raise
+            _log.warning("%r: its consumer does not answer, and is made again", self)
+            consumers.post_delete(self._connection, stream, self._consumer)  # nobody would answer
+            info = await self._create()
+        self._unanswered_since = None
+        if checkpointed and self._mode is _Mode.STARTED and self._progress is not None:
+            position = self._progress.advance()
+            if info.ack_floor < position:  # its server came back without what it had
+                await consumers.reset(self._connection, stream, self._consumer, sequence=position + 1)
+        self.server, self.seen_floor = info.leader, info.ack_floor
         found = info.config
         if found.filter_subject != wanted.filter_subject or found.priority_groups != wanted.priority_groups:
             raise FleetError(
@@ -174,18 +242,68 @@ class PartitionReader:
                 f"{found.filter_subject!r}, and the fleet needs {wanted.filter_subject!r}. Delete it, or choose "
                 "another name for the fleet"
             )
-        self._floor = max(self._floor, info.ack_floor)
+        if found.ack_policy != wanted.ack_policy:
+            raise FleetError(
+                f"consumer {self._consumer!r} of stream {stream!r} has the ack policy {found.ack_policy!r}, and the "
+                f"fleet needs {wanted.ack_policy!r}: delete it, or choose another name for the fleet"
+            )
+        if self._progress is not None:
+            self._progress.learned(info.ack_floor)
 
-    def _resume_at(self) -> int:
-        return self._processor.lowest_waiting or max(self._floor, self._highest) + 1
+    def _may_replace(self) -> bool:
+        """Whether a consumer that does not answer is lost: the owner says so at once, others give it time for that."""
+        now = time.monotonic()
+        since = self._unanswered_since = self._unanswered_since or now
+        return self._mode is _Mode.STARTED or now - since > _LEFT_TO_OWNER_S
+
+    async def _create(self) -> ConsumerInfo:
+        await self._learn_position()
+        position = self._progress.advance() if self._progress is not None else 0
+        start = position + 1 if position else None
+        wanted = self._options.consumer(self._consumer, self._partition.filter, start)
+        has_asked_for_room = False
+        for _ in range(_CREATE_TRIES):
+            try:
+                async with self._pace.turn():
+                    return await consumers.create(self._connection, self._options.stream, wanted, action="create")
+            except ApiError as error:
+                if error.err_code == TOO_MANY_CONSUMERS and not has_asked_for_room:
+                    has_asked_for_room = True
+                    await ensure_room(self._connection, self._options.stream, [self._consumer])
+                    continue
+                if error.err_code != _EXISTS:
+                    raise
+            await asyncio.sleep(_CREATE_PAUSE_S)
+            with suppress(NotFound, RequestTimeout):  # somebody was quicker; or the one that is lost is still there
+                return await self._info(_ANSWER_S)
+        raise RequestTimeout(f"consumer {self._consumer!r} is there and does not answer")
+
+    async def _learn_position(self) -> None:
+        if self._positions is not None and self._progress is not None:
+            self._progress.learned(await self._positions.position_of(self._partition.id))
+
+    @property
+    def position(self) -> int:
+        """Everything of the partition up to here is handled."""
+        return self._progress.advance() if self._progress is not None else 0
 
     async def start(self, token: int) -> None:
         """Handle the partition with this token."""
+        await self._learn_position()
         self._origin.token = token
+        if self._mode is _Mode.DRAINING and self._feed is not None and self._feed.is_pinned:
+            self._mode = _Mode.HOLDING
+            await self.reset()  # what was passed over must come before what is newer
         self._mode = _Mode.STARTED
         held, self._held = self._held, []
         if held:
             self._take(held)
+
+    async def reset(self) -> None:
+        """Have everything that is not handled delivered again, in order."""
+        if self._feed is not None:
+            position = self._progress.advance() if self._progress is not None else 0
+            await self._feed.reset(position + 1 if position else None)
 
     def limit(self, last: int | None) -> None:
         """Start nothing that comes after this sequence; None: no limit. What came before the limit goes on."""
@@ -199,23 +317,37 @@ class PartitionReader:
         feed = self._feed
         assert feed is not None
         try:
-            if feed.pin_id is None or self._pin_of(await self._info()) != feed.pin_id:
+            info = await self._info()
+            pin = self._pin_of(info)
+            is_idle = pin is None and not info.num_pending and not info.num_ack_pending
+            if not is_idle and (pin is None or pin != feed.pin_id):  # idle, as most are: the next message comes here
                 await feed.take_pin()
         except NotFound as error:
             # It was deleted, and the feed ends; or a cluster that has lost a server does not know it for a moment.
             _log.warning("%r: the pin is not taken: %s", self, error)
 
-    async def has_pin(self, timeout_s: float) -> bool:
-        """Whether the server confirms now that the pin is ours.
+    @property
+    def pin_id(self) -> str | None:
+        return self._feed.pin_id if self._feed is not None else None
+
+    async def has_pin(self, pin_id: str, timeout_s: float) -> bool:
+        """Whether the server confirms now that this pin holds.
 
         The leader of the consumer answers. One that was cut off from the other servers does not know yet that it was
         replaced; another is elected when they have heard nothing of it for 4 s. So it must have heard from them since.
         """
-        feed = self._feed
-        if feed is None or feed.pin_id is None:
-            return False
         info = await consumers.info(self._connection, self._options.stream, self._consumer, timeout_s=timeout_s)
-        return self._pin_of(info) == feed.pin_id and info.quorum_age_s < _QUORUM_AGE_S
+        return self._pin_of(info) == pin_id and info.quorum_age_s < _QUORUM_AGE_S
+
+    async def step_aside(self) -> None:
+        """Stop pulling, so that another worker gets the pin. `reopen` ends it."""
+        feed, self._feed = self._feed, None
+        end, self._feed_end = self._feed_end, None
+        self._processor.forget()
+        if end is not None and not end.cancel() and not end.cancelled():
+            end.exception()  # seen: it is being let go of
+        if feed is not None:
+            await feed.close()
 
     async def drain(self, *, lost: bool) -> None:
         """Start nothing more, wait until nothing runs, have the acks confirmed.
@@ -226,6 +358,7 @@ class PartitionReader:
         self._drop_waiting()
         if lost:
             self._origin.token = 0
+            self._processor.end_run()
             self._processor.revoke()
             await self._processor.let_go()
             return
@@ -236,6 +369,8 @@ class PartitionReader:
         await self._processor.acks_sent()
         if self._feed is not None and self._feed.is_pinned:
             await self._feed.settle()
+        if self._positions is not None and self._progress is not None and self.position:
+            await self._positions.write({self._partition.id: self.position})
 
     async def close(self) -> None:
         """Stop pulling, and give the pin back if it is ours."""
@@ -278,13 +413,18 @@ class PartitionReader:
             batch = [one for one in batch if one.sequence <= last]
             if not batch:
                 return
-        place, origin = self._place, self._origin
-        messages = [GroupMessage(one, place(one.raw_subject), origin) for one in batch]
+        make, place, origin = self._message, self._place, self._origin
+        messages = [make(one, place(one.raw_subject), origin) for one in batch]
         if self._mode is _Mode.STARTED:
-            self._highest = max(self._highest, batch[-1].sequence)
             self._processor.offer(messages)
         else:
             self._processor.pass_over(messages)
+
+    @contextmanager
+    def _around_reset(self) -> Iterator[None]:
+        self._drop_waiting()
+        with self._processor.around_reset():
+            yield
 
     def _drop_waiting(self) -> None:
         """It comes again, here or to whoever is next."""
@@ -300,6 +440,7 @@ class PartitionReader:
         self._origin.pin_id = None
         self._drop_waiting()
         self._processor.forget()
+        self._processor.end_run()
         self._unpinned()
 
     def _feed_ended(self, end: asyncio.Task[None]) -> None:
@@ -307,12 +448,13 @@ class PartitionReader:
             return
         error = end.exception()
         self._processor.forget()
+        self._processor.end_run()
         self._lost(error if isinstance(error, KeylaneError) else None)
 
     # ---- small things -------------------------------------------------------------------------------------------
 
-    async def _info(self) -> ConsumerInfo:
-        return await consumers.info(self._connection, self._options.stream, self._consumer)
+    async def _info(self, timeout_s: float | None = None) -> ConsumerInfo:
+        return await consumers.info(self._connection, self._options.stream, self._consumer, timeout_s=timeout_s)
 
     @staticmethod
     def _pin_of(info: ConsumerInfo) -> str | None:

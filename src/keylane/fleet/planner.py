@@ -37,7 +37,12 @@ class FleetPlanner:
             self._begin_term(look)
         facts = FleetFacts(
             live=_live(look),
-            leaving={one.worker: one.instance for one in look.workers if one.state is LeaseState.LEAVING},
+            leaving={
+                one.worker: one.instance
+                for one in look.workers
+                if one.state is LeaseState.LEAVING or one.worker in look.drained
+            },
+            drained=look.drained,
             ended=look.ended,
             partitions=self._partitions(),
             current=look.assignment,
@@ -50,7 +55,7 @@ class FleetPlanner:
         extra = {_RESERVED: self._reserved_to_json(reserved)} if reserved else {}
         match decision:
             case AssignNow():
-                return AssignmentProposal(decision.owners, decision.reason, extra=extra)
+                return AssignmentProposal(decision.owners, decision.reason, decision.cause, extra=extra)
             case WaitUntil(at_s, reason):
                 return AssignmentProposal(reason=reason, ask_again_at=at_s, extra=extra)
         return AssignmentProposal(reason=decision.reason, extra=extra)
@@ -61,6 +66,8 @@ class FleetPlanner:
         if current is None:
             return {}
         stay = [one for one in _live(look) if one.id != leaving and current.workers.get(one.id) == one.instance]
+        if not stay:
+            return {}
         labels = next((one.labels for one in look.workers if one.worker == leaving), ())
         partitions = self._partitions()
         mine = [one for one in partitions if look.owners.get(one.id) == leaving]
@@ -107,7 +114,7 @@ def _live(look: LeaderLook) -> tuple[LiveWorker, ...]:
     return tuple(
         LiveWorker(one.worker, frozenset(one.labels), instance=one.instance)
         for one in look.workers
-        if one.state is LeaseState.LIVE
+        if one.state is LeaseState.LIVE and one.worker not in look.drained
     )
 
 

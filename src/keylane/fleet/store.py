@@ -7,7 +7,8 @@ its deadline, and a write whose outcome nobody knows is reported as such.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
@@ -25,9 +26,14 @@ from keylane.core.fleet_events import (
 )
 from keylane.core.fleet_records import to_json
 from keylane.errors import FleetError, KeylaneError, RequestTimeout, RevisionConflict
-from keylane.jetstream import Bucket, Connection
+from keylane.jetstream import Bucket, Connection, Publisher, open_publisher
 
 FLEET_BUCKET = "keylane-fleets"
+
+_FEW = 4
+_WITH_PATTERNS = 20
+"""Patterns come first, and match as many records as a fleet may have workers: 1,000 of the 1,024 of a request."""
+_PER_REQUEST = 500
 
 
 class FleetStore:
@@ -42,6 +48,11 @@ class FleetStore:
         self._timeout_s = timeout_s
         self._hinted = hinted
         self._open = AsyncExitStack()
+        self._publisher: Publisher | None = None
+        self._created: str | None = None
+        self._created_at = 0.0
+        self._newest = 0
+        """The highest revision of the last look at all workers."""
         self.failure: KeylaneError | None = None
         """Why the last request got no answer; None after one that did."""
 
@@ -49,7 +60,12 @@ class FleetStore:
         return f"<FleetStore {self._prefix}>"
 
     async def __aenter__(self) -> Self:
-        await self._open.enter_async_context(self._bucket.hints(f"{self._prefix}>", self._take_hint))
+        self._publisher = await self._open.enter_async_context(
+            open_publisher(self._connection, timeout_s=self._timeout_s)
+        )
+        # Not the positions: they are many, and nobody waits for them.
+        for keys in ("*", "worker.*", "claim.>"):
+            await self._open.enter_async_context(self._bucket.hints(f"{self._prefix}{keys}", self._take_hint))
         return self
 
     async def __aexit__(
@@ -63,9 +79,8 @@ class FleetStore:
     async def read(self, request: ReadRecords) -> RecordsRead | ReadFailed:
         try:
             async with asyncio.timeout(self._timeout_s):
-                created, found = await asyncio.gather(
-                    self._bucket.created(), asyncio.gather(*(self._entries(key) for key in request.keys))
-                )
+                entries = await self._entries(request.keys)
+                created = await self._made(request.keys, entries)
         except KeylaneError as error:
             self.failure = error
             return ReadFailed(request.keys)
@@ -76,16 +91,19 @@ class FleetStore:
             self.failure = FleetError(f"bucket {FLEET_BUCKET!r} does not exist any more")
             return ReadFailed(request.keys)
         self.failure = None
-        return RecordsRead(
-            request.keys, {key: entry for one in found for key, entry in one.items()}, created.isoformat()
-        )
+        return RecordsRead(request.keys, entries, created)
 
-    async def _entries(self, key: str) -> dict[str, RecordEntry]:
-        if key.endswith("*"):
-            found = await self._bucket.get_matching(f"{self._prefix}{key}")
+    async def _entries(self, keys: tuple[str, ...]) -> dict[str, RecordEntry]:
+        """A few records as their leader has them; many in a few requests, from any replica."""
+        if len(keys) <= _FEW and not any(key.endswith("*") for key in keys):
+            alone = await asyncio.gather(*(self._bucket.get(f"{self._prefix}{key}") for key in keys))
+            found = [one for one in alone if one is not None]
         else:
-            entry = await self._bucket.get(f"{self._prefix}{key}")
-            found = [entry] if entry is not None else []
+            asked = [f"{self._prefix}{key}" for key in keys]
+            cuts = [0, *range(_WITH_PATTERNS, len(asked), _PER_REQUEST), len(asked)]
+            parts = [asked[start:end] for start, end in itertools.pairwise(cuts)]
+            answers = [await self._bucket.get_many(part, timeout_s=self._timeout_s) for part in parts]
+            found = [one for answer in answers for one in answer]
         return {one.key.removeprefix(self._prefix): RecordEntry(one.revision, one.value) for one in found}
 
     async def newest(self, prefix: str) -> dict[str, RecordEntry]:
@@ -93,11 +111,28 @@ class FleetStore:
         found = await self._bucket.entries(f"{self._prefix}{prefix}")
         return {one.key.removeprefix(self._prefix): RecordEntry(one.revision, one.value) for one in found}
 
+    async def _made(self, keys: tuple[str, ...], entries: Mapping[str, RecordEntry]) -> str | None:
+        """When the bucket was created, as the server says it now, or said it within the last three `_timeout_s`.
+
+        One that was made anew lacks records, or counts its revisions from the beginning: then the server is asked.
+        """
+        now = asyncio.get_running_loop().time()
+        is_odd = any(key not in entries for key in keys if not key.endswith("*"))
+        if any(key.endswith("*") for key in keys):
+            newest = max((one.revision for one in entries.values()), default=0)
+            is_odd |= newest < self._newest
+            self._newest = newest
+        if self._created is None or is_odd or now >= self._created_at + 3 * self._timeout_s:
+            made = await self._bucket.created()
+            self._created, self._created_at = made.isoformat() if made is not None else None, now
+        return self._created
+
     async def write(self, request: WriteRecord) -> WriteConfirmed | WriteConflict | WriteUnknown:
+        assert self._publisher is not None
         value = to_json(request.record)
         try:
             revision = await self._bucket.put(
-                f"{self._prefix}{request.key}", value, revision=request.revision, timeout_s=self._timeout_s
+                f"{self._prefix}{request.key}", value, revision=request.revision, publisher=self._publisher
             )
         except RevisionConflict:
             return WriteConflict(request.key)

@@ -14,7 +14,8 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, fields
-from typing import Protocol, TypeVar
+from enum import Enum
+from typing import Any, Protocol, TypeVar
 
 from keylane.core.fleet_events import (
     ClosePartition,
@@ -48,16 +49,19 @@ from keylane.core.fleet_view import FleetView
 from keylane.core.fleet_worker import FleetWorker, step
 from keylane.dispatch import HandlerCall, HandlerSlots
 from keylane.errors import CopyMissing, FleetEnded, FleetError, KeylaneError, NotFound, RevisionConflict
+from keylane.fleet.consumer_limit import CreationPace
+from keylane.fleet.consumer_probe import ConsumerProbe
 from keylane.fleet.lag import PartitionLag, partition_lag
 from keylane.fleet.origin import PartitionOrigin
 from keylane.fleet.partition_reader import PartitionReader, ReaderOptions
 from keylane.fleet.partition_table import FleetPartitions
 from keylane.fleet.planner import FleetPlanner
+from keylane.fleet.positions import CHECKPOINT_S, PositionStore
 from keylane.fleet.store import FleetStore
 from keylane.fleet.worker_layout import Holder, WorkerLayout, WorkerLayoutOptions
 from keylane.fleet.worker_reader import WorkerReader
 from keylane.jetstream import Connection, Hooks, Message, check_seconds, consumers
-from keylane.processing.handler_options import HandlerOptions
+from keylane.processing.handler_options import Commits, HandlerOptions
 from keylane.processing.joined import STOP_TIMEOUT_S, Joined
 from keylane.processing.message import GroupMessage, Placing
 from keylane.processing.message_processor import MessageProcessor
@@ -66,9 +70,12 @@ from keylane.retrying import Backoff
 _log = logging.getLogger("keylane.fleet")
 
 _CLOSE_S = 5.0
+_OPENED_AT_ONCE = 8
+"""Partitions. More would stand in the server's way, and in that of the renewal of the lease."""
 _LOOK_AGAIN_S = 0.5
 """At the partitions themselves, after a failure or while another worker leads."""
 _TIMER_STEP_S = 0.001
+_TO_BE_MADE = "consumers of its partitions to be made"
 _PIN_REQUESTS = 16
 """At once, of one worker whose store does not answer."""
 
@@ -144,9 +151,10 @@ class Worker(Joined):
         reader_options: ReaderOptions,
         call: HandlerCall[GroupMessage],
         handling: HandlerOptions,
-        worker_layout: WorkerLayoutOptions | None = None,
+        worker_layout: WorkerLayoutOptions,
         hooks: FleetHooks,
         stop_timeout_s: float,
+        checkpoint_s: float = CHECKPOINT_S,
     ) -> None:
         super().__init__(stop_timeout_s, _log)
         self.stream, self.fleet = stream, fleet
@@ -166,7 +174,7 @@ class Worker(Joined):
         self._store = FleetStore(connection, stream, fleet, timeout_s=spec.lease_s / 3, hinted=self._hinted)
         self._table_hinted = asyncio.Event()
         self._layout: WorkerLayout | None = None
-        if worker_layout is not None:
+        if spec.layout == "worker":
             self._layout = WorkerLayout(
                 connection,
                 self._store,
@@ -178,7 +186,11 @@ class Worker(Joined):
                 updated=self._consumer_updated,
                 on_delivered=hooks.on_delivered,
             )
+        self._positions: tuple[str, PositionStore] | None = None
+        self._checkpoint_s = checkpoint_s
+        self._pace = CreationPace(self._creations_wait)
         self._runs: dict[str, _PartitionRun] = {}
+        self._opening = asyncio.Semaphore(_OPENED_AT_ONCE)
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._loop = asyncio.get_running_loop()
@@ -189,6 +201,7 @@ class Worker(Joined):
         self._is_unconfirmed = False
         self._pin_requests = asyncio.Semaphore(_PIN_REQUESTS)
         self._shown_partitions: tuple[str, ...] = ()
+        self._showing: asyncio.Handle | None = None
         self._shown_assignment: FleetAssignment | None = None
         self.state = WorkerState.JOINING
         self.waiting_for: str | None = None
@@ -204,6 +217,11 @@ class Worker(Joined):
     def id(self) -> str | None:
         """`<prefix>-<n>`; None while it has none."""
         return self._core.worker_id
+
+    @property
+    def acks(self) -> Commits:
+        """How this worker commits: `message` where the server refused the other."""
+        return self._handling.commits
 
     @property
     def is_leader(self) -> bool:
@@ -252,8 +270,8 @@ class Worker(Joined):
         try:
             async with self._store, asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
-                helpers = self._start_upkeep(tasks)
-                helpers += [tasks.create_task(self._keep_partitions(one)) for one in self._keepers]
+                helpers = [tasks.create_task(self._keep_partitions(one)) for one in self._keepers]
+                helpers += [tasks.create_task(work) for work in self._upkeep()]
                 if not self._partitions.is_fixed:
                     self._partitions.changed = self._follow_table
                     self._follow_table()
@@ -280,11 +298,11 @@ class Worker(Joined):
             await self._call.close()
             self._end()
 
-    def _start_upkeep(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
-        if self._layout is None:
-            return []
-        looking = self._layout.look_after_others(self._core.view, lambda: self.is_leader, self._core.spec.lease_s)
-        return [tasks.create_task(self._layout.keep_positions()), tasks.create_task(looking)]
+    def _upkeep(self) -> list[Coroutine[Any, Any, None]]:
+        if self._layout is not None:
+            looking = self._layout.look_after_others(self._core.view, lambda: self.is_leader, self._core.spec.lease_s)
+            return [self._layout.keep_positions(self._checkpoint_s), looking]
+        return [self._keep_positions(), self._probe().run()] if self._reader_options.is_checkpointed else []
 
     def _ask_leader(self, trouble: str) -> None:
         """What this worker cannot do goes with the next renewal of its lease; empty: it can again."""
@@ -359,7 +377,7 @@ class Worker(Joined):
         if unconfirmed != self._is_unconfirmed:
             self._is_unconfirmed = unconfirmed
             for run in self._runs.values():
-                run.processor.guard(unconfirmed)
+                run.guard(unconfirmed, now)
 
     def _perform(self, action: FleetAction) -> None:
         assert self._tasks is not None
@@ -428,7 +446,7 @@ class Worker(Joined):
     def _hinted(self, hint: RecordHint) -> None:
         if hint.key == TABLE:
             self._table_hinted.set()
-        else:
+        elif self._core.heeds(hint):
             self._tell(hint)
 
     async def _read_table(self) -> None:
@@ -523,14 +541,15 @@ class Worker(Joined):
             self._pin_requests,
             tell=self._tell,
             over=self._closed,
-            started=self._show_partitions,
+            started=self._show_soon,
+            opening=self._opening,
             reads_copy=self._reader_options.stream != self.stream,
             is_open=lambda: self._partitions.opened is None or partition.id in self._partitions.opened,
             failed=self._leave,
             updated=self._consumer_updated,
         )
         processor.may_start = run.may_start
-        processor.guard(self._is_unconfirmed)
+        processor.guard(self._is_unconfirmed)  # its pin is not known from before: nothing of it starts
         run.reader = self._new_reader(run, partition, processor, origin)
         run.reader.limit(self._partitions.last_of(partition.id))
         run.partition = partition.id
@@ -564,12 +583,51 @@ class Worker(Joined):
             pinned=lambda: self._tell(PartitionPinned(partition.id)),
             unpinned=lambda: self._tell(PartitionUnpinned(partition.id)),
             lost=run.reopen,
+            redelivered=run.reset,
+            positions=self._position_store(),
+            pace=self._pace,
         )
+
+    def _position_store(self) -> PositionStore | None:
+        """Of the present lease. A work queue needs none: what is handled is gone."""
+        if not self._reader_options.is_checkpointed or self._reader_options.is_queue:
+            return None
+        number, instance = self._core.lease.worker, self._core.lease.instance
+        assert number is not None
+        if self._positions is None or self._positions[0] != instance:
+            store = PositionStore(self._connection, self._store, self._reader_options.stream, number, instance)
+            self._positions = instance, store
+        return self._positions[1]
+
+    async def _keep_positions(self) -> None:
+        """Record how far the partitions are handled: what is handled later may be repeated if a consumer is lost."""
+        while True:
+            await asyncio.sleep(self._checkpoint_s)
+            owned = {run.partition: run.reader.position for run in self._runs.values() if run.token}
+            if self._positions is None or not owned:
+                continue
+            try:
+                known = {partition: position for partition, position in owned.items() if position}
+                await self._positions[1].write(known, frozenset(owned))
+            except KeylaneError as error:
+                _log.warning("%r: its positions are not recorded, so more may be repeated: %s", self, error)
+
+    def _probe(self) -> ConsumerProbe:
+        def lost(reader: PartitionReader) -> None:
+            for run in self._runs.values():
+                if run.reader is reader and run.token:
+                    run.reopen(None)
+
+        def owned() -> list[PartitionReader]:
+            readers = (run.reader for run in self._runs.values() if run.token)
+            return [one for one in readers if isinstance(one, PartitionReader)]
+
+        return ConsumerProbe(self._connection, owned, lost)
 
     def _closed(self, run: _PartitionRun) -> None:
         if self._runs.get(run.partition) is run:
             del self._runs[run.partition]
-        self._show_partitions()
+        self._show_soon()
 
     def _crashed(self, partition_id: str) -> None:
         run = self._runs.get(partition_id)
@@ -593,11 +651,21 @@ class Worker(Joined):
         self.state, self.waiting_for = state, waiting_for
         self._call_hook(self._hooks.on_state, state, waiting_for)
 
+    def _creations_wait(self, waiting: int) -> None:
+        if self.waiting_for is None or self.waiting_for.endswith(_TO_BE_MADE):
+            self._report(self.state, f"{waiting} {_TO_BE_MADE}" if waiting else None)
+
     def _handler_waits(self, waiting_for: str | None) -> None:
         if waiting_for is not None:
             _log.warning("%r: a handler waits for %s", self, waiting_for)
 
+    def _show_soon(self) -> None:
+        """Once for all partitions that change in this turn: there may be thousands."""
+        if self._showing is None:
+            self._showing = self._loop.call_soon(self._show_partitions)
+
     def _show_partitions(self) -> None:
+        self._showing = None
         before, self._shown_partitions = self._shown_partitions, self.partitions
         if before != self._shown_partitions:
             self._call_hook(self._hooks.on_partitions, before, self._shown_partitions)
@@ -620,6 +688,13 @@ class Worker(Joined):
             _log.exception("%r: the hook %r failed", self, hook)
 
 
+class _Repair(Enum):
+    """What a reader asks for itself."""
+
+    OPEN = "open again"
+    RESET = "reset the consumer"
+
+
 class _PartitionRun:
     """The actions on one partition, one after the other."""
 
@@ -637,12 +712,13 @@ class _PartitionRun:
         tell: Callable[[FleetEvent], None],
         over: Callable[[_PartitionRun], None],
         started: Callable[[], None],
+        opening: asyncio.Semaphore,
         reads_copy: bool,
         is_open: Callable[[], bool],
         failed: Callable[[KeylaneError], None],
         updated: Callable[[float, KeylaneError | None], None],
     ) -> None:
-        """`is_open`: whether anybody may own the partition."""
+        """`opening`: held while a partition is opened. `is_open`: whether anybody may own the partition."""
         self._updated = updated
         self.processor = processor
         self._reads_copy = reads_copy
@@ -650,15 +726,19 @@ class _PartitionRun:
         self._core = core
         self._tasks = tasks
         self._pin_requests = pin_requests
+        self._trusted_pin: str | None = None
+        """The pin that it had while the lease was sure."""
         self._pin_confirmed_at: float | None = None
         self._is_asking = False
+        self._is_aside = False
         self.token = 0
         self._tell = tell
         self._over = over
         self._started = started
+        self._opening = opening
         self._failed = failed
         self._has_failed = False
-        self._actions: asyncio.Queue[PartitionAction | None] = asyncio.Queue()
+        self._actions: asyncio.Queue[PartitionAction | _Repair] = asyncio.Queue()
 
     def do(self, action: PartitionAction) -> None:
         self._actions.put_nowait(action)
@@ -666,13 +746,30 @@ class _PartitionRun:
     def reopen(self, error: KeylaneError | None) -> None:
         """The feed has ended by itself: its consumer was deleted, or the connection is closed."""
         _log.warning("%r has ended (%s); opening it again", self.reader, error)
-        self._actions.put_nowait(None)
+        self._actions.put_nowait(_Repair.OPEN)
+
+    def reset(self) -> None:
+        self._actions.put_nowait(_Repair.RESET)
+
+    def guard(self, unconfirmed: bool, now: float) -> None:
+        """Begin or end to ask for the pin before every start.
+
+        Only the pin of before counts: whoever takes the partition over clears it first, no earlier than others may
+        expire the lease. A pin that this worker got after that may be one under another owner's claim.
+        """
+        in_time = now < self._core.lease.deadline + self._core.spec.lease_s / 20
+        self._trusted_pin = self.reader.pin_id if unconfirmed and in_time else None
+        self._pin_confirmed_at = None
+        self.processor.guard(unconfirmed)
+        if not unconfirmed and self._is_aside:
+            self._is_aside = False
+            self._actions.put_nowait(_Repair.OPEN)
 
     def may_start(self) -> bool:
         now = _clock()
         if self._core.may_start(now, self._pin_confirmed_at):
             return True
-        if self._core.is_unconfirmed(now) and not self._is_asking:
+        if self._core.is_unconfirmed(now) and not self._is_asking and not self._is_aside:
             self._is_asking = True
             self._tasks.create_task(self._confirm_pin(), name=f"pin of partition {self.partition}")
         return False
@@ -681,23 +778,31 @@ class _PartitionRun:
         """While the store does not answer and messages wait: ask the server whether the pin is still ours."""
         trust_s = self._core.pin_trust_s
         try:
-            while self._core.is_unconfirmed(_clock()) and self.processor.has_messages:
+            while self._core.is_unconfirmed(_clock()) and self.processor.has_messages and not self._is_aside:
                 async with self._pin_requests:
                     asked_at = _clock()
-                    if await self._asks_pin():
-                        self._pin_confirmed_at = asked_at
-                        self.processor.guard(True)
+                    is_ours = await self._asks_pin()
+                if is_ours:
+                    self._pin_confirmed_at = asked_at
+                    self.processor.guard(True)
+                elif is_ours is not None and self._core.is_unconfirmed(_clock()):
+                    _log.warning("partition %s: its pin is gone, another worker may have it", self.partition)
+                    self._is_aside = True
+                    await self.reader.step_aside()
                 await asyncio.sleep(trust_s / 2)
         finally:
             self._is_asking = False
         self.processor.guard(self._core.is_unconfirmed(_clock()))
 
-    async def _asks_pin(self) -> bool:
+    async def _asks_pin(self) -> bool | None:
+        """None: the server does not tell."""
+        if self._trusted_pin is None:
+            return False
         try:
-            return await self.reader.has_pin(self._core.spec.lease_s / 3)
+            return await self.reader.has_pin(self._trusted_pin, self._core.spec.lease_s / 3)
         except KeylaneError as error:
             _log.debug("partition %s: the server does not tell whose pin it is: %s", self.partition, error)
-            return False
+            return None
 
     async def work(self) -> None:
         while True:
@@ -715,7 +820,7 @@ class _PartitionRun:
         await self.processor.close()
         self._over(self)
 
-    async def _give_up(self, action: PartitionAction | None) -> None:
+    async def _give_up(self, action: PartitionAction | _Repair) -> None:
         """The worker leaves: nothing of this partition starts any more, and what it is asked for is answered."""
         self.token = 0
         await self.reader.drain(lost=True)
@@ -737,10 +842,11 @@ class _PartitionRun:
         finally:
             await self.processor.close()
 
-    async def _retried(self, action: PartitionAction | None) -> None:
-        backoff = Backoff(f"partition {self.partition}: {type(action).__name__ if action else 'open'}", log=_log)
+    async def _retried(self, action: PartitionAction | _Repair) -> None:
+        name = action.value if isinstance(action, _Repair) else type(action).__name__
+        backoff = Backoff(f"partition {self.partition}: {name}", log=_log)
         while True:
-            begun, opens = time.monotonic(), action is None or isinstance(action, OpenPartition)
+            begun, opens = time.monotonic(), action is _Repair.OPEN or isinstance(action, OpenPartition)
             try:
                 await self._perform(action)
             except KeylaneError as error:
@@ -761,13 +867,17 @@ class _PartitionRun:
                 raise CopyMissing(f"the copy that the fleet reads is gone: {error}") from error
             raise
 
-    async def _perform(self, action: PartitionAction | None) -> None:
+    async def _perform(self, action: PartitionAction | _Repair) -> None:
         match action:
-            case None:
-                if self._is_open():  # else its generation is over, and nobody makes its consumer again
-                    await self._open(self.reader.reopen)
+            case _Repair.OPEN:
+                async with self._opening:
+                    if self._is_open():  # else its generation is over, and nobody makes its consumer again
+                        await self._open(self.reader.reopen)
+            case _Repair.RESET:
+                await self.reader.reset()
             case OpenPartition():
-                await self._open(self.reader.open)
+                async with self._opening:
+                    await self._open(self.reader.open)
             case StartPartition(_, token, force):
                 if force:
                     await self.reader.take_pin()
@@ -776,7 +886,8 @@ class _PartitionRun:
                 self.token = token
                 self._started()
             case UnpinPartition():
-                await self.reader.take_pin()
+                async with self._opening:
+                    await self.reader.take_pin()
             case DrainPartition(_, lost):
                 self.token = 0
                 await self.reader.drain(lost=lost)

@@ -21,7 +21,7 @@ from keylane.core.fleet_view import FleetView
 from keylane.errors import KeylaneError, NotFound
 from keylane.fleet.lag import PartitionLag, unread_lag
 from keylane.fleet.origin import PartitionOrigin
-from keylane.fleet.positions import CHECKPOINT_S, PositionStore
+from keylane.fleet.positions import PositionStore
 from keylane.fleet.shared_consumer import ConsumerTerms
 from keylane.fleet.store import FleetStore
 from keylane.fleet.worker_consumer import WorkerConsumer
@@ -145,10 +145,10 @@ class WorkerLayout:
         if consumer is not None:
             await consumer.close()
 
-    async def keep_positions(self) -> None:
+    async def keep_positions(self, every_s: float) -> None:
         """Write the positions of all readers again and again: what a crash repeats is above the last of them."""
         while True:
-            await asyncio.sleep(CHECKPOINT_S)
+            await asyncio.sleep(every_s)
             positions = self._positions
             known = {name: one.position for name, one in self._readers.items()}
             now = {name: one for name, one in known.items() if one is not None}

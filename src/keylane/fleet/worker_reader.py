@@ -127,9 +127,19 @@ class WorkerReader:
         """Partitions of another generation are refused before: a fleet of this layout is not repartitioned."""
         assert last is None, f"partition {self._partition.id} ends at {last}"
 
-    async def has_pin(self, timeout_s: float) -> bool:
+    @property
+    def pin_id(self) -> str | None:
         """A pin of the shared consumer says nothing about one partition: without the store nothing starts."""
+        return None
+
+    async def has_pin(self, pin_id: str, timeout_s: float) -> bool:
         return False
+
+    async def step_aside(self) -> None:
+        """Nobody waits for a pin: whoever takes the partition over deletes the consumer."""
+
+    async def reset(self) -> None:
+        """Never asked for: what comes again is recognised."""
 
     async def start(self, token: int) -> None:
         """Handle the partition with this token, as soon as the consumer has it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 8 * 1024 * 1024
 """Of a batch. Left to itself the server sends 64 MiB, which is also where it ends a link that lags behind."""
+MOST_LAST = 1024
+"""Subjects that the server answers at once when it is asked for the newest message of each."""
 OWN_HEADERS = (
     "Nats-Stream",
     "Nats-Subject",
@@ -152,6 +154,31 @@ async def read_batch(
     request: dict[str, object] = {"seq": sequence, "batch": batch, "max_bytes": MOST_BYTES}
     if subject_filter is not None:
         request["next_by_subj"] = check_filter(subject_filter)
+    return await _ask(connection, stream, request, timeout_s)
+
+
+async def read_last(
+    connection: Connection, stream: str, filters: Sequence[str], *, timeout_s: float = 10.0
+) -> list[StoredMessage]:
+    """The newest message of every subject that one of the filters matches, in the order of their sequences.
+
+    A filter may be a subject. All filters together may match 1,024 subjects; the server refuses more.
+    """
+    connection.require("direct_get_batch")
+    check_stream_name(stream)
+    check_seconds(timeout_s, "timeout_s")
+    asked = [check_filter(one) for one in filters]
+    messages, pending = await _ask(
+        connection, stream, {"multi_last": asked, "batch": MOST_LAST, "max_bytes": MOST_BYTES}, timeout_s
+    )
+    if pending:
+        raise ReadIncomplete(f"direct get on stream {stream!r}: {pending} messages did not fit: ask for fewer subjects")
+    return messages
+
+
+async def _ask(
+    connection: Connection, stream: str, request: dict[str, object], timeout_s: float
+) -> tuple[list[StoredMessage], int]:
     client = connection.nats
     inbox = client.new_inbox()
     target = direct_subject(connection, stream)

@@ -29,6 +29,9 @@ class PinOptions:
     timeout_s: float
     """The consumer's priority_timeout."""
     reset_on_takeover: bool
+    looks: int | None = None
+    """How often a standby looks whether the last reader died at work, since it became one; None: for as long as it
+    waits. Each look is a request."""
     on_pinned: Callable[[str], None] | None = None
     """Called with the pin id before the first message under it is handed out."""
     on_unpinned: Callable[[str], None] | None = None

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Callable, Coroutine
@@ -65,6 +66,7 @@ class FeedPin:
         self._chosen = asyncio.Event()
         self._next_sequence = 0
         self._looking = False
+        self._looks_left = self._most_looks = math.inf if options.looks is None else options.looks
         self._orphans: int | None = None
         self._ran_at = self._doubted_at = time.monotonic()
         self._beat: asyncio.TimerHandle | None = None
@@ -184,6 +186,7 @@ class FeedPin:
         self._pin, actions = step(before, event, delivered)
         self._pulls.pin_id = self._pin.pin_id
         if self._pin.phase is not before.phase:
+            self._looks_left = self._most_looks
             _log.info("%s/%s: %s, %r -> %r", self._stream, self._consumer, event.name, before, self._pin)
         for action in actions:
             self._act(action, before)
@@ -240,17 +243,32 @@ class FeedPin:
 
     async def take(self) -> None:
         """As `Feed.take_pin`."""
-        if await self.is_ours():
-            return
-        self._chosen.clear()
-        await consumers.unpin(self._connection, self._stream, self._consumer, self._options.group)
-        # The pulls stay open: the server pins one of them, under an id that would be lost with it.
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_CHOSEN_S):
-                await self._chosen.wait()
+        info = await consumers.info(self._connection, self._stream, self._consumer)
+        pinned = self._pinned_in(info)
+        if pinned is not None:
+            # It may be ours, and the delivery that says so under way: an unpin would take it away from this reader.
+            if pinned == self._pin.pin_id or await self._is_chosen(pinned):
                 return
+            await consumers.unpin(self._connection, self._stream, self._consumer, self._options.group)
+        # The pulls stay open: the server pins one of them, under an id that would be lost with it.
+        if await self._is_chosen(but=pinned) or not info.num_ack_pending:
+            return
         # It has nothing to deliver: all is in flight, to a reader that is gone.
         await consumers.reset(self._connection, self._stream, self._consumer)
+
+    async def _is_chosen(self, wanted: str | None = None, *, but: str | None = None) -> bool:
+        """Whether a delivery brings the pin now: this one, or any but that."""
+
+        def is_there() -> bool:
+            pin_id = self._pin.pin_id
+            return pin_id is not None and (pin_id == wanted if wanted is not None else pin_id != but)
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CHOSEN_S):
+                while not is_there():
+                    self._chosen.clear()
+                    await self._chosen.wait()
+        return is_there()
 
     async def _take_over(self, attempt: int) -> None:
         event = Event.RESET_DONE
@@ -356,9 +374,10 @@ class FeedPin:
         if self._pulls.is_draining:
             looks = self._pin.pin_id is not None
         else:
-            looks = self._pin.phase is Phase.STANDBY and self._options.reset_on_takeover
+            looks = self._pin.phase is Phase.STANDBY and self._options.reset_on_takeover and self._looks_left > 0
         if looks and not self._looking:
             self._looking = True
+            self._looks_left -= 1
             self._spawn(self._look_around())
         # Not in step with other readers: two that reset an orphaned consumer at once would deliver twice.
         pause_s = self._options.timeout_s / 6 * random.uniform(0.7, 1.0)  # noqa: S311 - no secret

@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from nats.aio.msg import Msg
-from nats.errors import ConnectionClosedError
-
 from keylane.errors import ApiError, NotFound, PublishRejected, RevisionConflict
 from keylane.jetstream import streams
 from keylane.jetstream.consumers import parse_time
-from keylane.jetstream.direct import read_all
+from keylane.jetstream.direct import StoredMessage, read_all, read_last
 from keylane.jetstream.headers import parse_headers
-from keylane.jetstream.publish import open_publisher
+from keylane.jetstream.publish import Publisher, open_publisher
 
 if TYPE_CHECKING:
     from keylane.jetstream.connection import Connection
+
+_log = logging.getLogger("keylane.kv")
 
 WRITE_TIMEOUT_S = 5.0
 
@@ -109,18 +109,45 @@ class Bucket:
             found = [one async for one in read_all(self._connection, self._stream, subject_filter=subject)]
         except NotFound:
             return []
+        return self._entries(found)
+
+    async def get_many(self, patterns: Sequence[str], *, timeout_s: float) -> list[KvEntry]:
+        """The newest records of all keys that match a pattern, at most 1,024. Any replica may answer, as above.
+
+        Much cheaper than `get` for each: a tenth of the server's work, and one request.
+        """
+        try:
+            found = await read_last(
+                self._connection, self._stream, [self._subject(one) for one in patterns], timeout_s=timeout_s
+            )
+        except NotFound:
+            return []
+        return self._entries(found)
+
+    def _entries(self, found: list[StoredMessage]) -> list[KvEntry]:
         cut = len(self._subject(""))
         return [
             KvEntry(one.subject[cut:], None if is_deletion(one.headers) else one.data, one.sequence) for one in found
         ]
 
-    async def put(self, key: str, value: bytes, *, revision: int, timeout_s: float = WRITE_TIMEOUT_S) -> int:
-        """Write if the key's newest revision is still this one (0: it never existed); returns the new revision."""
-        return await self._write(key, value, {}, revision, timeout_s)
+    async def put(
+        self,
+        key: str,
+        value: bytes,
+        *,
+        revision: int,
+        timeout_s: float = WRITE_TIMEOUT_S,
+        publisher: Publisher | None = None,
+    ) -> int:
+        """Write if the key's newest revision is still this one (0: it never existed); returns the new revision.
+
+        `publisher`: for who writes often; its own timeout counts.
+        """
+        return await self._write(key, value, {}, revision, timeout_s=timeout_s, publisher=publisher)
 
     async def delete(self, key: str, *, revision: int, timeout_s: float = WRITE_TIMEOUT_S) -> None:
         """Put a delete marker if the key's newest revision is still this one."""
-        await self._write(key, b"", {"KV-Operation": "DEL"}, revision, timeout_s)
+        await self._write(key, b"", {"KV-Operation": "DEL"}, revision, timeout_s=timeout_s)
 
     async def keys(self, prefix: str) -> list[str]:
         """The keys that begin with `prefix.` and are not deleted."""
@@ -146,20 +173,28 @@ class Bucket:
         then, and poll it too.
         """
 
-        async def take(message: Msg) -> None:
-            value = None if is_deletion(message.headers or {}) else message.data
-            changed(message.subject.removeprefix(self._subject("")), value)
-
-        subscription = await self._connection.nats.subscribe(self._subject(key), cb=take)
+        client = self._connection.nats
+        subscription = await client.route(self._subject(key), _HintRoute(len(self._subject("")), changed))
         try:
             yield
         finally:
-            with suppress(ConnectionClosedError):  # then nothing is left to end
-                await subscription.unsubscribe()
+            await client.unroute(subscription)
 
-    async def _write(self, key: str, value: bytes, headers: dict[str, str], revision: int, timeout_s: float) -> int:
+    async def _write(
+        self,
+        key: str,
+        value: bytes,
+        headers: dict[str, str],
+        revision: int,
+        *,
+        timeout_s: float,
+        publisher: Publisher | None = None,
+    ) -> int:
         headers["Nats-Expected-Last-Subject-Sequence"] = str(revision)
-        async with open_publisher(self._connection, timeout_s=timeout_s) as publisher:
+        if publisher is None:
+            async with open_publisher(self._connection, timeout_s=timeout_s) as own:
+                pending = await own.send(self._subject(key), value, headers)
+        else:
             pending = await publisher.send(self._subject(key), value, headers)
         try:
             return (await pending).sequence
@@ -172,6 +207,24 @@ class Bucket:
 
     def _subject(self, key: str) -> str:
         return f"$KV.{self.name}.{key}"
+
+
+class _HintRoute:
+    """Takes hints off the socket: a fleet of thousands of partitions writes as many records at its start."""
+
+    def __init__(self, cut: int, changed: Callable[[str, bytes | None], None]) -> None:
+        self._cut = cut
+        self._changed = changed
+
+    def receive(self, subject: bytes, reply: bytes, headers: bytes, data: bytes) -> None:
+        is_deleted = bool(headers) and is_deletion(parse_headers(headers))
+        try:
+            self._changed(subject[self._cut :].decode(errors="surrogateescape"), None if is_deleted else data)
+        except Exception:  # noqa: BLE001 - it must not end the link, which others share
+            _log.exception("a hint on %r was not taken", subject)
+
+    def received(self) -> None:
+        """Each hint is taken in `receive`."""
 
 
 def is_deletion(headers: Mapping[str, str]) -> bool:

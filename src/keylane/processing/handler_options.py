@@ -14,6 +14,7 @@ from keylane.processing.message import GroupMessage
 
 Handler = Callable[[GroupMessage], Awaitable[None]] | Callable[[GroupMessage], None]
 Order = Literal["key", "partition", "strict", "none"]
+Commits = Literal["message", "prefix"]
 Failure = Callable[[GroupMessage, BaseException, int], None]
 GiveUp = Callable[[GroupMessage, BaseException, int], Awaitable[None]]
 Crowded = Callable[[GroupMessage, int], None]
@@ -47,6 +48,10 @@ class HandlerOptions:
     ack_wait_s: float
     remember: int
     manual_ack: bool = False
+    commits: Commits = "message"
+    """How what is handled is acked: each message, or the contiguous prefix of the partition with one ack."""
+    tracks_position: bool = False
+    """Whether to know up to which sequence everything is handled. Commits of a prefix do so anyway."""
     acks: bool = True
     """False for a consumer without acks: what was delivered never comes again."""
     max_tries: int | None = None

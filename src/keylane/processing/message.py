@@ -166,6 +166,23 @@ class MessageCopy(GroupMessage):
         raise InvalidInput("a handler in another process cannot settle its message: return, or raise")
 
 
+class PrefixMessage(GroupMessage):
+    """A message whose consumer acks all up to a message: it is committed with what is before it, never by itself."""
+
+    __slots__ = ()
+
+    async def ack_confirmed(self, timeout_s: float = 5.0) -> None:
+        raise InvalidInput("acks='prefix' commits messages together: return, and join with acks='message' to confirm")
+
+    def nak(self, delay_s: float = 0) -> None:
+        raise InvalidInput("acks='prefix' commits messages in order: raise an error to have this one tried again")
+
+    def _say(self, outcome: Outcome | None, send: Callable[[], None]) -> None:
+        if outcome is None:
+            super()._say(outcome, send)  # in progress, which settles nothing
+        self.outcome = outcome
+
+
 Placing = Callable[[bytes], Place]
 
 

@@ -10,13 +10,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from keylane.core.lanes import DONE, Lanes, State
 from keylane.dispatch import Dispatcher, HandlerCall, HandlerSlots
 from keylane.errors import HandlerCrashed
 from keylane.processing.handler_options import LANES, Crowded, Handler, HandlerOptions
 from keylane.processing.message import GroupMessage
+from keylane.processing.partition_progress import PartitionProgress
 from keylane.processing.settlement import Acks, Settlement
 from keylane.retrying import backoff_s
 
@@ -91,9 +92,19 @@ class MessageProcessor:
         """Called before a handler starts after an idle time, because this process may have stood still, and before
         every start while it is guarded."""
         self._settlement = Settlement(options, self._acks, lambda: self.may_start())  # noqa: PLW0108 - it is set later
+        lanes = self._new_lanes()
+        self._is_acked = options.commits == "message"
+        self.progress: PartitionProgress | None = None
+        """How far the messages are handled; None if nobody asks for it."""
+        if options.tracks_position or not self._is_acked:
+            self.progress = PartitionProgress(
+                lanes,
+                commits=not self._is_acked,
+                may_commit=lambda: self.may_start(),  # noqa: PLW0108 - as above
+            )
         self._dispatcher = self._settlement.dispatcher = Dispatcher(
             self._call.run,
-            self._new_lanes(),
+            lanes,
             self._settlement,
             name=name,
             concurrency=self._call.concurrency,
@@ -101,6 +112,7 @@ class MessageProcessor:
             journal=options.journal,
             slots=slots,
             grace_s=options.grace_s,
+            on_idle=self.progress.commit if self.progress is not None and not self._is_acked else None,
             on_returned=options.on_returned,
             on_outcome=options.on_outcome,
         )
@@ -136,41 +148,87 @@ class MessageProcessor:
             self._acks.arrived(messages)
             self._dispatcher.notify()
         lanes = self._lanes
-        arrive, lane_of = lanes.arrive, self._lane_of
+        arrive, lane_of, is_acked = lanes.arrive, self._lane_of, self._is_acked
+        if self.progress is not None:
+            messages = self._above_position(messages, self.progress)
         for message in messages:
             delivery = message.delivery
-            if arrive(delivery.sequence, lane_of(message), message) is DONE and not delivery.settled:
+            if arrive(delivery.sequence, lane_of(message), message) is DONE and is_acked and not delivery.settled:
                 delivery.ack()
         self._crowded.look_soon(lanes)
         self._dispatcher.wake()
 
+    def _above_position(self, messages: list[GroupMessage], progress: PartitionProgress) -> list[GroupMessage]:
+        """Those that are not known to be handled. The others come from a consumer that went back; they are acked."""
+        progress.arrived(messages)
+        position = progress.position
+        if messages[0].sequence > position:
+            return messages
+        known = [message for message in messages if message.sequence <= position]
+        for message in known:
+            if self._is_acked and not message.delivery.settled:
+                message.delivery.ack()
+        progress.passed(len(known))
+        self.commit()
+        return [message for message in messages if message.sequence > position]
+
     def pass_over(self, messages: list[GroupMessage]) -> None:
         """Take deliveries that must not start here. Those that were handled here are acked."""
         known = [message for message in messages if self._lanes.is_done(message.sequence)]
-        self._acks.arrived(known)
-        for message in known:
-            if not message.delivery.settled:
-                message.delivery.ack()
+        if self.progress is not None:
+            self.progress.arrived(messages)
+            for message in messages:
+                if message not in known and message.sequence not in self._lanes:
+                    self._lanes.drop(message.sequence)
+        if self._is_acked:
+            self._acks.arrived(known)
+            for message in known:
+                if not message.delivery.settled:
+                    message.delivery.ack()
+        else:
+            self.commit()
         self._dispatcher.notify()
 
     @contextmanager
     def around_reset(self) -> Iterator[None]:
         """Hold back acks that would not count while the consumer is reset."""
-        with self._acks.around_reset(lambda: [entry.sequence for entry in self._lanes]):
-            yield
+        with self.progress.around_reset() if self.progress is not None else nullcontext():
+            if not self._is_acked:
+                yield
+                return
+            with self._acks.around_reset(lambda: [entry.sequence for entry in self._lanes]):
+                yield
 
     def forget_acks(self) -> None:
         """Forget the acks that are held back: their messages are not delivered here again."""
         self._acks.forget()
+        if self.progress is not None:
+            self.progress.forget()
+
+    def end_run(self) -> None:
+        """What was delivered and not acked is delivered again: its acks would not count."""
+        if self.progress is not None:
+            self.progress.end_run()
+
+    def commit(self) -> None:
+        """Commit the handled prefix now, where it is committed at all."""
+        if self.progress is not None and not self._is_acked:
+            self.progress.commit()
 
     async def acks_sent(self, which: Which | None = None) -> None:
         """Wait until no ack (of these) is held back. Gives up after 2 s, because the message may be gone."""
         try:
             async with asyncio.timeout(_OWED_S):
-                while not self._dispatcher.is_closed and self._acks.owes(which):
+                while not self._dispatcher.is_closed and self._owes(which):
                     await self._dispatcher.some_end()
         except TimeoutError:
             _log.warning("handled messages were not delivered again within %g s of a reset, to be acked", _OWED_S)
+
+    def _owes(self, which: Which | None) -> bool:
+        if self._is_acked:
+            return self._acks.owes(which)
+        self.commit()
+        return self.progress is not None and self.progress.owes
 
     @property
     def has_messages(self) -> bool:
@@ -264,12 +322,15 @@ class MessageProcessor:
 
     def _keep_alive(self) -> None:
         """Tell the server of messages that wait or run for long, so that it does not deliver them again."""
-        here = set()
-        for entry in self._lanes:
-            here.add(entry.sequence)
-            if entry.sequence in self._old and not entry.item.delivery.settled:
-                entry.item.delivery.in_progress()
-        self._old = here
+        if self._is_acked:
+            here = set()
+            for entry in self._lanes:
+                here.add(entry.sequence)
+                if entry.sequence in self._old and not entry.item.delivery.settled:
+                    entry.item.delivery.in_progress()
+            self._old = here
+        elif self.progress is not None:
+            self.progress.keep_alive()
         self._crowded.look(self._lanes)
         self._beat = self._loop.call_later(self._options.ack_wait_s / 3, self._keep_alive)
 

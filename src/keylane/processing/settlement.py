@@ -97,7 +97,9 @@ class Settlement:
         self._options = options
         self._acks = acks
         self._may_go_on = may_go_on
-        self._plain = options.acks and not options.manual_ack and options.journal is None
+        self._is_acked = options.acks and options.commits == "message"
+        self._plain = self._is_acked and not options.manual_ack and options.journal is None
+        self._is_prefix = options.commits == "prefix" and options.journal is None
         self.dispatcher: Dispatcher[GroupMessage]
         """Set once it is made."""
         self.revoked: dict[Entry[GroupMessage], GroupMessage] = {}
@@ -124,6 +126,9 @@ class Settlement:
             delivery = entry.item.delivery
             if not delivery.settled:
                 delivery.ack()
+            self.dispatcher.lanes.finished(entry)
+            return _DONE
+        if self._is_prefix:
             self.dispatcher.lanes.finished(entry)
             return _DONE
         if not self._options.manual_ack or given.outcome in _SETTLED:
@@ -161,7 +166,7 @@ class Settlement:
         delivery = entry.item.delivery
         if self._acks.in_doubt:
             self._acks.done(entry.item)
-        elif self._options.acks and not delivery.settled:
+        elif self._is_acked and not delivery.settled:
             delivery.ack()
         self._lanes.finished(entry)
         return _DONE if given.outcome is not Outcome.TERMINATED else "terminated"
@@ -192,7 +197,7 @@ class Settlement:
         """Store the message as a dead letter after its last try; then its lane continues."""
         if self._options.give_up is not None:
             await store_dead_letter(self._options.give_up, lambda: entry.item, error, tries, log=_log)
-        if not entry.item.delivery.settled:
+        if self._is_acked and not entry.item.delivery.settled:
             entry.item.delivery.term(f"given up after {tries} tries")
         self._lanes.finished(entry)
         return "dead"
@@ -209,10 +214,13 @@ class Settlement:
         origin = message.origin
         _log.log(
             logging.WARNING if self._options.on_failure is None else logging.DEBUG,
-            "handler failed: stream %s, group %s, member %s, key %r, sequence %d (try %d): %s",
+            "handler failed: stream %s, group %s, member %s, subject %s, partition %d, key %r, sequence %d (try %d): "
+            "%s",
             origin.stream,
             origin.group,
             origin.member,
+            message.subject,
+            message.partition,
             message.key,
             message.source_sequence,
             tries,

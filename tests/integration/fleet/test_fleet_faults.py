@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import statistics
+import time
 
 import pytest
 
@@ -60,6 +62,42 @@ async def test_a_deleted_consumer_is_made_again_where_it_was(ground: FleetGround
     await ground.evidence.all_of(sent)
     assert flawless(ground.evidence.verdict(sent))
     assert "0" in worker.partitions
+
+
+async def test_consumers_deleted_by_hand_heal_within_seconds(limits: FleetGround) -> None:
+    """From the deletion to the first message that is handled again, on several partitions one after the other."""
+    await limits.join("a")
+    sent = await limits.publish(KEYS)
+    await limits.evidence.all_of(sent)
+    healed_s = []
+    for partition in range(6):
+        await consumers.delete(limits.connection, limits.stream, f"f-p{partition}")
+        began = time.monotonic()
+        sent += await limits.publish(KEYS)
+        await limits.evidence.all_of(sent)
+        healed_s.append(time.monotonic() - began)
+    assert flawless(limits.evidence.verdict(sent))
+    assert statistics.median(healed_s) < 2, healed_s
+    assert max(healed_s) < 5, healed_s
+
+
+async def test_a_failing_handler_is_logged_with_its_message(
+    limits: FleetGround, caplog: pytest.LogCaptureFixture
+) -> None:
+    failed: list[GroupMessage] = []
+
+    async def flaky(message: GroupMessage) -> None:
+        if not failed:
+            failed.append(message)
+            raise RuntimeError("on purpose")
+        await limits.evidence.note("a", message)
+
+    await limits.join("a", flaky)
+    await limits.evidence.all_of(await limits.publish(KEYS[:1]))
+    [line] = [one.getMessage() for one in caplog.records if "on purpose" in one.getMessage()]
+    one = failed[0]
+    assert f"member f-0, subject {one.subject}, partition {one.partition}, key" in line
+    assert f"sequence {one.sequence} (try 1)" in line
 
 
 async def test_a_bucket_that_is_deleted_changes_nobodys_work(limits: FleetGround) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from itertools import pairwise
 
 import pytest
 
+from keylane import fleet
 from keylane.fleet import WorkerState
 from keylane.groups import GroupMessage
 from tests.integration.fleet.rig import KEYS, PARTITIONS, FleetGround
@@ -124,41 +123,35 @@ async def test_workers_come_and_go_on_a_cluster(cluster_ground: FleetGround) -> 
     assert flawless(cluster_ground.evidence.verdict(sent))
 
 
-async def test_a_stop_does_not_wait_for_the_leaders_cooldown(limits: FleetGround) -> None:
-    """Workers that stop name their successors: they leave at once, and what moves hardly pauses."""
-    workers = {name: await limits.join(name) for name in "abcd"}
+async def test_a_stop_does_not_wait_for_the_leader(limits: FleetGround) -> None:
+    """Workers that stop name their successors, which take over at once. The leader's next version says the same."""
+    workers = {name: await limits.join(name, lease_s=30.0) for name in "abcd"}
     await limits.shared(*workers.values())
+    assert workers["a"].is_leader
     async with limits.load() as sent:
-        for name in "bac":  # "a" leads: the leader stops too
+        for name in "ba":
             await limits.evidence.all_of(list(sent))
-            moved, stopped_at = workers[name].partitions, time.monotonic()
-            await workers.pop(name).stop()
-            assert time.monotonic() - stopped_at < 1.0
+            async with asyncio.timeout(10):  # without a successor it waits for a version, and lease_s at most
+                await workers.pop(name).stop()
             await limits.shared(*workers.values())
-            await limits.evidence.all_of(list(sent))
-            assert max(pauses(limits, moved, stopped_at)) < 0.5  # about 0.03 on a machine that has nothing else to do
+        written = await until(
+            lambda: fleet.history(limits.connection, limits.stream, "f"),
+            lambda found: {move.before for one in found for move in one.moves} == {None, "f-0", "f-1"},
+        )
     await limits.evidence.all_of(sent)
     assert flawless(limits.evidence.verdict(sent))
+    assert {one.cause for one in written} <= {"start", "scale", "leader"}, "never an emergency"
+    assert all("leaving" not in one.reason for one in written)
 
 
 async def test_workers_that_stop_together(limits: FleetGround) -> None:
-    workers = [await limits.join(name) for name in "abcd"]
+    workers = [await limits.join(name, lease_s=30.0) for name in "abcd"]
     await limits.shared(*workers)
     async with limits.load() as sent:
-        async with asyncio.timeout(2.5):
+        async with asyncio.timeout(10):
             await asyncio.gather(*(worker.stop() for worker in workers[:3]))
         await limits.shared(workers[3])
     await limits.evidence.all_of(sent)
     assert flawless(limits.evidence.verdict(sent))
-    async with asyncio.timeout(2.5):
+    async with asyncio.timeout(10):
         await workers[3].stop()  # the last one
-
-
-def pauses(ground: FleetGround, partitions: tuple[str, ...], since: float) -> list[float]:
-    """The longest pause of each partition after a time, between two messages that were handled."""
-    longest = []
-    for partition in partitions:
-        times = [line.at for line in ground.evidence.lines if str(line.partition) == partition]
-        later = [at for at in times if at > since - 0.5]
-        longest.append(max(second - first for first, second in pairwise(later)))
-    return longest

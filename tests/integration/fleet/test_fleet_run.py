@@ -153,6 +153,7 @@ async def test_workers_drain_and_end_when_the_supervisor_is_killed(limits: Fleet
     assert flawless(verdict), verdict
 
 
+@pytest.mark.long("three processes are replaced, each when the one before is at work")
 async def test_sighup_replaces_the_workers_one_by_one(limits: FleetGround, tmp_path: Path) -> None:
     async with running(limits, tmp_path) as command:
         await command.owned()
@@ -184,6 +185,7 @@ async def test_a_replacement_that_cannot_load_leaves_the_old_one_at_work(limits:
         assert all(map(is_running, before.values()))
 
 
+@pytest.mark.long("a process is started again until it is a crash loop")
 async def test_a_crash_loop_is_named_with_its_reason(limits: FleetGround, tmp_path: Path) -> None:
     async with running(limits, tmp_path, workers=1) as command:
         await command.ready(1)

@@ -117,8 +117,10 @@ async def test_a_failure_is_logged_with_its_traceback_and_where_it_was(
         await ground.join("a", handler)
         await ground.evidence.all_of([sequence])
     [record] = [one for one in caplog.records if one.name == "keylane.groups"]
+    [line] = ground.evidence.lines
     assert record.getMessage() == (
-        f"handler failed: stream {ground.stream}, group g, member a, key 'k1', sequence 2 (try 1): ValueError: no luck"
+        f"handler failed: stream {ground.stream}, group g, member a, subject {ground.stream}.k1, partition "
+        f"{line.partition}, key 'k1', sequence 2 (try 1): ValueError: no luck"
     )
     assert 'raise ValueError("no luck")' in caplog.text
 

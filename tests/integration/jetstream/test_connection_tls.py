@@ -40,7 +40,7 @@ class Papers:
 
     def tls_block(self, name: str, more: str = "") -> str:
         cert, key = self.directory / f"{name}.pem", self.directory / f"{name}.key"
-        return f'tls {{\n cert_file: "{cert}"\n key_file: "{key}"\n ca_file: "{self.ca}"\n {more}\n}}'
+        return f'tls {{\n cert_file: "{cert}"\n key_file: "{key}"\n ca_file: "{self.ca}"\n timeout: 20\n {more}\n}}'
 
 
 @pytest.fixture(scope="module")
