@@ -317,6 +317,24 @@ class FleetEnded(FleetError):
     """The worker of a fleet cannot go on."""
 
 
+class ConsumerUpdateFailed(FleetError):
+    """The filters of a worker's consumer are not what was asked for. The consumer works on as it was."""
+
+
+class SubjectCapExceeded(ConsumerUpdateFailed):
+    """More subjects than one consumer may have."""
+
+
+class ConsumerUpdateUnconfirmed(ConsumerUpdateFailed):
+    """The server did not answer, or the connection is down. The change is tried again in the background."""
+
+    is_transient = True
+
+
+class ConsumerUpdateCancelled(ConsumerUpdateFailed):
+    """The consumer was closed before the change was done."""
+
+
 class HandlerCrashed(KeylaneError):
     """A handler or a hook raised an exception that cannot count as a failed try: its member or consumer has ended.
 

@@ -58,8 +58,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 TRANSIENT = {
-    "AckFailed", "ApiUnavailable", "BrokerUnavailable", "CopyMissing", "Disconnected", "JetStreamDisabled", "NotStored",
-    "OutcomeUnknown", "ReadIncomplete", "RequestTimeout", "ServerUnreachable",
+    "AckFailed", "ApiUnavailable", "BrokerUnavailable", "ConsumerUpdateUnconfirmed", "CopyMissing",
+    "Disconnected", "JetStreamDisabled", "NotStored", "OutcomeUnknown", "ReadIncomplete", "RequestTimeout",
+    "ServerUnreachable",
 }  # fmt: skip
 
 

@@ -112,6 +112,8 @@ class IdLease:
     """When the first of them were sent, once the store has them."""
     went_back: bool = False
     """A lost record was written again: the store went back. Whoever reads it clears it."""
+    trouble: str = ""
+    """For the leader, with the next renewal."""
     _sent: dict[int, float] = field(default_factory=dict)
     """Beat -> when it was sent, of renewals whose outcome may still become known."""
 
@@ -200,6 +202,7 @@ class IdLease:
             highest_token=self.view.highest_token,
             highest_version=self.view.highest_version,
             highest_epoch=self.view.highest_epoch,
+            trouble=self.trouble,
             table=self.table,
             successors=self.successors,
         )

@@ -4,7 +4,8 @@ Owns: how these names are made, and which are refused. Never asks a server wheth
 
 A consumer is called `<fleet>-p<partition id>`. A partition id is a number (`3`), or a readable form of the partition's
 subject with a digest (`dc-etch1-1f0c22ab90`). So no two partitions, of one fleet or of two on the same stream, share a
-name: after the last `-` comes either `p` and digits, or ten hexadecimal digits that stand for one subject.
+name: after the last `-` comes either `p` and digits, or ten hexadecimal digits that stand for one subject. Where a
+worker has one consumer for all its partitions, that is called as the worker: `<fleet>-<n>`, of at most six digits.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ MAX_FLEET_NAME = 128
 _FLEET_NAME = re.compile(rf"[-_=A-Za-z0-9]{{1,{MAX_FLEET_NAME}}}")
 _LABEL = re.compile(r"[-_=A-Za-z0-9]{1,64}")
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9]+")
+_WORKER_CONSUMER = re.compile(r"(0|[1-9][0-9]{0,5})(=[1-9][0-9]*)?")
 _READABLE_CHARS = 40
 _DIGEST_CHARS = 10
 
@@ -61,6 +63,25 @@ def partition_consumer(fleet: str, partition_id: str) -> str:
     'billing-p3'
     """
     return f"{fleet}-p{partition_id}"
+
+
+def worker_consumer(worker_id: str, number: int = 0) -> str:
+    """The name of a worker's consumer: its id, `<fleet>-<n>`. A second consumer, where it is needed, has a number.
+
+    >>> worker_consumer("billing-3"), worker_consumer("billing-3", 1)
+    ('billing-3', 'billing-3=1')
+    """
+    return f"{worker_id}={number}" if number else worker_id
+
+
+def worker_in(consumer: str, fleet: str) -> int | None:
+    """The number of the worker that a consumer belongs to; None: it is not a worker's of this fleet.
+
+    >>> worker_in("billing-3=1", "billing"), worker_in("billing-p3", "billing")
+    (3, None)
+    """
+    found = _WORKER_CONSUMER.fullmatch(consumer.removeprefix(f"{fleet}-")) if consumer.startswith(f"{fleet}-") else None
+    return int(found[1]) if found is not None else None
 
 
 def check_collisions(

@@ -10,6 +10,8 @@ from typing import Literal, get_args
 
 from keylane.awaitable_context import awaitable_context
 from keylane.core.assignment_strategies import Strategy
+from keylane.core.consumer_filters import SUBJECT_CAP
+from keylane.core.fleet_layout import Layout, StreamShape, choose_layout
 from keylane.core.fleet_leader import LeaderWindows
 from keylane.core.fleet_names import check_fleet_name, check_label, partition_consumer
 from keylane.core.fleet_partitions import (
@@ -20,7 +22,7 @@ from keylane.core.fleet_partitions import (
     PartitionSource,
     source_from_wire,
 )
-from keylane.core.fleet_records import SPEC, FleetSpec, from_json, read_spec
+from keylane.core.fleet_records import SPEC, FleetSpec, read_spec
 from keylane.core.fleet_state import State, choose_state
 from keylane.core.names import check_stream_name
 from keylane.core.partitions import Partitioning, parse_transform
@@ -35,15 +37,18 @@ from keylane.fleet.partition_table import FleetPartitions
 from keylane.fleet.planner import FleetPlanner
 from keylane.fleet.positions import CHECKPOINT_S
 from keylane.fleet.repartition import GenerationKeeper
+from keylane.fleet.shared_consumer import ConsumerTerms
 from keylane.fleet.store import FLEET_BUCKET
 from keylane.fleet.stream_copy import CopyKeeper, ensure_copy
 from keylane.fleet.worker import FleetHooks, Worker, identity_of
+from keylane.fleet.worker_layout import WorkerLayoutOptions
 from keylane.groups import DeadLetters, can_store
 from keylane.jetstream import (
     Bucket,
     Connection,
     ConsumerConfig,
     RetentionPolicy,
+    StorageType,
     StreamConfig,
     check_seconds,
     consumers,
@@ -75,6 +80,9 @@ async def join(
     name: str | None = None,
     labels: Iterable[str] = (),
     strategy: Strategy = "consistent",
+    layout: Layout | Literal["auto"] = "partition",
+    max_subjects: int = SUBJECT_CAP,
+    split_consumer: bool = False,
     acks: Commits = "message",
     state: State | Literal["auto"] = "auto",
     checkpoint_s: float = CHECKPOINT_S,
@@ -96,6 +104,10 @@ async def join(
     The first worker creates the fleet; the others must bring the same `partitions` and `lease_s`. Every worker gets an
     id such as `billing-3`. One that is stopped hands its partitions over and keeps its id reserved for 30 s; one that
     dies loses its partitions when its lease ends, `lease_s` after its last sign of life.
+
+    `layout`: `"partition"` gives each partition a consumer, `"worker"` each worker one for all its partitions, with at
+    most `max_subjects` filters, or a second consumer where `split_consumer` allows it. `"auto"` chooses when the fleet
+    is created (docs/fleet.md says how).
 
     `acks`: `"message"` acks every message, and a crash repeats the fewest. `"prefix"` commits the contiguous handled
     prefix of a partition with one ack, which costs the server half as much; a crash repeats everything above it. It
@@ -120,6 +132,7 @@ async def join(
     check_seconds(lease_s, "lease_s")
     check_seconds(checkpoint_s, "checkpoint_s")
     _check_choices(strategy, acks, state)
+    _check_layout(layout, max_subjects, acks)
     if not isinstance(partitions, PartitionSource):
         raise InvalidInput(f"partitions is {partitions!r}: use hashed(…), listed(…), discovered(…) or from_kv(…)")
     connection.require("consumer_reset")
@@ -141,13 +154,14 @@ async def join(
         await first_look(lookup, known)
     _check_stream(config, known)
     is_queue = config.retention == RetentionPolicy.WORK_QUEUE
-    names = [partition_consumer(fleet, one.id) for one in known.current]
+    layout = await _resolved_layout(connection, stream, fleet, layout, config=config, known=known, copies=copies)
+    names = _consumer_names(fleet, layout, known)
     await refuse_collisions(connection, stream, fleet, names)
-    await ensure_room(connection, reads, names)
-    if acks == "prefix":
-        acks = await _prefix_or_message(connection, reads, is_queue=is_queue)
-    if state == "auto":
-        state = await _stored_state(bucket, stream, fleet) or choose_state(replicas, len(names))
+    if layout == "worker":
+        state = "replicated"  # of the few consumers; positions are recorded in any case
+    else:
+        acks = await _resolved_acks(connection, reads, names, acks, is_queue=is_queue)
+        state = await _resolved_state(bucket, stream, fleet, state, choice=choose_state(replicas, len(names)))
     if journal is not None and journal.stream != stream:
         raise InvalidInput(f"the journal is that of stream {journal.stream!r}: stream {stream!r} needs its own")
     terms = HandlerOptions(
@@ -164,7 +178,7 @@ async def join(
         on_crowded=on_crowded,
         journal=journal,
         commits=acks,
-        tracks_position=not is_queue,
+        tracks_position=not is_queue and layout == "partition",
         on_returned=hooks.on_returned if hooks is not None else None,
         on_outcome=hooks.on_outcome if hooks is not None else None,
     )
@@ -174,7 +188,7 @@ async def join(
         connection,
         stream,
         fleet,
-        spec=FleetSpec(source=source.to_wire(), prefix=fleet, lease_s=lease_s, acks=acks, state=state),
+        spec=FleetSpec(source=source.to_wire(), prefix=fleet, lease_s=lease_s, layout=layout, acks=acks, state=state),
         identity=identity_of(name, [check_label(label) for label in labels]),
         planner=lambda offset_s: FleetPlanner(lambda: known.current, strategy, LeaderWindows(), offset_s),
         partitions=known,
@@ -189,6 +203,17 @@ async def join(
             is_checkpointed=state == "checkpointed",
             on_delivered=hooks.on_delivered if hooks is not None else None,
         ),
+        worker_layout=WorkerLayoutOptions(
+            terms=ConsumerTerms(
+                stream=stream,
+                is_queue=is_queue,
+                ack_wait_s=ACK_WAIT_S,
+                max_ack_pending=max_ack_pending,
+                pin_timeout_s=PIN_TIMEOUT_S,
+            ),
+            max_subjects=max_subjects,
+            split_consumer=split_consumer,
+        ),
         call=call,
         handling=terms,
         hooks=hooks or FleetHooks(),
@@ -199,10 +224,70 @@ async def join(
         worker.keep(SourceKeeper(lookup, known, worker.report_source))
     elif copies:
         worker.keep(CopyKeeper(connection, info.config, fleet, known))
-    elif isinstance(source, HashedPartitions):
+    elif isinstance(source, HashedPartitions) and layout == "partition":
         worker.keep(GenerationKeeper(connection, stream, fleet, known, view=worker.view, leads=worker.leads_surely))
     worker.start()
     return worker
+
+
+def _check_layout(layout: str, max_subjects: int, acks: str) -> None:
+    if layout not in (*get_args(Layout), "auto"):
+        raise InvalidInput(f"layout is {layout!r}: use one of {', '.join(get_args(Layout))}, auto")
+    if max_subjects < 1:
+        raise InvalidInput(f"max_subjects is {max_subjects}: a consumer needs at least 1 filter")
+    if layout == "worker" and acks != "message":
+        raise InvalidInput("layout='worker' acks every message: its consumer is of many partitions; leave out acks")
+
+
+def _consumer_names(fleet: str, layout: Layout, known: FleetPartitions) -> list[str]:
+    if layout == "worker":
+        return [f"{fleet}-{number}" for number in range(FleetSpec(source={}).pool)]
+    return [partition_consumer(fleet, one.id) for one in known.current]
+
+
+async def _resolved_layout(
+    connection: Connection,
+    stream: str,
+    fleet: str,
+    layout: Layout | Literal["auto"],
+    *,
+    config: StreamConfig,
+    known: FleetPartitions,
+    copies: bool,
+) -> Layout:
+    """`config`: of the stream that is read."""
+    if copies and layout == "worker":
+        raise FleetError(
+            f"fleet {fleet!r} reads a copy of stream {stream!r}, which is trimmed by the consumers of its partitions: "
+            "use layout='partition'"
+        )
+    if layout != "auto":
+        return layout
+    if copies:
+        return "partition"
+    return await _stored_layout(connection, stream, fleet) or await _chosen_layout(connection, config, known)
+
+
+async def _stored_layout(connection: Connection, stream: str, fleet: str) -> Layout | None:
+    """What the fleet was created with; None: it is created now."""
+    spec = await stored_spec(connection, stream, fleet)
+    if spec is None:
+        return None
+    return "worker" if spec.layout == "worker" else "partition"
+
+
+async def _chosen_layout(connection: Connection, config: StreamConfig, known: FleetPartitions) -> Layout:
+    wire = await streams.info_json(connection, str(config.name))
+    choice = choose_layout(
+        StreamShape(
+            in_files=config.storage != StorageType.MEMORY,
+            replicas=config.num_replicas or 1,
+            subjects=wire["state"].get("num_subjects", 0),
+            partitions=len(known.current),
+        )
+    )
+    _log.info("layout %s: %s", choice.layout, choice.reason)
+    return choice.layout
 
 
 def _check_choices(strategy: str, acks: str, state: str) -> None:
@@ -213,6 +298,21 @@ def _check_choices(strategy: str, acks: str, state: str) -> None:
     ):
         if given not in known:
             raise InvalidInput(f"{name} is {given!r}: use one of {', '.join(known)}")
+
+
+async def _resolved_acks(
+    connection: Connection, stream: str, names: list[str], acks: Commits, *, is_queue: bool
+) -> Commits:
+    await ensure_room(connection, stream, names)
+    return await _prefix_or_message(connection, stream, is_queue=is_queue) if acks == "prefix" else acks
+
+
+async def _resolved_state(
+    bucket: Bucket, stream: str, fleet: str, state: State | Literal["auto"], *, choice: State
+) -> State:
+    if state != "auto":
+        return state
+    return await _stored_state(bucket, stream, fleet) or choice
 
 
 async def _stored_state(bucket: Bucket, stream: str, fleet: str) -> State | None:
@@ -265,9 +365,8 @@ async def _agreed_source(connection: Connection, stream: str, fleet: str, given:
 
     So workers that were started with the old number and with the new one can share a fleet while it is deployed.
     """
-    entry = await Bucket(connection, FLEET_BUCKET).get(f"{stream}.{fleet}.{SPEC}")
-    spec = from_json(SPEC, entry.value) if entry is not None and entry.value is not None else None
-    if not isinstance(spec, FleetSpec) or not isinstance(given, HashedPartitions):
+    spec = await stored_spec(connection, stream, fleet)
+    if spec is None or not isinstance(given, HashedPartitions):
         return given
     stored = source_from_wire(spec.source)
     if not isinstance(stored, HashedPartitions):

@@ -58,6 +58,8 @@ from keylane.fleet.partition_table import FleetPartitions
 from keylane.fleet.planner import FleetPlanner
 from keylane.fleet.positions import CHECKPOINT_S, PositionStore
 from keylane.fleet.store import FleetStore
+from keylane.fleet.worker_layout import Holder, WorkerLayout, WorkerLayoutOptions
+from keylane.fleet.worker_reader import WorkerReader
 from keylane.jetstream import Connection, Hooks, Message, check_seconds, consumers
 from keylane.processing.handler_options import Commits, HandlerOptions
 from keylane.processing.joined import STOP_TIMEOUT_S, Joined
@@ -149,6 +151,7 @@ class Worker(Joined):
         reader_options: ReaderOptions,
         call: HandlerCall[GroupMessage],
         handling: HandlerOptions,
+        worker_layout: WorkerLayoutOptions,
         hooks: FleetHooks,
         stop_timeout_s: float,
         checkpoint_s: float = CHECKPOINT_S,
@@ -170,6 +173,19 @@ class Worker(Joined):
         self._core = FleetWorker(spec=spec, identity=identity, planner=planner(offset_s), clock_offset_s=offset_s)
         self._store = FleetStore(connection, stream, fleet, timeout_s=spec.lease_s / 3, hinted=self._hinted)
         self._table_hinted = asyncio.Event()
+        self._layout: WorkerLayout | None = None
+        if spec.layout == "worker":
+            self._layout = WorkerLayout(
+                connection,
+                self._store,
+                fleet,
+                worker_layout,
+                may_change=lambda: self._core.may_start(_clock()),
+                on_trouble=self._ask_leader,
+                failed=self._leave,
+                updated=self._consumer_updated,
+                on_delivered=hooks.on_delivered,
+            )
         self._positions: tuple[str, PositionStore] | None = None
         self._checkpoint_s = checkpoint_s
         self._pace = CreationPace(self._creations_wait)
@@ -220,6 +236,8 @@ class Worker(Joined):
         """How far behind one of its partitions is, as the server says now."""
         partition = self._partitions.partition_of(partition_id)
         assert partition is not None
+        if self._layout is not None:
+            return await self._layout.lag_of(partition)
         stream = self._reader_options.stream
         info = await consumers.info(self._connection, stream, partition_consumer(self.fleet, partition_id))
         return await partition_lag(self._connection, partition.filter, info)
@@ -275,11 +293,22 @@ class Worker(Joined):
                 self._timer.cancel()
             for run in self._runs.values():
                 await run.processor.close()
+            if self._layout is not None:
+                await self._layout.leave()
             await self._call.close()
             self._end()
 
     def _upkeep(self) -> list[Coroutine[Any, Any, None]]:
+        if self._layout is not None:
+            looking = self._layout.look_after_others(self._core.view, lambda: self.is_leader, self._core.spec.lease_s)
+            return [self._layout.keep_positions(self._checkpoint_s), looking]
         return [self._keep_positions(), self._probe().run()] if self._reader_options.is_checkpointed else []
+
+    def _ask_leader(self, trouble: str) -> None:
+        """What this worker cannot do goes with the next renewal of its lease; empty: it can again."""
+        if trouble and trouble != self._core.lease.trouble:
+            _log.warning("%r: %s", self, trouble)
+        self._core.lease.trouble = trouble
 
     async def _close_all(self) -> None:
         """What is being closed gives its pins back, or the next owners wait for them; the rest is cut off."""
@@ -407,6 +436,8 @@ class Worker(Joined):
     async def _stop_everything(self) -> None:
         runs, self._runs = list(self._runs.values()), {}
         await asyncio.gather(*(run.abandon() for run in runs))
+        if self._layout is not None:
+            await self._layout.leave()
         self._show_partitions()
         self._tell(FleetSignal.HANDLERS_ENDED)
 
@@ -519,13 +550,35 @@ class Worker(Joined):
         )
         processor.may_start = run.may_start
         processor.guard(self._is_unconfirmed)  # its pin is not known from before: nothing of it starts
-        run.reader = PartitionReader(
+        run.reader = self._new_reader(run, partition, processor, origin)
+        run.reader.limit(self._partitions.last_of(partition.id))
+        run.partition = partition.id
+        run.task = self._tasks.create_task(run.work(), name=name)
+        return run
+
+    def _new_reader(
+        self, run: _PartitionRun, partition: Partition, processor: MessageProcessor, origin: PartitionOrigin
+    ) -> PartitionReader | WorkerReader:
+        place = self._place_of(partition)
+        if self._layout is not None:
+            assert self.id is not None
+            number = self._core.lease.worker
+            assert number is not None
+            return self._layout.reader(
+                Holder(self.id, number, self._core.lease.instance),
+                partition,
+                processor,
+                place=place,
+                origin=origin,
+                ready=lambda: self._tell(PartitionPinned(partition.id)),
+            )
+        return PartitionReader(
             self._connection,
             partition,
             partition_consumer(self.fleet, partition.id),
             self._reader_options,
             processor,
-            place=self._place_of(partition),
+            place=place,
             origin=origin,
             pinned=lambda: self._tell(PartitionPinned(partition.id)),
             unpinned=lambda: self._tell(PartitionUnpinned(partition.id)),
@@ -534,10 +587,6 @@ class Worker(Joined):
             positions=self._position_store(),
             pace=self._pace,
         )
-        run.reader.limit(self._partitions.last_of(partition.id))
-        run.partition = partition.id
-        run.task = self._tasks.create_task(run.work(), name=name)
-        return run
 
     def _position_store(self) -> PositionStore | None:
         """Of the present lease. A work queue needs none: what is handled is gone."""
@@ -569,7 +618,11 @@ class Worker(Joined):
                 if run.reader is reader and run.token:
                     run.reopen(None)
 
-        return ConsumerProbe(self._connection, lambda: [run.reader for run in self._runs.values() if run.token], lost)
+        def owned() -> list[PartitionReader]:
+            readers = (run.reader for run in self._runs.values() if run.token)
+            return [one for one in readers if isinstance(one, PartitionReader)]
+
+        return ConsumerProbe(self._connection, owned, lost)
 
     def _closed(self, run: _PartitionRun) -> None:
         if self._runs.get(run.partition) is run:
@@ -645,7 +698,7 @@ class _Repair(Enum):
 class _PartitionRun:
     """The actions on one partition, one after the other."""
 
-    reader: PartitionReader
+    reader: PartitionReader | WorkerReader
     partition: str
     task: asyncio.Task[None]
 

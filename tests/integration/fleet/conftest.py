@@ -32,6 +32,12 @@ async def limits(make: MakeGround) -> FleetGround:
 
 
 @pytest.fixture
+async def queue(make: MakeGround) -> FleetGround:
+    """A work queue in memory."""
+    return FleetGround(await make(partitions=PARTITIONS, retention=RetentionPolicy.WORK_QUEUE, allow_direct=True))
+
+
+@pytest.fixture
 async def cluster_ground(stack: AsyncExitStack, nats_cluster: NatsCluster, unique: Callable[..., str]) -> FleetGround:
     """A stream with three replicas in files, in the cluster."""
     connection = await stack.enter_async_context(await keylane.connect(nats_cluster.urls))
@@ -45,5 +51,26 @@ async def cluster_ground(stack: AsyncExitStack, nats_cluster: NatsCluster, uniqu
             storage="file",
             num_replicas=3,
             allow_direct=True,
+        )
+    )
+
+
+@pytest.fixture(params=["limits", "workqueue"])
+async def cluster_ground_of_both(
+    stack: AsyncExitStack, nats_cluster: NatsCluster, unique: Callable[..., str], request: pytest.FixtureRequest
+) -> FleetGround:
+    """The same with both kinds of retention."""
+    connection = await stack.enter_async_context(await keylane.connect(nats_cluster.urls))
+    return FleetGround(
+        await make_ground(
+            stack,
+            connection,
+            unique("fleet"),
+            nats_cluster.urls,
+            partitions=PARTITIONS,
+            storage="file",
+            num_replicas=3,
+            allow_direct=True,
+            retention=RetentionPolicy(request.param),
         )
     )

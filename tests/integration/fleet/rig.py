@@ -32,6 +32,7 @@ class FleetGround:
         self.clients: list[Connection] = []
         """Of the workers, in the order in which they joined."""
         self.publish = ground.publish
+        self.client = ground.client
         self.url = ground.url if isinstance(ground.url, str) else ground.url[0]
 
     @property

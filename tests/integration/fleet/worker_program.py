@@ -29,7 +29,7 @@ async def main() -> None:
     hooks = fleet.FleetHooks(on_partitions=lambda _, after: say(partitions=after))
     partitions = fleet.hashed(given.get("partitions", 8), f"{stream}.*", key=[1])
     async with keylane.connect(given["url"]) as connection:
-        options = {name: given[name] for name in ("acks", "state", "checkpoint_s") if name in given}
+        options = {name: given[name] for name in ("acks", "state", "checkpoint_s", "layout") if name in given}
         worker = fleet.join(
             connection, stream, "f", handle, partitions=partitions, name=given["name"], hooks=hooks, **options
         )

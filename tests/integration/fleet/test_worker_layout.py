@@ -1,0 +1,65 @@
+"""Layout `worker`: one consumer for all partitions of a worker. What holds for the other layout holds here."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from keylane.fleet import Worker
+from keylane.jetstream import consumers
+from tests.integration.fleet.rig import KEYS, PARTITIONS, FleetGround
+from tests.integration.groups.rig import flawless
+from tests.waiter import until
+
+
+async def filters_of(ground: FleetGround, worker: Worker) -> Collection[str]:
+    assert worker.id is not None
+    info = await consumers.info(ground.connection, ground.stream, worker.id)
+    return info.config.filter_subjects or ()
+
+
+async def test_a_worker_has_one_consumer(ground: FleetGround) -> None:
+    sent = await ground.publish(KEYS * 5)
+    worker = await ground.join("a", layout="worker")
+    await ground.shared(worker)
+    sent += await ground.publish(KEYS * 5)
+    await ground.evidence.all_of(sent)
+    assert flawless(ground.evidence.verdict(sent))
+    assert len(await filters_of(ground, worker)) == PARTITIONS
+    await until(lambda: consumers.names(ground.connection, ground.stream), lambda names: names == ["f-0"])
+    await worker.stop()
+    assert await consumers.names(ground.connection, ground.stream) == []
+    sent += await ground.publish(KEYS)
+    await ground.shared(await ground.join("a", layout="worker"))
+    await ground.evidence.all_of(sent)
+    assert flawless(ground.evidence.verdict(sent))
+
+
+async def test_workers_with_one_consumer_come_and_go_under_load(ground: FleetGround) -> None:
+    async with ground.load() as sent:
+        a = await ground.join("a", layout="worker")
+        await ground.shared(a)
+        b = await ground.join("b", layout="worker")
+        await ground.shared(a, b)
+        await a.stop()  # the leader
+        await ground.shared(b)
+        a = await ground.join("a", layout="worker")
+        await ground.shared(a, b)
+        await b.stop()
+        await ground.shared(a)
+    await ground.evidence.all_of(sent)
+    assert flawless(ground.evidence.verdict(sent))
+    assert {line.by for line in ground.evidence.lines} == {"a", "b"}
+
+
+async def test_a_killed_worker_with_one_consumer_is_replaced_in_order(ground: FleetGround) -> None:
+    a = await ground.join("a", layout="worker")
+    async with ground.process("b", layout="worker") as b:
+        await until(lambda: bool(b.partitions) and bool(a.partitions), deadline_s=45)  # a process takes time to start
+        async with ground.load() as sent:
+            await ground.evidence.until(lambda lines: len({line.partition for line in lines if line.by == "b"}) > 1)
+            b.process.kill()
+            await ground.shared(a)
+            await ground.evidence.all_of(list(sent))
+            await until(lambda: consumers.names(ground.connection, ground.stream), lambda names: "f-1" not in names)
+        await ground.evidence.all_of(sent)
+    assert ground.evidence.verdict(sent).clean
