@@ -75,9 +75,6 @@ class Store:
         self.now = 0.0
         self.actions: list[FleetAction] = []
         self.refused: dict[str, type[WriteConflict | WriteUnknown]] = {}
-        self.slow: set[str] = set()
-        self.late: list[FleetEvent] = []
-        """The answers to writes of slow keys."""
         self.unanswered: dict[str, list[FleetAction]] = {}
         """Keys whose requests get no answer until `answer`, and those requests."""
         self.planner = OnePartition()
@@ -119,11 +116,7 @@ class Store:
                     return refusal(key)
                 if (self.records[key].revision if key in self.records else 0) != revision:
                     return WriteConflict(key)
-                confirmed = WriteConfirmed(key, self.store(record))
-                if key not in self.slow:
-                    return confirmed
-                self.late.append(confirmed)
-                return None
+                return WriteConfirmed(key, self.store(record))
             case _:
                 return None
 
@@ -338,14 +331,17 @@ def test_what_a_wiped_store_lost_is_written_again() -> None:
 def test_a_confirmation_by_a_store_that_is_gone_makes_no_owner() -> None:
     """The claim was written to a bucket that was made anew since. In the new one the owner before has its own."""
     store = Store()
-    store.slow = {"claim.0"}
+    store.unanswered = {"claim.0": []}
     store.run(1)
+    store.tell(RecordsRead(("claim.0",), {}, store.created))
+    [_, write] = store.unanswered.pop("claim.0")
+    assert isinstance(write, WriteRecord)
+    confirmed = WriteConfirmed("claim.0", store.store(write.record))
     store.records.clear()
-    store.created, store.sequence, store.slow = "made anew", 0, set()
+    store.created, store.sequence = "made anew", 0
     store.store(WorkerLease(worker=7, instance="x.1", taken=1, beat=1))
     store.store(FleetClaim(partition="0", worker=7, instance="x.1", token=5, held=True))
     store.run(0.6)
-    (confirmed,) = store.late
     store.tell(confirmed)
     store.run(0.6)
     assert not store.did(StartPartition)

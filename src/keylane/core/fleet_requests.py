@@ -54,6 +54,10 @@ class StoreRequests:
             ended_ms = self.view.wall_ms(now)
             self.write(replace(seen.lease, state=LeaseState.EXPIRED, ended_ms=ended_ms), seen.revision, now)
 
+    def is_outdated(self, key: str) -> bool:
+        """Whether the store went back since this key was written."""
+        return key in self.writes and self.writes[key].losses != self.view.losses
+
     def answered(self, key: str) -> PendingWrite | None:
         return self.writes.pop(key, None)
 

@@ -35,9 +35,9 @@ one starts. A fleet goes on without its store, and still has one owner for each 
 
 A store that went back (wiped, made anew, rolled back) shows in one of these: another creation time, a renewal or a
 claim that had to be written again, a revision that was used before. Then, for twice lease_s, nobody claims, expires or
-assigns anything; each worker writes its own lease and claims again and goes on (state `degraded: recovering`). An answer
-to a write from before that moment counts as none, as what it confirms may be lost. A renewal that comes too late and is
-confirmed proves nothing either: a store that went back may have lost that the lease was expired. The claims tell.
+assigns anything; each worker writes its own lease and claims again and goes on (state `degraded: recovering`). A
+confirmation of a write from before that moment counts as no answer: what was written may be lost. A renewal that comes
+too late and is confirmed proves nothing either, as the store may have lost that the lease was expired: the claims tell.
 """
 
 from __future__ import annotations
@@ -216,6 +216,8 @@ def _take(worker: FleetWorker, event: FleetEvent, now: float) -> None:  # noqa: 
         case ReadFailed(asked):
             worker.requests.read_ended(asked)
             worker.looking = worker.looking and WORKERS not in asked
+        case WriteConfirmed(key) if worker.requests.is_outdated(key):
+            _not_confirmed(worker, key, is_known=False)
         case WriteConfirmed(key, revision):
             _confirmed(worker, key, revision, now)
         case WriteConflict(key):
@@ -352,13 +354,9 @@ def _read_spec(worker: FleetWorker, entry: RecordEntry | None, now: float) -> No
 
 
 def _confirmed(worker: FleetWorker, key: str, revision: int, now: float) -> None:
-    write = worker.requests.writes.get(key)
+    write = worker.requests.answered(key)
     if write is None:
         return
-    if write.losses != worker.view.losses:
-        _not_confirmed(worker, key, is_known=False)
-        return
-    worker.requests.answered(key)
     if revision <= write.above:
         _went_back(worker, now)
     worker.view.highest_revision = max(worker.view.highest_revision, revision)
