@@ -382,3 +382,16 @@ def test_a_lease_that_is_renewed_too_late_starts_nothing_before_the_claims_were_
     assert store.did(DrainPartition) == [DrainPartition("0", lost=True)]
     assert store.worker.token_of("0", store.now) is None
     assert store.worker.may_start(store.now)
+
+
+def test_a_stale_read_does_not_take_a_leader_back() -> None:
+    """Else its next write expects a revision of before, and one that leaves does not say so: the next leader waits."""
+    store = Store()
+    store.run(1)
+    leadership = store.worker.leadership
+    assert leadership is not None
+    first = next(one for one in store.did(WriteRecord) if isinstance(one, WriteRecord) and one.key == "leader")
+    stale = RecordEntry(store.records["leader"].revision - 1, to_json(first.record))
+    store.tell(RecordsRead(("leader",), {"leader": stale}, store.created))
+    assert leadership.revision == store.records["leader"].revision
+    assert leadership.is_leading(store.now)

@@ -262,7 +262,7 @@ class Leadership:
             return
         lease = self.view.parse(LEADER, entry) if entry is not None else None
         revision = entry.revision if entry is not None else 0
-        if isinstance(lease, LeaderLease) and lease.instance == self.instance and lease.rank in self._sent:
+        if isinstance(lease, LeaderLease) and self._has_sent(lease):
             self._adopt(lease, revision, self._sent[lease.rank])
         elif self.role is LeaderRole.CANDIDATE or self._is_replaced(lease):
             self.role = LeaderRole.FOLLOWER
@@ -270,6 +270,11 @@ class Leadership:
             # The store went back, or the read is stale: then this write fails.
             self.revision = revision
             self._write(self._next_epoch(), now)
+
+    def _has_sent(self, found: LeaderLease) -> bool:
+        """Whether it is of this leader, and not from before its last confirmed write: then the read is stale."""
+        is_stale = self.lease is not None and found.rank < self.lease.rank
+        return found.instance == self.instance and found.rank in self._sent and not is_stale
 
     def _is_replaced(self, found: object) -> bool:
         return self.lease is None or (isinstance(found, LeaderLease) and found.rank > self.lease.rank)

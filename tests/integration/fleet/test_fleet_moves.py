@@ -57,6 +57,19 @@ async def test_a_rolling_restart_gives_each_worker_its_partitions_back(limits: F
     assert {name: worker.partitions for name, worker in workers.items()} == before
 
 
+async def test_fewer_workers_start_than_have_stopped(limits: FleetGround) -> None:
+    """All stop at once: nobody is left to assign what they had, and their successors are gone too."""
+    workers = [await limits.join(name) for name in "abc"]
+    await limits.shared(*workers)
+    await asyncio.gather(*(worker.stop() for worker in workers))
+    one = await limits.join("d")
+    async with asyncio.timeout(5):
+        await limits.shared(one)
+    sent = await limits.publish(KEYS)
+    await limits.evidence.all_of(sent)
+    assert flawless(limits.evidence.verdict(sent))
+
+
 async def test_the_others_do_not_notice_a_move(limits: FleetGround) -> None:
     """A handler that is at work on a partition that stays is not waited for, and not disturbed."""
     at_work, go_on = asyncio.Event(), asyncio.Event()
