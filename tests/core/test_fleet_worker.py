@@ -31,7 +31,19 @@ from keylane.core.fleet_events import (
 )
 from keylane.core.fleet_leadership import AssignmentProposal, LeaderLook
 from keylane.core.fleet_lease import LeasePhase, WorkerIdentity
-from keylane.core.fleet_records import FleetClaim, FleetRecord, FleetSpec, LeaseState, WorkerLease, key_of, to_json
+from keylane.core.fleet_records import (
+    HISTORY_LENGTH,
+    FleetAssignment,
+    FleetClaim,
+    FleetRecord,
+    FleetSpec,
+    HistoryEntry,
+    LeaseState,
+    WorkerLease,
+    from_json,
+    key_of,
+    to_json,
+)
 from keylane.core.fleet_view import FleetView
 from keylane.core.fleet_worker import FleetWorker, step
 
@@ -39,11 +51,14 @@ SPEC = FleetSpec(source={"kind": "list"})
 
 
 class OnePartition:
-    """Partition 0 belongs to the first worker."""
+    """Partition 0, and those that a test adds, belong to the first worker."""
+
+    def __init__(self) -> None:
+        self.partitions = ["0"]
 
     def __call__(self, look: LeaderLook, now: float) -> AssignmentProposal:
         live = [one.worker for one in look.workers if one.state is LeaseState.LIVE]
-        owners = {"0": live[0]} if live else None
+        owners = dict.fromkeys(self.partitions, live[0]) if live else None
         return AssignmentProposal(None if look.assignment is not None and look.assignment.owners == owners else owners)
 
     def successors(self, look: LeaderLook, leaving: int) -> Mapping[str, int]:
@@ -59,10 +74,13 @@ class Store:
         self.now = 0.0
         self.actions: list[FleetAction] = []
         self.refused: dict[str, type[WriteConflict | WriteUnknown]] = {}
+        self.unanswered: dict[str, list[FleetAction]] = {}
+        """Keys whose requests get no answer until `answer`, and those requests."""
+        self.planner = OnePartition()
         for record in records.values():
             self.store(record)
         self.worker = FleetWorker(
-            spec=SPEC, identity=WorkerIdentity(run="me", host="h"), planner=OnePartition(), clock_offset_s=1000.0
+            spec=SPEC, identity=WorkerIdentity(run="me", host="h"), planner=self.planner, clock_offset_s=1000.0
         )
 
     def store(self, record: FleetRecord) -> int:
@@ -78,7 +96,16 @@ class Store:
                 if (answer := self._answer(action)) is not None:
                     pending.append(answer)
 
+    def answer(self, key: str) -> None:
+        for action in self.unanswered.pop(key):
+            if (answer := self._answer(action)) is not None:
+                self.tell(answer)
+
     def _answer(self, action: FleetAction) -> FleetEvent | None:
+        for key, waiting in self.unanswered.items():
+            if (isinstance(action, ReadRecords) and key in action.keys) or getattr(action, "key", None) == key:
+                waiting.append(action)
+                return None
         match action:
             case ReadRecords(keys):
                 found = {key: one for key, one in self.records.items() if key in keys or "worker.*" in keys}
@@ -100,6 +127,12 @@ class Store:
 
     def did(self, *kinds: type) -> list[FleetAction]:
         return [action for action in self.actions if isinstance(action, kinds)]
+
+    def history(self) -> list[tuple[int, tuple[str, ...]]]:
+        """The version of every note, and what it moved."""
+        found = [from_json(key, one.value or b"") for key, one in self.records.items() if key.startswith("history.")]
+        notes = sorted((one for one in found if isinstance(one, HistoryEntry)), key=lambda one: one.rank)
+        return [(one.version, tuple(name for move in one.moves for name in move.partitions)) for one in notes]
 
     def claim(self) -> FleetClaim:
         claims = [one.record for one in self.did(WriteRecord) if isinstance(one, WriteRecord)]
@@ -232,6 +265,55 @@ def test_a_claim_without_an_answer_is_written_again(outcome: type[WriteConflict 
     store.refused["claim.0"] = outcome
     store.run(2)
     assert store.worker.token_of("0", store.now) == store.claim().token
+
+
+@pytest.mark.parametrize("outcome", [WriteConflict, WriteUnknown])
+def test_a_note_of_the_history_without_an_answer_is_written_again(outcome: type[WriteConflict | WriteUnknown]) -> None:
+    store = Store()
+    store.refused["history.1"] = outcome
+    store.run(2)
+    assert store.history() == [(1, ("0",))]
+
+
+def test_a_version_that_comes_before_the_last_one_is_noted_loses_neither() -> None:
+    store = Store()
+    store.unanswered["history.1"] = []
+    store.run(1)
+    store.planner.partitions.append("1")
+    store.run(1)
+    assert store.history() == [(2, ("1",))], "the note of version 1 waits"
+    store.answer("history.1")
+    store.run(1)
+    assert store.history() == [(1, ("0",)), (2, ("1",))]
+
+
+def test_a_version_is_noted_whose_write_had_no_answer_before_the_next_was_planned() -> None:
+    store = Store()
+    store.run(1)
+    store.unanswered["assignment"] = []
+    store.planner.partitions.append("1")
+    store.run(1)
+    written = store.unanswered["assignment"].pop()
+    assert isinstance(written, WriteRecord)
+    store.store(written.record)
+    store.tell(WriteUnknown("assignment"))
+    store.store(WorkerLease(worker=7, instance="x.1", taken=1, beat=1, highest_version=2))
+    store.planner.partitions.append("2")
+    store.run(1)
+    planned = [one.record for one in store.unanswered["assignment"] if isinstance(one, WriteRecord)]
+    assert [one.version for one in planned if isinstance(one, FleetAssignment)] == [3]
+    store.answer("assignment")
+    store.run(1)
+    assert store.history() == [(1, ("0",)), (2, ("1",)), (3, ("2",))]
+
+
+def test_the_history_keeps_the_last_100_versions() -> None:
+    store = Store()
+    for number in range(1, HISTORY_LENGTH + 10):
+        store.run(0.6)
+        store.planner.partitions.append(str(number))
+    store.run(0.6)
+    assert [version for version, _ in store.history()] == list(range(11, HISTORY_LENGTH + 11))
 
 
 def test_what_a_wiped_store_lost_is_written_again() -> None:

@@ -34,6 +34,7 @@ from keylane.core.fleet_events import RecordEntry
 from keylane.core.fleet_lease import HOLD_SHARE, RENEW_SHARE
 from keylane.core.fleet_records import (
     ASSIGNMENT,
+    HISTORY_LENGTH,
     LEADER,
     FleetAssignment,
     HistoryEntry,
@@ -120,8 +121,10 @@ class Leadership:
     plan_at: float | None = None
     resigned: bool = False
     _sent: dict[tuple[int, ...], float] = field(default_factory=dict)
-    _planned: HistoryEntry | None = None
-    """For the history, once the assignment is written."""
+    _planned: dict[tuple[int, ...], HistoryEntry] = field(default_factory=dict)
+    """For the history, once the assignment is known to be stored."""
+    _notes: dict[str, HistoryEntry] = field(default_factory=dict)
+    """Of assignments that are stored: not known to be in the history yet."""
 
     def is_leading(self, now: float) -> bool:
         return self.role is LeaderRole.LEADER and now < self.deadline
@@ -185,7 +188,9 @@ class Leadership:
                 self.view.remember(write.record)
                 self.view.follow(write.record)
                 self.renew(now)  # tells everybody that there is another version
-                self._note_history()
+                self._note_history(now)
+            case HistoryEntry():
+                self._noted(write.record)
             case _:
                 pass  # an expired lease: the next look shows it
 
@@ -216,20 +221,40 @@ class Leadership:
             case _:
                 pass
 
-    def _note_history(self) -> None:
-        """Find the place of the newest version in the history, once the store has that version."""
-        stored, planned = self.view.stored_assignment, self._planned
-        if planned is not None and stored is not None and stored.rank == planned.rank:
-            self.requests.look(history_key(planned.version))
+    def _note_history(self, now: float) -> None:
+        """Take the newest version into the history, once the store has it; look after notes that were not confirmed.
+
+        Up to version 100 its place in the history is empty. Later one from long ago is there, and must be read first.
+        """
+        if self._notes:
+            self.requests.look(*(key for key in self._notes if not self.requests.is_writing(key)))
+        stored = self.view.stored_assignment
+        note = self._planned.get(stored.rank) if stored is not None else None
+        if note is None:
+            return
+        self._planned = {rank: one for rank, one in self._planned.items() if rank > note.rank}
+        key = history_key(note.version)
+        self._notes[key] = note
+        if note.version <= HISTORY_LENGTH and not self.requests.is_writing(key):
+            self.requests.write(note, 0, now)
+        else:
+            self.requests.look(key)
+
+    def _noted(self, note: HistoryEntry) -> None:
+        key = history_key(note.version)
+        if key in self._notes and self._notes[key].rank <= note.rank:
+            del self._notes[key]
 
     def found_history(self, key: str, entry: RecordEntry | None, now: float) -> None:
-        """The place of the newest version in the history, which has one from long ago: write over that, once.
-
-        If it fails the history has a gap, and nothing else happens.
-        """
-        planned, self._planned = self._planned, None
-        if planned is not None and key == history_key(planned.version) and not self.requests.is_writing(key):
-            self.requests.write(planned, entry.revision if entry is not None else 0, now)
+        """What the history has in the place of a note: that note, or one to write over."""
+        note = self._notes.get(key)
+        if note is None or self.requests.is_writing(key):
+            return
+        found = self.view.parse(key, entry) if entry is not None else None
+        if isinstance(found, HistoryEntry) and found.rank >= note.rank:
+            self._noted(found)
+        else:
+            self.requests.write(note, entry.revision if entry is not None else 0, now)
 
     def found(self, entry: RecordEntry | None, now: float) -> None:
         """The leader's record, as a read shows it: perhaps a stale one. The view has taken it already."""
@@ -268,11 +293,11 @@ class Leadership:
     def plan(self, now: float) -> None:
         """Write another assignment if the planner wants one, or if the stored one is not of this leader."""
         view = self.view
+        self._note_history(now)
         if not self.is_leading(now) or view.is_recovering(now) or not view.assignment_read:
             return
         if self.requests.is_writing(ASSIGNMENT) or self.lease is None or self.lease.epoch < view.highest_epoch:
             return
-        self._note_history()
         look = self.look()
         proposal = self.planner(look, now)
         self.plan_at = proposal.ask_again_at
@@ -295,7 +320,7 @@ class Leadership:
             reason=reason,
             extra=extra,
         )
-        self._planned = HistoryEntry(
+        self._planned[assignment.rank] = HistoryEntry(
             epoch=assignment.epoch,
             version=assignment.version,
             at_ms=view.wall_ms(now),

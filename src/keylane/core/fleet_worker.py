@@ -76,6 +76,7 @@ from keylane.core.fleet_records import (
     FleetAssignment,
     FleetClaim,
     FleetSpec,
+    HistoryEntry,
     LeaderLease,
     LeaseState,
     WorkerLease,
@@ -356,7 +357,7 @@ def _confirmed(worker: FleetWorker, key: str, revision: int, now: float) -> None
         case FleetClaim():
             if worker.ownership is not None and write.record.instance == worker.lease.instance:
                 worker.ownership.confirmed(write, revision, now)
-        case WorkerLease() | LeaderLease() | FleetAssignment():
+        case WorkerLease() | LeaderLease() | FleetAssignment() | HistoryEntry():
             if worker.leadership is not None:
                 worker.leadership.confirmed(write, revision, now)
             if isinstance(write.record, WorkerLease):

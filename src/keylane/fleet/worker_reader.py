@@ -264,7 +264,7 @@ class WorkerReader:
             after=lambda: self._deliveries.position,
             offered=lambda: self._deliveries.highest,
             upto=lambda: self._join_at,
-            take=self._offer,
+            take=self._take_earlier,
         )
         await reading.run()
         # Nothing is awaited from here on: what arrives next must find it done.
@@ -283,6 +283,11 @@ class WorkerReader:
                 self._hold(batch)
             case _:
                 self._pass_over(batch)
+
+    def _take_earlier(self, batch: list[Message]) -> None:
+        """Of the catch-up. One that ends may still deliver what was on its way: that is not handled here any more."""
+        if self._mode is _Mode.CATCHING_UP:
+            self._offer(batch)
 
     def _offer(self, batch: list[Message]) -> None:
         place, origin, deliveries = self._place, self._origin, self._deliveries

@@ -41,7 +41,7 @@ async def moved(ground: FleetGround, moves: int, per_second: int, seed: int) -> 
         await load
         await ground.evidence.all_of(sent)
     verdict = ground.evidence.verdict(sent)
-    assert flawless(verdict), (seed, verdict)
+    assert flawless(verdict), f"seed {seed}: {verdict}"
     assert len({line.by for line in ground.evidence.lines}) == 3
 
 
