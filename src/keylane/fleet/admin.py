@@ -10,8 +10,10 @@ from keylane.core.fleet_names import check_fleet_name, partition_consumer
 from keylane.core.fleet_partitions import HashedPartitions, Partition, source_from_wire
 from keylane.core.fleet_records import (
     ASSIGNMENT,
+    DRAINS,
     LEADER,
     SPEC,
+    DrainedWorkers,
     FleetAssignment,
     FleetClaim,
     FleetRecord,
@@ -42,6 +44,8 @@ class WorkerStatus:
     host: str
     labels: tuple[str, ...]
     is_leader: bool
+    is_drained: bool
+    """An operator has drained it: it is to own nothing."""
     partitions: tuple[str, ...]
     """What it owns now."""
 
@@ -104,7 +108,8 @@ async def status(connection: Connection, stream: str, fleet: str) -> FleetStatus
     spec = records.get(SPEC)
     if not isinstance(spec, FleetSpec):
         raise NoSuchFleet(f"stream {stream!r} has no fleet {fleet!r}: `keylane fleet ls` lists all")
-    assignment, leader = records.get(ASSIGNMENT), records.get(LEADER)
+    assignment, leader, drains = records.get(ASSIGNMENT), records.get(LEADER), records.get(DRAINS)
+    drained = drains.workers if isinstance(drains, DrainedWorkers) else {}
     claims = {one.partition: one for one in records.values() if isinstance(one, FleetClaim)}
     source = source_from_wire(spec.source)
     reads = copy_name(stream, fleet) if isinstance(source, HashedPartitions) and source.copy is not None else stream
@@ -144,6 +149,7 @@ async def status(connection: Connection, stream: str, fleet: str) -> FleetStatus
                 host=one.host,
                 labels=one.labels,
                 is_leader=isinstance(leader, LeaderLease) and leader.state.is_held and leader.instance == one.instance,
+                is_drained=drained.get(one.worker) == one.instance,
                 partitions=tuple(each.id for each in looked if each.owner == f"{spec.prefix}-{one.worker}"),
             )
             for one in sorted(

@@ -30,10 +30,10 @@ async def drain(connection: Connection, stream: str, fleet: str, worker_id: str)
     await _change(bucket, f"{stream}.{fleet}.{DRAINS}", lambda before: {**before, worker: instance})
 
 
-async def resume(connection: Connection, stream: str, fleet: str, worker_id: str) -> None:
-    """Let a worker that was drained have partitions again. Nothing happens if it was not."""
+async def resume(connection: Connection, stream: str, fleet: str, worker_id: str) -> bool:
+    """Let a worker that was drained have partitions again. False: it was not drained, and nothing has changed."""
     worker = await _number(connection, stream, fleet, worker_id)
-    await _change(
+    return await _change(
         Bucket(connection, FLEET_BUCKET),
         f"{stream}.{fleet}.{DRAINS}",
         lambda before: {one: instance for one, instance in before.items() if one != worker},
@@ -54,8 +54,12 @@ async def _number(connection: Connection, stream: str, fleet: str, worker_id: st
     return int(number)
 
 
-async def _change(bucket: Bucket, key: str, decide: Callable[[dict[int, str]], dict[int, str]]) -> None:
+async def _change(bucket: Bucket, key: str, decide: Callable[[dict[int, str]], dict[int, str]]) -> bool:
+    """Whether it was changed."""
+    is_changed = False
+
     async def write(entry: KvEntry | None) -> None:
+        nonlocal is_changed
         before: dict[int, str] = {}
         if entry is not None and entry.value is not None:
             with suppress(BrokenFleetRecord):  # it drains nobody, and is written anew
@@ -63,8 +67,10 @@ async def _change(bucket: Bucket, key: str, decide: Callable[[dict[int, str]], d
                 assert isinstance(record, DrainedWorkers)
                 before = dict(record.workers)
         after = decide(before)
-        if after != before:
+        is_changed = after != before
+        if is_changed:
             value = to_json(DrainedWorkers(workers=after))
             await bucket.put(key, value, revision=entry.revision if entry is not None else 0)
 
     await change(lambda: bucket.get(key), write)
+    return is_changed

@@ -16,6 +16,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from keylane import fleet
+from keylane.cli.fleet.run import FleetRunOptions
+from keylane.core.fleet_records import FleetSpec
 from keylane.testing import DeliveryVerdict, Effect, judge
 from tests.integration.fleet.rig import PARTITIONS, FleetGround
 from tests.integration.groups.rig import flawless
@@ -241,6 +244,41 @@ async def test_what_cannot_work_is_one_error(
     (line,) = err.decode().splitlines()
     assert line.startswith(f"keylane: {error}")
     assert out.decode().count("started") <= 1
+
+
+async def test_a_value_that_no_fleet_takes_is_one_error(limits: FleetGround, tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(HANDLER)
+    process = await asyncio.create_subprocess_exec(
+        *[sys.executable, "-m", "keylane.cli.main", "fleet", "run", "shop:handle", limits.stream, "f"],
+        *["--partitions", "8", "--filter", f"{limits.stream}.*", "--key", "1", "-s", limits.url, "--layout", "row"],
+        cwd=tmp_path,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(30):
+        _, err = await process.communicate()
+    said = "keylane: layout is 'row': use one of partition, worker, auto\n"
+    assert (process.returncode, err.decode()) == (2, said)
+
+
+async def test_how_a_fleet_is_laid_out_commits_and_keeps_its_state(limits: FleetGround, tmp_path: Path) -> None:
+    async with running(limits, tmp_path, "--acks", "prefix", "--state", "checkpointed", workers=1) as command:
+        await command.ready(1)
+        spec = await fleet.stored_spec(limits.connection, limits.stream, "f")
+    assert spec is not None
+    assert (spec.layout, spec.acks, spec.state) == ("partition", "prefix", "checkpointed")
+
+
+def test_what_is_not_given_is_as_in_the_fleet() -> None:
+    def chosen(options: FleetRunOptions, stored: FleetSpec | None) -> dict[str, object]:
+        given = options.join_options(stored)
+        return {name: given[name] for name in ("layout", "acks", "state", "lease_s") if name in given}
+
+    stored = FleetSpec(source={}, lease_s=5.0, layout="worker", acks="message", state="replicated")
+    assert chosen(FleetRunOptions(), None) == {"state": "auto"}
+    assert chosen(FleetRunOptions(), stored) == {"layout": "worker", "acks": "message", "state": "auto", "lease_s": 5.0}
+    other = FleetRunOptions(layout="partition", acks="prefix", state="checkpointed", lease=2.0)
+    assert chosen(other, stored) == {"layout": "partition", "acks": "prefix", "state": "checkpointed", "lease_s": 2.0}
 
 
 async def test_one_port_has_the_metrics_and_the_health_of_all_workers(limits: FleetGround, tmp_path: Path) -> None:

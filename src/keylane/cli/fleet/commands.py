@@ -1,4 +1,4 @@
-"""`keylane fleet …`: runs workers; shows who works, who owns what, and how far behind it is; prints alert rules."""
+"""`keylane fleet …`: runs workers; shows who works, who owns what, the lag and what moved; drains, resumes workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from keylane.cli.fleet import migrate
 from keylane.cli.fleet.run import FleetRunOptions, MetricsOptions, PartitionOptions, run_fleet
 
 if TYPE_CHECKING:
-    from keylane.fleet import FleetStatus
+    from keylane.fleet import FleetStatus, PastAssignment
     from keylane.jetstream import Connection
 
 app = family("Fleets: workers that share the partitions of a stream by themselves.")
@@ -20,6 +20,7 @@ app = family("Fleets: workers that share the partitions of a stream by themselve
 app.add_typer(migrate.app, name="migrate")
 
 FleetArgument = Annotated[str, typer.Argument(metavar="FLEET", help="The fleet's name.")]
+WorkerArgument = Annotated[str, typer.Argument(metavar="WORKER", help="The worker's id, as `status` shows it.")]
 
 
 @command(app, "run")
@@ -121,6 +122,77 @@ def assignments(
         "moving": [{"partition": one.id, "owner": one.owner, "assigned": one.assigned} for one in moving],
     }
     print_answer(as_json, told, "" if as_json else _assignment_text(told, given))
+
+
+@command(app, "history")
+def history(
+    stream: StreamArgument, fleet: FleetArgument, *, as_json: JsonOption = False, link: ConnectionOptions
+) -> None:
+    """Show the last 100 assignments: when and why each was made, and what it moved."""
+
+    async def look(connection: Connection) -> list[PastAssignment]:
+        from keylane import fleet as fleets
+
+        return await fleets.history(connection, stream, fleet)
+
+    found = connected(link, look)
+    if as_json:
+        from keylane.cli.formatting import as_utc
+
+        print_answer(as_json, [asdict(one) | {"at": as_utc(one.at)} for one in found], "")
+        return
+    from keylane.cli.display import console
+    from keylane.cli.fleet.render import history_table
+
+    console().print(history_table(found) if found else f"{stream} / {fleet} has had no assignment yet")
+
+
+@command(app, "drain")
+def drain(
+    stream: StreamArgument,
+    fleet: FleetArgument,
+    worker: WorkerArgument,
+    *,
+    as_json: JsonOption = False,
+    link: ConnectionOptions,
+) -> None:
+    """Take all partitions away from a worker that goes on running, until it is resumed or started again."""
+
+    async def change(connection: Connection) -> None:
+        from keylane import fleet as fleets
+
+        await fleets.drain(connection, stream, fleet, worker)
+
+    connected(link, change)
+    print_answer(
+        as_json,
+        {"stream": stream, "fleet": fleet, "worker": worker, "drained": True},
+        f"{worker} hands its partitions over: `keylane fleet status {stream} {fleet}` shows how far it is",
+    )
+
+
+@command(app, "resume")
+def resume(
+    stream: StreamArgument,
+    fleet: FleetArgument,
+    worker: WorkerArgument,
+    *,
+    as_json: JsonOption = False,
+    link: ConnectionOptions,
+) -> None:
+    """Let a worker that was drained have partitions again."""
+
+    async def change(connection: Connection) -> bool:
+        from keylane import fleet as fleets
+
+        return await fleets.resume(connection, stream, fleet, worker)
+
+    was_drained = connected(link, change)
+    print_answer(
+        as_json,
+        {"stream": stream, "fleet": fleet, "worker": worker, "drained": False, "was_drained": was_drained},
+        f"{worker} may have partitions again" if was_drained else f"{worker} was not drained: nothing has changed",
+    )
 
 
 @command(app, "repartition")

@@ -11,7 +11,8 @@ from rich.text import Text
 
 from keylane.cli.display import facts_panel
 from keylane.cli.fleet.worker import owns
-from keylane.fleet import FleetStatus, PartitionStatus
+from keylane.cli.formatting import as_utc
+from keylane.fleet import FleetStatus, MovedPartitions, PartitionStatus, PastAssignment, WorkerStatus
 
 _BAR = 24
 
@@ -40,7 +41,7 @@ def worker_table(found: FleetStatus, *, rows: int | None = None) -> RenderableTy
         lag = _sum(mine)
         table.add_row(
             one.id,
-            f"{one.state}, leader" if one.is_leader else one.state,
+            state_text(one),
             one.name or one.host,
             owns(one.partitions) if one.partitions else "-",
             lag_text(mine) if mine else "-",
@@ -63,6 +64,25 @@ def partition_table(found: FleetStatus) -> Table:
             str(one.token or "-"),
         )
     return table
+
+
+def state_text(worker: WorkerStatus) -> str:
+    return ", ".join(
+        [worker.state, *(["leader"] if worker.is_leader else []), *(["drained"] if worker.is_drained else [])]
+    )
+
+
+def history_table(found: Sequence[PastAssignment]) -> Table:
+    """The oldest first."""
+    table = _table("written", "version", "epoch", "cause", "reason", "moves")
+    for one in found:
+        moves = "\n".join(map(_move_text, one.moves)) or "nothing"
+        table.add_row(as_utc(one.at), str(one.version), str(one.epoch), one.cause, Text(one.reason), Text(moves))
+    return table
+
+
+def _move_text(move: MovedPartitions) -> str:
+    return f"{owns(move.partitions)}: {move.before or 'nobody'} → {move.after or 'nobody'}"
 
 
 def lag_text(partitions: Sequence[PartitionStatus]) -> str:

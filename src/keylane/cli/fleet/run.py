@@ -12,6 +12,7 @@ import typer
 from keylane.cli.command import ConnectionOptions, connected, naming_the_stream
 
 if TYPE_CHECKING:
+    from keylane.core.fleet_records import FleetSpec
     from keylane.jetstream import Connection
 
 
@@ -113,6 +114,17 @@ class FleetRunOptions:
     strategy: Annotated[
         str, typer.Option(help="How partitions are shared: consistent, weighted, sticky or round_robin.")
     ] = "consistent"
+    layout: Annotated[
+        str | None,
+        typer.Option(help="What has a consumer: partition, worker or auto. Else as the fleet, or partition."),
+    ] = None
+    acks: Annotated[
+        str | None,
+        typer.Option(help="What is committed: message or prefix. Else as the fleet, or message."),
+    ] = None
+    state: Annotated[str, typer.Option(help="Where consumers keep their state: replicated, checkpointed or auto.")] = (
+        "auto"
+    )
     concurrency: Annotated[int, typer.Option(min=1, help="Handlers that run in one worker.")] = 64
     max_ack_pending: Annotated[int, typer.Option(min=1, help="Messages in flight.")] = 500
     max_tries: Annotated[
@@ -132,17 +144,20 @@ class FleetRunOptions:
         float, typer.Option(min=0.1, metavar="SECONDS", help="How long handlers may take to finish at a stop.")
     ] = 25.0
 
-    def join_options(self, lease_s: float | None) -> dict[str, Any]:
-        """`lease_s`: that of the fleet, if it exists."""
+    def join_options(self, stored: FleetSpec | None) -> dict[str, Any]:
+        """What is not given is as in the fleet, if it exists. `join` checks the values, and chooses a state itself."""
         options = {
             "labels": self.label or [],
             "strategy": self.strategy,
+            "layout": self.layout or (stored.layout if stored is not None else None),
+            "acks": self.acks or (stored.acks if stored is not None else None),
+            "state": self.state,
             "concurrency": self.concurrency,
             "max_ack_pending": self.max_ack_pending,
             "max_tries": self.max_tries,
             "time_limit_s": self.time_limit,
             "executor": self.executor,
-            "lease_s": self.lease or lease_s,
+            "lease_s": self.lease or (stored.lease_s if stored is not None else None),
             "grace_s": self.grace,
             "stop_timeout_s": self.stop_timeout,
         }
@@ -210,7 +225,7 @@ def run_fleet(
         "stream": stream,
         "fleet": fleet,
         "source": source if source is not None or stored is None else stored.source,
-        "join": options.join_options(stored.lease_s if stored is not None else None),
+        "join": options.join_options(stored),
         "link": link_settings(link),
         "log_json": log_json,
         "metrics": metrics.metrics_port is not None,
@@ -234,7 +249,7 @@ def run_fleet(
         run_consumer(run())
 
 
-async def _stored(connection: Connection, stream: str, fleet: str) -> Any:
+async def _stored(connection: Connection, stream: str, fleet: str) -> FleetSpec | None:
     from keylane.fleet import stored_spec
     from keylane.jetstream import streams
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from keylane import fleet as fleets
 from keylane.cli.command import ConnectionOptions
 from keylane.cli.display import Display, WatchEvent
-from keylane.cli.fleet.render import lag_text, worker_table
+from keylane.cli.fleet.render import lag_text, state_text, worker_table
 from keylane.cli.fleet.worker import owns
 from keylane.cli.formatting import clock
 from keylane.errors import KeylaneError
@@ -92,11 +92,15 @@ class FleetWatch:
             text = f"assignment {found.version}, epoch {found.epoch}: {found.reason}"
             self._add("assignment", text, version=found.version, epoch=found.epoch, reason=found.reason)
         for one in found.workers:
-            if self._is_news(one.id, (one.state, one.is_leader, one.partitions)):
-                state = f"{one.state}, leader" if one.is_leader else one.state
-                text = f"{one.id}: {state}, owns {owns(one.partitions)}"
+            if self._is_news(one.id, (one.state, one.is_leader, one.is_drained, one.partitions)):
                 self._add(
-                    "worker", text, id=one.id, state=one.state, leader=one.is_leader, partitions=list(one.partitions)
+                    "worker",
+                    f"{one.id}: {state_text(one)}, owns {owns(one.partitions)}",
+                    id=one.id,
+                    state=one.state,
+                    leader=one.is_leader,
+                    drained=one.is_drained,
+                    partitions=list(one.partitions),
                 )
         oldest = [one.oldest_s for one in found.partitions if one.lag]
         if self._is_news("lag", (found.lag, None in oldest)):
