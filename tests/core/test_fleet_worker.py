@@ -71,6 +71,7 @@ class Store:
     def __init__(self, **records: FleetRecord) -> None:
         self.records: dict[str, RecordEntry] = {}
         self.sequence = 0
+        self.created = "created"
         self.now = 0.0
         self.actions: list[FleetAction] = []
         self.refused: dict[str, type[WriteConflict | WriteUnknown]] = {}
@@ -109,7 +110,7 @@ class Store:
         match action:
             case ReadRecords(keys):
                 found = {key: one for key, one in self.records.items() if key in keys or "worker.*" in keys}
-                return RecordsRead(keys, found, "created")
+                return RecordsRead(keys, found, self.created)
             case WriteRecord(key, revision, record):
                 if (refusal := self.refused.pop(key, None)) is not None:
                     return refusal(key)
@@ -325,3 +326,59 @@ def test_what_a_wiped_store_lost_is_written_again() -> None:
     assert {"worker.0", "leader", "claim.0", "spec"} <= store.records.keys()
     assert store.worker.token_of("0", store.now) == token
     assert not store.did(StopEverything)
+
+
+def test_a_confirmation_by_a_store_that_is_gone_makes_no_owner() -> None:
+    """The claim was written to a bucket that was made anew since. In the new one the owner before has its own."""
+    store = Store()
+    store.unanswered = {"claim.0": []}
+    store.run(1)
+    store.tell(RecordsRead(("claim.0",), {}, store.created))
+    [_, write] = store.unanswered.pop("claim.0")
+    assert isinstance(write, WriteRecord)
+    confirmed = WriteConfirmed("claim.0", store.store(write.record))
+    store.records.clear()
+    store.created, store.sequence = "made anew", 0
+    store.store(WorkerLease(worker=7, instance="x.1", taken=1, beat=1))
+    store.store(FleetClaim(partition="0", worker=7, instance="x.1", token=5, held=True))
+    store.run(0.6)
+    store.tell(confirmed)
+    store.run(0.6)
+    assert not store.did(StartPartition)
+    assert store.worker.token_of("0", store.now) is None
+
+
+def test_a_claim_that_is_replaced_while_workers_recover_is_noticed_without_a_hint() -> None:
+    """Two owners may have started before anybody could notice the loss: the one with the higher token stays."""
+    store = Store()
+    store.run(1)
+    store.records.clear()
+    store.run(1.5)
+    assert store.worker.token_of("0", store.now) is not None
+    store.store(FleetClaim(partition="0", worker=7, instance="x.1", token=store.claim().token + 1, held=True))
+    store.run(0.6)
+    assert store.did(DrainPartition) == [DrainPartition("0", lost=True)]
+
+
+def test_a_lease_that_is_renewed_too_late_starts_nothing_before_the_claims_were_read() -> None:
+    """It was expired and its partition taken over, and the store has lost the one and not the other."""
+    store = Store()
+    store.run(1)
+    assert store.worker.may_start(store.now)
+    store.store(FleetClaim(partition="0", worker=7, instance="x.1", token=store.claim().token + 1, held=True))
+    store.now += 10  # as a process that stood still
+    (renewal,) = [
+        one for one in step(store.worker, FleetSignal.TIMER, store.now) if getattr(one, "key", "") == "worker.0"
+    ]
+    assert isinstance(renewal, WriteRecord)
+    confirmed = WriteConfirmed("worker.0", store.store(renewal.record))
+    actions = step(store.worker, confirmed, store.now)
+    assert store.worker.lease.is_sure(store.now)
+    assert not store.worker.may_start(store.now)
+    assert store.worker.is_unconfirmed(store.now)
+    assert store.worker.may_start(store.now, store.now), "under a confirmed pin it goes on"
+    assert ReadRecords(("claim.0",)) in actions
+    store.tell(RecordsRead(("claim.0",), {"claim.0": store.records["claim.0"]}, store.created))
+    assert store.did(DrainPartition) == [DrainPartition("0", lost=True)]
+    assert store.worker.token_of("0", store.now) is None
+    assert store.worker.may_start(store.now)

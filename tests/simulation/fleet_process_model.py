@@ -22,6 +22,7 @@ from keylane.core.fleet_events import (
     PartitionPinned,
     ReadFailed,
     ReadRecords,
+    RecordEntry,
     RecordHint,
     RecordsRead,
     ReportState,
@@ -145,6 +146,9 @@ class Process:
         self.has_ended = False
         self.is_stopping_all = False
         self.state = WorkerState.JOINING
+        self._created = ""
+        self._created_at = 0.0
+        self._newest = 0
         self._asleep: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self.tell(FleetSignal.TIMER)
 
@@ -250,13 +254,32 @@ class Process:
 
     def _read(self, keys: tuple[str, ...]) -> None:
         def at_the_server() -> None:
+            if not self._has_bucket:
+                self.later(TIMEOUT_S, self.tell, ReadFailed(keys))
+                return
+            entries = self.bucket.read(keys)
+            if self._is_asked_for_creation(keys, entries):
+                self.later(self._delay(), self.time.after, self._delay(), ask_for_creation, entries)
+            else:
+                self.later(self._delay(), self.tell, RecordsRead(keys, entries, self._created))
+
+        def ask_for_creation(entries: dict[str, RecordEntry]) -> None:
             if self._has_bucket:
-                answer = RecordsRead(keys, self.bucket.read(keys), self.bucket.created)
-                self.later(self._delay(), self.tell, answer)
+                self._created, self._created_at = self.bucket.created, self.time.now
+                self.later(self._delay(), self.tell, RecordsRead(keys, entries, self._created))
             else:
                 self.later(TIMEOUT_S, self.tell, ReadFailed(keys))
 
         self.time.after(self._delay(), at_the_server)
+
+    def _is_asked_for_creation(self, keys: tuple[str, ...], entries: Mapping[str, RecordEntry]) -> bool:
+        """After a while, or if the records look as if the bucket was made anew: as the store of a fleet does it."""
+        is_odd = any(key not in entries for key in keys if not key.endswith("*"))
+        if any(key.endswith("*") for key in keys):
+            newest = max((one.revision for one in entries.values()), default=0)
+            is_odd |= newest < self._newest
+            self._newest = newest
+        return not self._created or is_odd or self.time.now >= self._created_at + 3 * TIMEOUT_S
 
     def _write(self, action: WriteRecord) -> None:
         random, faulty = self.time.random, self.world.faulty
@@ -322,7 +345,7 @@ class Process:
     def pull_again(self, name: str) -> None:
         mine = self.partitions.get(name)
         if mine is not None and not mine.closed:
-            mine.aside = mine.aside and not self.worker.lease.is_sure(self.time.now)
+            mine.aside = mine.aside and self.worker.is_unconfirmed(self.time.now)
             if not mine.aside:
                 self._join_readers(name)
 
@@ -375,11 +398,11 @@ class Process:
             return
         if mine.token is None or self.time.now < mine.start_at:
             return
-        if self.time.now < self.worker.lease.deadline:
+        if self.worker.may_start(self.time.now):
             mine.sure_pin, mine.confirmed_at = mine.pin, None
         token = self.worker.token_of(name, self.time.now, mine.confirmed_at)
         if token is None:
-            if self.worker.ownership is not None and self.time.now >= self.worker.lease.deadline:
+            if self.worker.is_unconfirmed(self.time.now):
                 self._confirm_pin(name, mine)
             self.later(0.25, self._next, name)
             return

@@ -65,6 +65,8 @@ class FleetBucket:
     is_reachable: bool = True
     lossy_at: float = -1e9
     """When it last lost records."""
+    lost_unseen: bool = False
+    """It lost records while it did not answer."""
     claims: dict[str, tuple[str, int, bool]] = field(default_factory=dict)
     """Partition -> instance, token and whether it is held: the last claim that was ever written."""
     epochs: list[int] = field(default_factory=list)
@@ -104,6 +106,12 @@ class FleetBucket:
             elif not (self.tells_less and key.startswith("worker") and self.time.random.random() < 0.5):
                 yield key
 
+    def answer_again(self) -> None:
+        """What it lost while nobody could reach it shows only now."""
+        self.is_reachable = True
+        if self.lost_unseen:
+            self.lossy_at, self.lost_unseen = self.time.now, False
+
     # ---- lies --------------------------------------------------------------------------------------------
 
     def snapshot(self) -> None:
@@ -112,7 +120,7 @@ class FleetBucket:
 
     def wipe(self) -> None:
         self.records.clear()
-        self.lossy_at = self.time.now
+        self._lost()
 
     def make_anew(self) -> None:
         self.wipe()
@@ -124,7 +132,10 @@ class FleetBucket:
         if self._snapshots:
             _, self.sequence, records = self.time.random.choice(self._snapshots)
             self.records = dict(records)
-            self.lossy_at = self.time.now
+            self._lost()
+
+    def _lost(self) -> None:
+        self.lossy_at, self.lost_unseen = self.time.now, not self.is_reachable
 
 
 class PinnedPartition:

@@ -71,7 +71,7 @@ class Ledger:
     def began(self, process: Process, name: str, sequence: int, token: int) -> None:
         instance = process.worker.lease.instance
         what = f"{process.name} began {name}/{sequence} with {token}"
-        is_sure = process.time.now < process.worker.lease.deadline
+        is_sure = process.worker.may_start(process.time.now)
         if is_sure and self.world.bucket.claims[name] != (instance, token, True):
             self.complain(f"{what}, and the newest claim is {self.world.bucket.claims[name]}")
         if token < self._started.get(name, 0):
@@ -277,7 +277,7 @@ class World:
                 after(span, setattr, self.bucket, "tells_less", False)
             case "unreachable":
                 self.bucket.is_reachable = False
-                after(span, setattr, self.bucket, "is_reachable", True)
+                after(span, self.bucket.answer_again)
             case "wipe":
                 self.bucket.wipe()
             case "make anew":
@@ -310,7 +310,7 @@ class World:
         self.time.run(BUSY_S, self.has_problem)
         if not self.has_problem():
             self.bucket.stale_reads = self.bucket.tells_less = False
-            self.bucket.is_reachable = True
+            self.bucket.answer_again()
             for process in self.running:
                 process.is_cut = process.is_bucket_cut = False
                 process.wake()

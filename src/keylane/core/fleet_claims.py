@@ -97,6 +97,8 @@ class Ownership:
     """Of those, the ones whose claim may have become free: a worker may have ten thousand partitions."""
     busy: int = 0
     """In how many of them something may run."""
+    unread: set[str] = field(default_factory=set)
+    """Held ones whose claims were not read since the lease was renewed too late: others may have taken them over."""
     unpins: list[tuple[float, int, str]] = field(default_factory=list)
     """When to clear a pin, for which time, of which partition: a heap."""
     past: dict[str, int] = field(default_factory=dict)
@@ -132,6 +134,8 @@ class Ownership:
             self.ready.add(one.partition)
         else:
             self.standby.discard(one.partition)
+        if step is not ClaimStep.HELD:
+            self.unread.discard(one.partition)
 
     def _close(self, one: AssignedPartition) -> None:
         del self.partitions[one.partition]
@@ -227,6 +231,7 @@ class Ownership:
         elif one.step is ClaimStep.RELEASING:
             self._settle(one)
         elif one.step is ClaimStep.HELD:
+            self.unread.discard(one.partition)
             self.went_back = True
 
     def conflicted(self, write: PendingWrite) -> None:
@@ -246,6 +251,11 @@ class Ownership:
         if one is not None:
             one.doubt = True
             self.requests.read(claim_key(one.partition))
+
+    def read_held(self) -> None:
+        """The lease is sure again, after a time when it was not."""
+        self.unread = {one.partition for one in self.partitions.values() if one.step is ClaimStep.HELD}
+        self.requests.read(*map(claim_key, sorted(self.unread)))
 
     def found(self, partition: str, entry: RecordEntry | None, now: float) -> None:
         """The claim of a partition, as a read shows it: perhaps a stale one."""
@@ -280,6 +290,8 @@ class Ownership:
     def _found_held(self, one: AssignedPartition, claim: FleetClaim | None, revision: int, now: float) -> None:
         if self._is_mine(one, claim) and claim is not None and claim.held:
             one.claim, one.revision = claim, revision
+            if claim_key(one.partition) not in self.requests.reads:  # else this read may be from before
+                self.unread.discard(one.partition)
         elif not self._is_later(one, claim):
             one.revision = revision
             self._write(one, now, held=True)
@@ -361,7 +373,7 @@ class Ownership:
         for one in self.partitions.values():
             key = claim_key(one.partition)
             waits = one.step in (ClaimStep.STANDBY, ClaimStep.CLAIMING, ClaimStep.RELEASING)
-            if waits and not self.requests.is_writing(key):
+            if (waits or one.partition in self.unread) and not self.requests.is_writing(key):
                 yield key
 
     def holders(self) -> Iterator[int]:

@@ -22,6 +22,8 @@ class PendingWrite(NamedTuple):
     sent_at: float
     above: int
     """The store gave this revision before: another write gets a higher one, unless the store went back."""
+    losses: int
+    """How often the store had gone back by then. If it has again since, an answer says nothing of it as it is now."""
 
 
 @dataclass(slots=True)
@@ -43,7 +45,7 @@ class StoreRequests:
     def write(self, record: FleetRecord, revision: int, now: float) -> None:
         key = key_of(record)
         assert key not in self.writes, f"{key} is being written"
-        self.writes[key] = PendingWrite(record, revision, now, self.view.highest_revision)
+        self.writes[key] = PendingWrite(record, revision, now, self.view.highest_revision, self.view.losses)
         self.do(WriteRecord(key, revision, record))
 
     def expire(self, worker: int, seen: Sighting, now: float) -> None:
@@ -51,6 +53,10 @@ class StoreRequests:
         if isinstance(seen.lease, WorkerLease) and not self.is_writing(worker_key(worker)):
             ended_ms = self.view.wall_ms(now)
             self.write(replace(seen.lease, state=LeaseState.EXPIRED, ended_ms=ended_ms), seen.revision, now)
+
+    def is_outdated(self, key: str) -> bool:
+        """Whether the store went back since this key was written."""
+        return key in self.writes and self.writes[key].losses != self.view.losses
 
     def answered(self, key: str) -> PendingWrite | None:
         return self.writes.pop(key, None)

@@ -97,6 +97,8 @@ class FleetView:
     drained: Mapping[int, str] = field(default_factory=dict)
     """Workers that are to own nothing, with their instances."""
     recovering_until: float = 0.0
+    losses: int = 0
+    """How often the store went back."""
     broken: dict[str, str] = field(default_factory=dict)
     _hints: dict[str, tuple[tuple[int, ...], float]] = field(default_factory=dict)
 
@@ -311,6 +313,7 @@ class FleetView:
     def went_back(self, now: float) -> None:
         """The store lost records. Give everybody the time to notice and to write theirs again."""
         self.recovering_until = now + 2 * self.lease_s
+        self.losses += 1
         self.highest_revision = 0
         for seen in (*self.workers.values(), *([self.leader] if self.leader is not None else [])):
             seen.since = seen.checked = now

@@ -23,6 +23,7 @@ What may be handled when:
 | --- | --- | --- |
 | renewed within 0.9 lease_s | answers | yes |
 | older | does not answer (state `degraded: store unreachable`) | only while the server confirms the pin, see below |
+| renewed, but was older | answers | the same, until the claims of what is owned were read |
 | in doubt: a renewal was refused | answers | no, until the record was read |
 | lost | | no: everything stops, and the worker joins again as another instance |
 
@@ -34,7 +35,9 @@ one starts. A fleet goes on without its store, and still has one owner for each 
 
 A store that went back (wiped, made anew, rolled back) shows in one of these: another creation time, a renewal or a
 claim that had to be written again, a revision that was used before. Then, for twice lease_s, nobody claims, expires or
-assigns anything; each worker writes its own lease and claims again and goes on (state `degraded: recovering`).
+assigns anything; each worker writes its own lease and claims again and goes on (state `degraded: recovering`). A
+confirmation of a write from before that moment counts as no answer: what was written may be lost. A renewal that comes
+too late and is confirmed proves nothing either, as the store may have lost that the lease was expired: the claims tell.
 """
 
 from __future__ import annotations
@@ -91,7 +94,8 @@ from keylane.errors import BrokenFleetRecord
 
 LOOKS_PER_LEASE = 6
 LOOKS_PER_AUDIT = 20
-"""Every so many looks the worker also reads the claims that it holds, the assignment and the spec."""
+"""Every so many looks the worker also reads the claims that it holds, the assignment and the spec. While the fleet
+recovers it does so with every look: two workers may have started with claims of which one was lost."""
 ID_GRACE_S = 30.0
 _READ_AGAIN_S = 0.01
 _MOST_READS = 5
@@ -130,7 +134,6 @@ class FleetWorker:
     looking: bool = False
     look_at: float = 0.0
     looks: int = 0
-    audit_due: bool = False
     opened: frozenset[str] | None = None
     """The partitions that may be owned now, whatever is assigned; None: all."""
     announced: dict[str, Announcement] = field(default_factory=dict)
@@ -158,7 +161,10 @@ class FleetWorker:
 
     def is_unconfirmed(self, now: float) -> bool:
         """The store has not confirmed the lease in time, and nobody has said that it is lost: pins must tell."""
-        return not self.fenced and self.lease.phase is LeasePhase.HELD and now >= self.lease.deadline
+        return not self.fenced and self.lease.phase is LeasePhase.HELD and not self._is_confirmed(now)
+
+    def _is_confirmed(self, now: float) -> bool:
+        return now < self.lease.deadline and (self.ownership is None or not self.ownership.unread)
 
     def may_start(self, now: float, pin_confirmed_at: float | None = None) -> bool:
         """Whether a message of an owned partition may start now.
@@ -169,7 +175,7 @@ class FleetWorker:
         if self.ownership is None or self.fenced or self.lease.phase is not LeasePhase.HELD:
             return False
         is_pinned = pin_confirmed_at is not None and now < pin_confirmed_at + self.pin_trust_s
-        return now < self.lease.deadline or is_pinned
+        return is_pinned or self._is_confirmed(now)
 
     def token_of(self, partition: str, now: float, pin_confirmed_at: float | None = None) -> int | None:
         """The token to start a message of this partition with, now; None: it must not start."""
@@ -190,7 +196,10 @@ def step(worker: FleetWorker, event: FleetEvent, now: float) -> list[FleetAction
     """What an event makes of a worker, and what is to be done now."""
     if worker.ended or worker.refused:
         return []
+    was_sure = worker.lease.is_sure(now)
     _take(worker, event, now)
+    if worker.ownership is not None and worker.lease.is_sure(now) and not was_sure:
+        worker.ownership.read_held()
     _proceed(worker, now)
     _report(worker, now)
     _set_timer(worker, now)
@@ -207,6 +216,8 @@ def _take(worker: FleetWorker, event: FleetEvent, now: float) -> None:  # noqa: 
         case ReadFailed(asked):
             worker.requests.read_ended(asked)
             worker.looking = worker.looking and WORKERS not in asked
+        case WriteConfirmed(key) if worker.requests.is_outdated(key):
+            _not_confirmed(worker, key, is_known=False)
         case WriteConfirmed(key, revision):
             _confirmed(worker, key, revision, now)
         case WriteConflict(key):
@@ -548,8 +559,7 @@ def _look(worker: FleetWorker, now: float) -> None:
     worker.looks += 1
     worker.looking = True
     worker.look_at = min(now + worker.spec.lease_s / LOOKS_PER_LEASE, view.next_expiry(now))
-    audit = worker.audit_due or worker.looks % LOOKS_PER_AUDIT == 0
-    worker.audit_due = False
+    audit = view.is_recovering(now) or worker.looks % LOOKS_PER_AUDIT == 0
     keys = [LEADER, WORKERS]
     leader = view.leader.lease if view.leader is not None else None
     version = leader.version if isinstance(leader, LeaderLease) else 0
@@ -593,7 +603,6 @@ def _went_back(worker: FleetWorker, now: float) -> None:
     if worker.ownership is not None:
         worker.ownership.went_back = False
     if not worker.view.is_recovering(now):
-        worker.audit_due = True
         worker.look_at = now
     worker.view.went_back(now)
 
