@@ -28,7 +28,7 @@ from tests.integration.marshal.rig import (
 from tests.integration.marshal.stream_rig import PARTITIONS, Ground, publish, reopened
 from tests.waiter import until
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.mark.parametrize("mode", ["at_least_once", "at_most_once"])
@@ -55,7 +55,7 @@ async def test_two_and_then_three_share_a_stream_evenly(ground: Ground, connecti
             for client in ("bert", "carl"):
                 members.append(await stack.enter_async_context(ground.consumer(client, work, mode=mode)))
                 share = PARTITIONS // len(members)
-                await until(lambda: [len(one.owned) for one in members], lambda owned: set(owned) == {share}, 45)  # noqa: B023
+                await until(lambda: [len(one.owned) for one in members], lambda owned: set(owned) == {share}, 90)  # noqa: B023
         finally:
             stop.set()
             await flowing  # not cancelled: what is published must be counted
