@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -395,3 +396,32 @@ def test_a_stale_read_does_not_take_a_leader_back() -> None:
     store.tell(RecordsRead(("leader",), {"leader": stale}, store.created))
     assert leadership.revision == store.records["leader"].revision
     assert leadership.is_leading(store.now)
+
+
+def test_a_leader_expires_an_id_that_its_own_late_write_has_taken() -> None:
+    """A write without an answer may land when its worker has already taken another id."""
+    store = Store()
+    store.run(2)
+    [mine] = (from_json(key, one.value or b"") for key, one in store.records.items() if key == "worker.0")
+    assert isinstance(mine, WorkerLease)
+    store.store(WorkerLease(worker=1, instance=mine.instance, taken=mine.taken, beat=1, host="h"))
+    store.run(SPEC.lease_s + 1)
+    orphan = from_json("worker.1", store.records["worker.1"].value or b"")
+    assert isinstance(orphan, WorkerLease)
+    assert orphan.state is LeaseState.EXPIRED
+    assert store.worker.lease.phase is LeasePhase.HELD
+    assert store.worker.lease.worker == 0
+
+
+def test_a_store_that_went_back_to_the_revision_of_before_does_not_hold_a_lease_up() -> None:
+    store = Store()
+    store.run(2)
+    known = store.records["worker.0"]
+    lease = from_json("worker.0", known.value or b"")
+    assert isinstance(lease, WorkerLease)
+    store.refused["worker.0"] = WriteConflict  # of a store that is rolled back the moment after
+    older = to_json(replace(lease, beat=0))
+    store.records["worker.0"] = RecordEntry(known.revision, older)
+    store.run(2 * SPEC.lease_s)
+    assert store.worker.lease.phase is LeasePhase.HELD
+    assert store.worker.lease.is_sure(store.now)

@@ -292,7 +292,8 @@ class Leadership:
             lease = seen.lease
             if not isinstance(lease, WorkerLease) or not lease.state.is_held or worker in self.view.absent:
                 continue
-            if seen.unchanged_for() >= self.view.lease_s and lease.instance != self.instance:
+            # Not only another's: a write that took an id may land when this worker has already taken another id.
+            if seen.unchanged_for() >= self.view.lease_s and worker != self.worker:
                 self.requests.expire(worker, seen, now)
 
     def plan(self, now: float) -> None:

@@ -114,6 +114,8 @@ class IdLease:
     """A lost record was written again: the store went back. Whoever reads it clears it."""
     trouble: str = ""
     """For the leader, with the next renewal."""
+    seen_again: int = 0
+    """How often a doubtful record was read with the revision of before."""
     _sent: dict[int, float] = field(default_factory=dict)
     """Beat -> when it was sent, of renewals whose outcome may still become known."""
 
@@ -225,6 +227,7 @@ class IdLease:
             self.handed_over_at = sent_at
         self.deadline = max(self.deadline, sent_at + HOLD_SHARE * self.view.lease_s)
         self.phase = LeasePhase.LEFT if lease.state is LeaseState.LEFT else LeasePhase.HELD
+        self.seen_again = 0
         self._sent = {beat: sent for beat, sent in self._sent.items() if beat > lease.beat}
 
     def conflicted(self, _write: PendingWrite) -> None:
@@ -269,12 +272,17 @@ class IdLease:
                 self.phase = LeasePhase.LOST
             elif lease.beat in self._sent:
                 self._adopt(lease, revision, self._sent[lease.beat])
-            elif self.phase is LeasePhase.DOUBTED and revision != self.revision:  # else: a stale read, read again later
+            elif self.phase is LeasePhase.DOUBTED and self._is_no_stale_read(revision):
                 self._restore(revision, now)
         elif lease is not None and lease.taken > self.lease.taken:
             self.phase = LeasePhase.LOST
         elif self.phase is LeasePhase.DOUBTED:
             self._restore(revision, now)
+
+    def _is_no_stale_read(self, revision: int) -> bool:
+        """A store that went back gives revisions again: the one of before, seen twice, is not stale but stored."""
+        self.seen_again = self.seen_again + 1 if revision == self.revision else 0
+        return self.seen_again != 1
 
     def look_again(self, now: float) -> None:
         """The read of a doubtful record failed, or was stale."""

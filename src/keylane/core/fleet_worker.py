@@ -363,7 +363,7 @@ def _confirmed(worker: FleetWorker, key: str, revision: int, now: float) -> None
     match write.record:
         case FleetSpec():
             worker.spec_checked = True
-        case WorkerLease(instance=instance) if instance == worker.lease.instance:
+        case WorkerLease() if _is_own(worker, write.record):
             worker.lease.confirmed(write, revision)
         case FleetClaim():
             if worker.ownership is not None and write.record.instance == worker.lease.instance:
@@ -373,6 +373,10 @@ def _confirmed(worker: FleetWorker, key: str, revision: int, now: float) -> None
                 worker.leadership.confirmed(write, revision, now)
             if isinstance(write.record, WorkerLease):
                 worker.look_at = now  # it is expired: plan without it
+
+
+def _is_own(worker: FleetWorker, lease: WorkerLease) -> bool:
+    return (lease.worker, lease.instance) == (worker.lease.worker, worker.lease.instance)
 
 
 def _not_confirmed(worker: FleetWorker, key: str, *, is_known: bool) -> None:
@@ -385,7 +389,7 @@ def _not_confirmed(worker: FleetWorker, key: str, *, is_known: bool) -> None:
         case FleetSpec():
             worker.requests.read(SPEC)
             return
-        case WorkerLease(instance=instance) if instance == worker.lease.instance:
+        case WorkerLease() if _is_own(worker, write.record):
             role = worker.lease
         case FleetClaim(instance=instance):
             role = worker.ownership if instance == worker.lease.instance else None
