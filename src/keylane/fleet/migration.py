@@ -19,7 +19,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 from keylane.core.fleet_names import check_fleet_name, partition_consumer
-from keylane.core.fleet_partitions import HashedPartitions, ListedPartitions, Partition
+from keylane.core.fleet_partitions import HashedPartitions, ListedPartitions, Partition, source_from_wire
+from keylane.core.fleet_records import FleetSpec
 from keylane.core.migration import (
     STEPS,
     ConsumerMatch,
@@ -32,9 +33,10 @@ from keylane.core.migration import (
 )
 from keylane.core.names import check_stream_name
 from keylane.errors import FleetError, InvalidInput, NoSuchFleet, NotFound
-from keylane.fleet.admin import status
+from keylane.fleet.admin import status, stored_spec
 from keylane.fleet.membership import ACK_WAIT_S, MAX_ACK_PENDING, PIN_TIMEOUT_S
 from keylane.fleet.partition_reader import ReaderOptions
+from keylane.fleet.partition_table import FleetPartitions
 from keylane.jetstream import Bucket, Connection, ConsumerConfig, ConsumerInfo, RetentionPolicy, consumers, streams
 
 MIGRATION_BUCKET = "keylane-migrations"
@@ -156,6 +158,7 @@ class Migration:
         connection.require("consumer_reset")
         info = await streams.info(connection, stream)
         partitions = source.resolve().partitions
+        await _refuse_other_fleet(connection, stream, fleet, partitions)
         found = [
             OldConsumer(
                 name=one.name,
@@ -472,3 +475,26 @@ class Migration:
     @property
     def _key(self) -> str:
         return f"{self._stream}.{self._fleet}"
+
+
+async def _refuse_other_fleet(
+    connection: Connection, stream: str, fleet: str, partitions: tuple[Partition, ...]
+) -> None:
+    """A fleet that exists must read these partitions through consumers like those that a step creates."""
+    stored = await stored_spec(connection, stream, fleet)
+    if stored is None:
+        return
+    wanted = FleetSpec(source=stored.source, prefix=stored.prefix, pool=stored.pool, lease_s=stored.lease_s)
+    if differences := wanted.differences(stored):
+        raise FleetError(
+            f"fleet {fleet!r} of stream {stream!r} cannot be migrated to or from, since a migration knows layout "
+            f"'partition', acks='message' and state='replicated' only: {'; '.join(differences)}. Choose another name, "
+            "and join with these settings"
+        )
+    known = FleetPartitions(connection, stream, fleet, source_from_wire(stored.source))
+    await known.read()
+    if {(one.id, one.filter) for one in known.current} != {(one.id, one.filter) for one in partitions}:
+        raise FleetError(
+            f"fleet {fleet!r} of stream {stream!r} has other partitions than the migration: {len(known.current)}, the "
+            f"first of them {known.current[0].filter!r}; use those of the fleet, or choose another name"
+        )

@@ -13,7 +13,7 @@ import pytest
 
 from keylane.core.migration import MigrationState, ServiceLevel
 from keylane.errors import FleetError, KeylaneError
-from keylane.fleet import Deduplicator, Migration
+from keylane.fleet import Deduplicator, Migration, listed
 from keylane.groups import GroupMessage
 from keylane.jetstream import ConsumerConfig, consumers, open_feed
 from tests.integration.fleet.rig import KEYS, PARTITIONS, FleetGround
@@ -148,6 +148,27 @@ async def test_there_and_back_under_load(ground: FleetGround) -> None:
     await (await opened(ground)).finish(after_s=0)
     names = await consumers.names(ground.connection, ground.stream)
     assert not [name for name in names if name.startswith("old-")]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"layout": "worker"}, 'layout is "worker" in the fleet and "partition" here'),
+        ({"acks": "prefix"}, 'acks is "prefix" in the fleet and "message" here'),
+        ({"state": "checkpointed"}, 'state is "checkpointed" in the fleet and "replicated" here'),
+    ],
+)
+async def test_a_fleet_with_other_consumers_is_refused(limits: FleetGround, options: dict[str, str], why: str) -> None:
+    await limits.shared(await limits.join("new", **options))
+    with pytest.raises(FleetError, match=f"cannot be migrated to or from.*{why}"):
+        await opened(limits)
+
+
+async def test_a_fleet_with_other_partitions_is_refused(limits: FleetGround) -> None:
+    await limits.shared(await limits.join("new"))
+    other = listed([f"{number}.{limits.stream}.*" for number in range(PARTITIONS)])
+    with pytest.raises(FleetError, match=r"has other partitions than the migration: 8, the first of them '0\."):
+        await Migration.open(limits.connection, limits.stream, "f", other)
 
 
 async def test_a_program_that_does_not_finish_keeps_its_partitions(limits: FleetGround) -> None:
