@@ -21,6 +21,7 @@ from keylane.core.fleet_partitions import (
 )
 from keylane.core.fleet_records import FleetAssignment
 from keylane.fleet.admin import FleetStatus, PartitionStatus, WorkerStatus, list_fleets, status, stored_spec
+from keylane.fleet.claimer import PartitionClaimer
 from keylane.fleet.deduplication import Deduplicator
 from keylane.fleet.drains import drain, resume
 from keylane.fleet.history import MovedPartitions, PastAssignment, history
@@ -42,6 +43,7 @@ __all__ = [
     "Migration",
     "MovedPartitions",
     "Partition",
+    "PartitionClaimer",
     "PartitionLag",
     "PartitionStatus",
     "PastAssignment",

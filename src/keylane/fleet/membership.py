@@ -225,7 +225,16 @@ async def join(
     elif copies:
         worker.keep(CopyKeeper(connection, info.config, fleet, known))
     elif isinstance(source, HashedPartitions) and layout == "partition":
-        worker.keep(GenerationKeeper(connection, stream, fleet, known, view=worker.view, leads=worker.leads_surely))
+        keeper = GenerationKeeper(
+            connection,
+            stream,
+            fleet,
+            known,
+            view=worker.view,
+            is_held=worker.claimer.is_held,
+            leads=worker.leads_surely,
+        )
+        worker.keep(keeper)
     worker.start()
     return worker
 

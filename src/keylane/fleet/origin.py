@@ -5,7 +5,7 @@ What exactly once asks of a message's origin: who claims it, with which token, o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from keylane.errors import Fenced, NotFound
 from keylane.jetstream import Connection, streams
@@ -20,6 +20,7 @@ class PartitionOrigin:
 
     __slots__ = (
         "_connection",
+        "_is_owner",
         "_wait",
         "from_queue",
         "group",
@@ -39,9 +40,12 @@ class PartitionOrigin:
         instance: str,
         partition: str,
         wait: Callable[[str | None], None],
+        is_owner: Callable[[str], Awaitable[bool]],
         from_copy: bool = False,
     ) -> None:
         """`names`: stream, fleet, worker. `wait`: told why a handler can do nothing until somebody decides.
+
+        `is_owner`: asks the store whether this worker owns the partition.
 
         `from_copy`: messages come from a copy of the stream, and carry the sequence of their original.
         """
@@ -54,6 +58,7 @@ class PartitionOrigin:
         """0: the partition is not claimed."""
         self._connection = connection
         self._wait = wait
+        self._is_owner = is_owner
 
     def __repr__(self) -> str:
         return f"<PartitionOrigin {self.stream}/{self.group} partition {self.partition} of {self.member}: {self.token}>"
@@ -81,12 +86,17 @@ class PartitionOrigin:
         )
 
     async def fence(self, *, anew: bool = False) -> tuple[int, int]:
-        """The token alone: it grows with every change of owner, whatever the pin does."""
+        """The token alone: it grows with every change of owner, whatever the pin does. `anew`: the store is asked."""
+        if anew and not await self._is_owner(self.partition):
+            raise self._fenced()
         self._check()
         return self.token, 0
 
     def _check(self) -> None:
         if not self.token:
-            raise Fenced(
-                f"worker {self.member!r} of fleet {self.group!r} does not own partition {self.partition} any more"
-            )
+            raise self._fenced()
+
+    def _fenced(self) -> Fenced:
+        return Fenced(
+            f"worker {self.member!r} of fleet {self.group!r} does not own partition {self.partition} any more"
+        )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -30,7 +30,7 @@ from keylane.core.fleet_generations import (
 )
 from keylane.core.fleet_names import check_fleet_name, partition_consumer
 from keylane.core.fleet_partitions import HashedPartitions, Partition, source_from_wire
-from keylane.core.fleet_records import SPEC, FleetClaim, FleetSpec, Generation, PartitionTable, claim_key, from_json
+from keylane.core.fleet_records import SPEC, FleetSpec, Generation, PartitionTable, from_json
 from keylane.core.fleet_view import FleetView
 from keylane.core.names import check_stream_name
 from keylane.core.partitions import Partitioning, check_partition_count, parse_transform
@@ -199,6 +199,7 @@ class GenerationKeeper:
         partitions: FleetPartitions,
         *,
         view: FleetView,
+        is_held: Callable[[str], Awaitable[bool]],
         leads: Callable[[], bool],
     ) -> None:
         self._connection = connection
@@ -206,6 +207,7 @@ class GenerationKeeper:
         self._fleet = fleet
         self._partitions = partitions
         self._view = view
+        self._is_held = is_held
         self._leads = leads
         self._bucket = Bucket(connection, FLEET_BUCKET)
 
@@ -261,16 +263,7 @@ class GenerationKeeper:
 
     async def _is_owned(self, generation: Generation) -> bool:
         """Whether a worker may still have a reader of one of its partitions."""
-
-        async def is_held(partition: Partition) -> bool:
-            entry = await self._bucket.get(f"{self._stream}.{self._fleet}.{claim_key(partition.id)}")
-            if entry is None or entry.value is None:
-                return False
-            claim = from_json(claim_key(partition.id), entry.value)
-            assert isinstance(claim, FleetClaim)
-            return claim.held and not self._view.has_ended(claim.worker, claim.instance, entry.revision)
-
-        return any(await _gather(is_held(one) for one in self._of(generation)))
+        return any(await _gather(self._is_held(one.id) for one in self._of(generation)))
 
     async def _is_handled(self, generation: Generation) -> bool:
         """Whether everything of a generation up to its last sequence is acked."""

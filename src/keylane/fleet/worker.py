@@ -49,6 +49,7 @@ from keylane.core.fleet_view import FleetView
 from keylane.core.fleet_worker import FleetWorker, step
 from keylane.dispatch import HandlerCall, HandlerSlots
 from keylane.errors import CopyMissing, FleetEnded, FleetError, KeylaneError, NotFound, RevisionConflict
+from keylane.fleet.claimer import PartitionClaimer
 from keylane.fleet.consumer_limit import CreationPace
 from keylane.fleet.consumer_probe import ConsumerProbe
 from keylane.fleet.lag import PartitionLag, partition_lag
@@ -172,6 +173,13 @@ class Worker(Joined):
         offset_s = time.time() - _clock()
         self._core = FleetWorker(spec=spec, identity=identity, planner=planner(offset_s), clock_offset_s=offset_s)
         self._store = FleetStore(connection, stream, fleet, timeout_s=spec.lease_s / 3, hinted=self._hinted)
+        self.claimer = PartitionClaimer(
+            self._core,
+            self._store,
+            is_partition=lambda one: self._partitions.partition_of(one) is not None,
+            clock=_clock,
+        )
+        """Whether this worker owns a partition by the store, and claims of other work under its lease."""
         self._table_hinted = asyncio.Event()
         self._layout: WorkerLayout | None = None
         if spec.layout == "worker":
@@ -528,6 +536,7 @@ class Worker(Joined):
             instance=self._core.lease.instance,
             partition=partition.id,
             wait=self._handler_waits,
+            is_owner=self.claimer.is_owner,
             from_copy=self._reader_options.stream != self.stream,
         )
         name = f"partition {partition.id} of {self.stream}/{self.fleet}"

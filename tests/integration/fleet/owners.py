@@ -74,6 +74,9 @@ class Owner:
     async def _handle(self, message: GroupMessage) -> None:
         await self._ground.evidence.note(self._holder.worker_id, message)
 
+    async def _owns(self, partition: str) -> bool:
+        return partition in self._readers
+
     async def gain(self, partition: Partition) -> None:
         source = self._ground.partitions
         processor = MessageProcessor(self._call, _OPTIONS, partition.id, on_crash=lambda: None)
@@ -83,6 +86,7 @@ class Owner:
             instance=self._holder.instance,
             partition=partition.id,
             wait=lambda _: None,
+            is_owner=self._owns,
         )
         place = placing_by([source.partitioning], whole_subject=False)
         reader = self.layout.reader(self._holder, partition, processor, place=place, origin=origin, ready=lambda: None)
