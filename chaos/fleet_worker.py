@@ -47,9 +47,9 @@ def handler_of(by: str, work_s: float) -> Handler:
             % (
                 time.monotonic_ns(),
                 message.subject.encode(),
-                message.sequence,
+                message.delivery_sequence,
                 who,
-                message.sequence,
+                message.delivery_sequence,
                 message.delivered_count,
                 token,
                 begun_ns,

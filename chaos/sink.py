@@ -55,7 +55,7 @@ def writing_once(
     """A handler whose effect is one row. It may `fail` before the row is written or after it."""
 
     async def effect(message: GroupMessage, connection: AsyncConnection) -> None:
-        sequence = message.source_sequence
+        sequence = message.sequence
         failing = fails(sequence)
         if failing and chance.random() < 0.5:
             await fail(message)

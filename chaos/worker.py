@@ -88,7 +88,7 @@ def handler_of(options: argparse.Namespace) -> Handler:
     fail = failure_of(options, chance)
 
     async def failing(message: groups.GroupMessage) -> None:
-        if fails(message.source_sequence):
+        if fails(message.sequence):
             await fail(message)
 
     do: Handler = failing
@@ -106,9 +106,9 @@ def handler_of(options: argparse.Namespace) -> Handler:
             % (
                 time.monotonic_ns(),
                 message.subject.encode(),
-                message.source_sequence,
-                who,
                 message.sequence,
+                who,
+                message.delivery_sequence,
                 message.delivered_count,
             )
         )
@@ -123,14 +123,14 @@ def failure_of(options: argparse.Namespace, chance: random.Random) -> Handler:
     ways = [None, *FAILING.values()]
 
     async def fail(message: groups.GroupMessage) -> None:
-        write(b"fails %d %b %d\n" % (time.monotonic_ns(), message.subject.encode(), message.source_sequence))
-        meant.add(message.source_sequence)
+        write(b"fails %d %b %d\n" % (time.monotonic_ns(), message.subject.encode(), message.sequence))
+        meant.add(message.sequence)
         if chance.random() < options.odd:
-            raise Crashing(f"{message.source_sequence} ends its member on purpose")
+            raise Crashing(f"{message.sequence} ends its member on purpose")
         way = chance.choice(ways)
         if way is not None:
             await way()
-        raise Failing(f"{message.source_sequence} fails on purpose")
+        raise Failing(f"{message.sequence} fails on purpose")
 
     return fail
 
@@ -144,20 +144,20 @@ meant: set[int] = set()
 
 
 def failed(message: groups.GroupMessage, error: BaseException, tries: int) -> None:
-    on_purpose = message.source_sequence in meant
-    meant.discard(message.source_sequence)
+    on_purpose = message.sequence in meant
+    meant.discard(message.sequence)
     if isinstance(error, Crashing):
-        write(b"crashed %d %b %d\n" % (time.monotonic_ns(), message.subject.encode(), message.source_sequence))
+        write(b"crashed %d %b %d\n" % (time.monotonic_ns(), message.subject.encode(), message.sequence))
         return
     write(
         b"failed %d %b %d %d %d %d %d\n"
         % (
             time.monotonic_ns(),
             message.subject.encode(),
-            message.source_sequence,
+            message.sequence,
             tries,
             on_purpose,
-            message.sequence,
+            message.delivery_sequence,
             message.delivered_count,
         )
     )

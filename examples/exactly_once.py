@@ -61,9 +61,9 @@ async def work(url: str, database: str, fatal: int) -> None:
     pay_once = once.handler(pay)
 
     async def handler(message: groups.GroupMessage) -> None:
-        print("got", message.source_sequence, flush=True)
+        print("got", message.sequence, flush=True)
         await pay_once(message)
-        if message.source_sequence == fatal:
+        if message.sequence == fatal:
             os.kill(os.getpid(), signal.SIGKILL)  # the payment is committed, but not acked yet
 
     def stop() -> None:

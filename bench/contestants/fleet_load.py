@@ -37,7 +37,7 @@ class Tally:
 
     async def handle(self, message: GroupMessage) -> None:
         self._waits_ns.append(time.monotonic_ns() - int.from_bytes(message.data[:8], "big"))
-        subject, sequence = message.subject, message.sequence
+        subject, sequence = message.subject, message.delivery_sequence
         self._seen.add(sequence)
         self._redelivered += message.delivered_count > 1
         if sequence <= self._last.get(subject, 0) and message.delivered_count == 1:

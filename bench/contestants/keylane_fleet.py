@@ -43,7 +43,7 @@ class Seen:
         async def handle(message: GroupMessage) -> None:
             if self.start is None:
                 self.start = (time.monotonic(), time.process_time())
-            key, sequence = message.key, message.sequence
+            key, sequence = message.key, message.delivery_sequence
             if sequence <= last.get(key, 0):
                 self.out_of_order += 1
             last[key] = sequence

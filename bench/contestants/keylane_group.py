@@ -85,7 +85,7 @@ class Tally:
         async def handle(message: GroupMessage) -> None:
             if self.start is None:
                 self.begin()
-            key, sequence = message.key, message.sequence
+            key, sequence = message.key, message.delivery_sequence
             if sequence <= last.get(key, 0):
                 self.out_of_order += 1
             last[key] = sequence
@@ -102,7 +102,7 @@ class Tally:
 
         async def handle(message: GroupMessage) -> None:
             self.begin()
-            key, sequence = message.key, message.sequence
+            key, sequence = message.key, message.delivery_sequence
             if key in at_work or sequence <= last.get(key, 0):
                 self.out_of_order += 1
             last[key] = sequence

@@ -46,7 +46,7 @@ class Ground:
         messages = [GroupMessage(one, Place.of(0, "a", str(one.sequence)), None) for one in deliveries]  # type: ignore[arg-type]
         self.progress.arrived(messages)
         for message in messages:
-            self.lanes.arrive(message.sequence, message.place.lane, message)
+            self.lanes.arrive(message.delivery_sequence, message.place.lane, message)
         return deliveries
 
     def handle(self, *sequences: int) -> None:
@@ -88,7 +88,7 @@ def test_what_is_undone_holds_back_what_is_above_it(ground: Ground) -> None:
 
 def test_what_was_dropped_holds_it_back_until_it_came_again(ground: Ground) -> None:
     batch = ground.deliver(2, 5, 7)
-    ground.lanes.forget(lambda one: one.sequence == 5)
+    ground.lanes.forget(lambda one: one.delivery_sequence == 5)
     ground.handle(2, 7)
     assert said(batch) == ["ack", "", ""]
     with ground.progress.around_reset():

@@ -72,7 +72,7 @@ def origin_of(message: GroupMessage) -> Origin:
 
 
 def entry_of(message: GroupMessage, origin: Origin) -> LedgerEntry:
-    return LedgerEntry(origin.stream, origin.group, message.partition, storable(message.key), message.source_sequence)
+    return LedgerEntry(origin.stream, origin.group, message.partition, storable(message.key), message.sequence)
 
 
 def storable(key: str) -> str:

@@ -253,7 +253,7 @@ class DeadLetters:
     def _head(
         self, message: GroupMessage, member: str, tries: int, error: BaseException, *, with_traceback: bool = True
     ) -> bytes:
-        sequence, stored_ns = message.source_sequence, message.delivery.delivery.timestamp_ns
+        sequence, stored_ns = message.sequence, message.delivery.delivery.timestamp_ns
         values = {
             "Subject": message.subject,
             "Stream": self._stream,

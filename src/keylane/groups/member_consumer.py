@@ -391,7 +391,7 @@ class MemberConsumer:
         if self._remote.can_reset:
             await self._remote.reset()
             return
-        for message in sorted(self._left, key=lambda one: one.sequence):
+        for message in sorted(self._left, key=lambda one: one.delivery_sequence):
             if not message.delivery.settled:
                 message.nak()
 

@@ -23,7 +23,7 @@ LANES: dict[Order, Callable[[GroupMessage], Hashable]] = {
     "key": attrgetter("place.lane"),
     "partition": attrgetter("place.partition"),
     "strict": lambda _: 0,
-    "none": attrgetter("sequence"),
+    "none": attrgetter("delivery_sequence"),
 }
 """Messages with the same answer are handled one at a time, in order."""
 

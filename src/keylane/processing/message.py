@@ -87,16 +87,19 @@ class GroupMessage:
         return self.delivery.headers
 
     @property
-    def sequence(self) -> int:
-        """The sequence in the stream that the member reads: of an elastic group, in its queue."""
+    def delivery_sequence(self) -> int:
+        """The sequence in the stream that is read: an elastic group's queue, a fleet's copy, or the stream itself."""
         return self.delivery.sequence
 
     @property
-    def source_sequence(self) -> int:
-        """The sequence in the stream that the group was made on."""
+    def sequence(self) -> int:
+        """The sequence that its publisher knows: in the stream that the group was made on."""
         source = self.delivery.headers.get("Nats-Stream-Source") if self.origin.from_queue else None
         # "<stream> <sequence> …": written by the server when it copies the message into the queue.
         return int(source.split(" ")[1]) if source else self.delivery.sequence
+
+    source_sequence = sequence
+    """Its earlier name."""
 
     @property
     def delivered_count(self) -> int:

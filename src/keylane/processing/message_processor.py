@@ -162,24 +162,24 @@ class MessageProcessor:
         """Those that are not known to be handled. The others come from a consumer that went back; they are acked."""
         progress.arrived(messages)
         position = progress.position
-        if messages[0].sequence > position:
+        if messages[0].delivery_sequence > position:
             return messages
-        known = [message for message in messages if message.sequence <= position]
+        known = [message for message in messages if message.delivery_sequence <= position]
         for message in known:
             if self._is_acked and not message.delivery.settled:
                 message.delivery.ack()
         progress.passed(len(known))
         self.commit()
-        return [message for message in messages if message.sequence > position]
+        return [message for message in messages if message.delivery_sequence > position]
 
     def pass_over(self, messages: list[GroupMessage]) -> None:
         """Take deliveries that must not start here. Those that were handled here are acked."""
-        known = [message for message in messages if self._lanes.is_done(message.sequence)]
+        known = [message for message in messages if self._lanes.is_done(message.delivery_sequence)]
         if self.progress is not None:
             self.progress.arrived(messages)
             for message in messages:
-                if message not in known and message.sequence not in self._lanes:
-                    self._lanes.drop(message.sequence)
+                if message not in known and message.delivery_sequence not in self._lanes:
+                    self._lanes.drop(message.delivery_sequence)
         if self._is_acked:
             self._acks.arrived(known)
             for message in known:
@@ -280,7 +280,7 @@ class MessageProcessor:
         dropped: list[GroupMessage] = []
         while self._dispatcher.starts and len(self._lanes):
             failing = {entry.key for entry in self._lanes if entry.state is State.RETRYING}
-            dropped += self._lanes.forget(lambda one: one.sequence > edge or self._lane_of(one) in failing)  # noqa: B023
+            dropped += self._lanes.forget(lambda one: one.delivery_sequence > edge or self._lane_of(one) in failing)  # noqa: B023
             if len(self._lanes):
                 await self._dispatcher.some_end()
         return dropped + await self.let_go()

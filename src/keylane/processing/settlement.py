@@ -59,14 +59,14 @@ class Acks:
     def arrived(self, messages: list[GroupMessage]) -> None:
         """Take new deliveries: their acks count."""
         for message in messages:
-            self._void.discard(message.sequence)
-            self._owed.pop(message.sequence, None)
+            self._void.discard(message.delivery_sequence)
+            self._owed.pop(message.delivery_sequence, None)
         self._look()
 
     def done(self, message: GroupMessage) -> None:
         """Ack the message, now or with its next delivery."""
-        if self._resetting or message.sequence in self._void:
-            self._owed[message.sequence] = message
+        if self._resetting or message.delivery_sequence in self._void:
+            self._owed[message.delivery_sequence] = message
         elif not message.delivery.settled:
             message.delivery.ack()
 
@@ -222,7 +222,7 @@ class Settlement:
             message.subject,
             message.partition,
             message.key,
-            message.source_sequence,
+            message.sequence,
             tries,
             error_line(error),
             exc_info=error,

@@ -121,11 +121,11 @@ async def drained(ground: Ground, count: int, deadline_s: float = 45.0) -> None:
 
 
 async def write(message: GroupMessage, connection: AsyncConnection, who: str = "") -> None:
-    await connection.execute(insert(effects).values(lane=message.key, sequence=message.source_sequence, who=who))
+    await connection.execute(insert(effects).values(lane=message.key, sequence=message.sequence, who=who))
 
 
 def write_plainly(message: GroupMessage, connection: Connection) -> None:
-    connection.execute(insert(effects).values(lane=message.key, sequence=message.source_sequence, who=""))
+    connection.execute(insert(effects).values(lane=message.key, sequence=message.sequence, who=""))
 
 
 @dataclass(slots=True)

@@ -39,8 +39,8 @@ async def test_a_failing_effect_is_not_acked(ground: Ground, database: Database)
 
     async def effect(message: GroupMessage, connection: AsyncConnection) -> None:
         await write(message, connection)
-        tries[message.source_sequence] += 1
-        if tries[message.source_sequence] == 1:
+        tries[message.sequence] += 1
+        if tries[message.sequence] == 1:
             raise RuntimeError("not yet")
 
     await ground.elastic(members=["m1"])
@@ -80,7 +80,7 @@ async def test_what_a_commit_would_refuse_is_refused_before_the_ack(ground: Grou
     async def effect(message: GroupMessage, connection: AsyncConnection) -> None:
         await write(message, connection)
         if not failures:
-            await connection.execute(insert(effects).values(lane="x", sequence=message.source_sequence, who=""))
+            await connection.execute(insert(effects).values(lane="x", sequence=message.sequence, who=""))
 
     await ground.elastic(members=["m1"])
     hooks = MemberHooks(on_failure=lambda _message, error, _tries: failures.append(type(error).__name__))

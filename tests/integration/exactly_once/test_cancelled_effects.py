@@ -35,7 +35,7 @@ async def failing_once(ground: Ground, database: Database, way: str, when: str) 
     first = [True]
 
     async def effect(message: GroupMessage, connection: AsyncConnection) -> None:
-        fails = message.source_sequence == sent[1] and bool(first)
+        fails = message.sequence == sent[1] and bool(first)
         if fails and when == "before the row":
             first.clear()
             await FAILING[way]()
@@ -44,7 +44,7 @@ async def failing_once(ground: Ground, database: Database, way: str, when: str) 
             first.clear()
             await FAILING[way]()
 
-    hooks = MemberHooks(on_failure=lambda message, error, tries: failures.append((message.source_sequence, tries)))
+    hooks = MemberHooks(on_failure=lambda message, error, tries: failures.append((message.sequence, tries)))
     once = ExactlyOnce(database.engine())
     await ground.join("a", once.handler(effect), settings=CALM, hooks=hooks)
     await drained(ground, len(sent))
@@ -61,11 +61,11 @@ async def test_an_effect_that_returns_has_one_row(ground: Ground, database: Data
 
     async def effect(message: GroupMessage, connection: AsyncConnection) -> None:
         await write(message, connection)
-        if message.source_sequence == sent[1] and first:
+        if message.sequence == sent[1] and first:
             first.clear()
             await RETURNING[way]()
 
-    hooks = MemberHooks(on_failure=lambda message, error, tries: failures.append((message.source_sequence, tries)))
+    hooks = MemberHooks(on_failure=lambda message, error, tries: failures.append((message.sequence, tries)))
     once = ExactlyOnce(database.engine())
     await ground.join("a", once.handler(effect), concurrency=1, settings=CALM, hooks=hooks)
     await drained(ground, len(sent))

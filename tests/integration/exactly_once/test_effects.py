@@ -25,7 +25,7 @@ class Line(Mapped):
 
 
 def line(message: GroupMessage) -> Line:
-    return Line(lane=message.key, sequence=message.source_sequence, who="orm")
+    return Line(lane=message.key, sequence=message.sequence, who="orm")
 
 
 async def test_an_effect_with_a_session(database: Database) -> None:
@@ -54,7 +54,7 @@ async def test_a_commit_of_the_session_commits_nothing_yet(database: Database) -
     async def effect(message: GroupMessage, session: AsyncSession) -> None:
         session.add(line(message))
         await session.commit()
-        if message.source_sequence == 1:
+        if message.sequence == 1:
             raise RuntimeError("after the commit")
 
     handle = ExactlyOnce(database.engine()).session_handler(effect)
@@ -105,7 +105,7 @@ async def test_a_cancelled_effect_leaves_nothing(database: Database) -> None:
 
     async def effect(message: GroupMessage, connection: AsyncConnection) -> None:
         await write(message, connection)
-        if message.source_sequence == 1:
+        if message.sequence == 1:
             begun.set()
             await asyncio.Event().wait()
 

@@ -196,7 +196,7 @@ async def test_an_effect_never_sees_a_refused_message(database: Database) -> Non
     called: list[int] = []
 
     async def effect(message: GroupMessage, connection: AsyncConnection) -> None:
-        called.append(message.sequence)
+        called.append(message.delivery_sequence)
         await write(message, connection)
 
     once = ExactlyOnce(database.engine())

@@ -41,7 +41,7 @@ async def test_a_message_that_comes_again_is_recognised(database: Database) -> N
     called = []
 
     async def effect(message: GroupMessage, connection: AsyncConnection) -> None:
-        called.append(message.sequence)
+        called.append(message.delivery_sequence)
         await write(message, connection)
 
     owner = Instance(5, 100)
@@ -86,7 +86,7 @@ async def test_keys_that_are_not_text_stay_apart(database: Database) -> None:
 
 async def write_anything(message: GroupMessage, connection: AsyncConnection) -> None:
     await connection.exec_driver_sql(
-        f"INSERT INTO effects (lane, sequence, who) VALUES ('x', {message.source_sequence}, '')"  # noqa: S608
+        f"INSERT INTO effects (lane, sequence, who) VALUES ('x', {message.sequence}, '')"  # noqa: S608
     )
 
 

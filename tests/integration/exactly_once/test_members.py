@@ -35,7 +35,7 @@ async def test_plain_functions_in_a_static_group(ground: Ground, database: Datab
     seen = []
 
     def effect(message: GroupMessage, connection: Connection) -> None:
-        seen.append(message.sequence)
+        seen.append(message.delivery_sequence)
         write_plainly(message, connection)
 
     await partitioned.join("m1", ExactlyOnce(database.plain_engine()).handler(effect), settings=CALM)
@@ -68,8 +68,8 @@ async def test_a_failing_effect_leaves_nothing_and_is_tried_again(ground: Ground
 
     async def effect(message: GroupMessage, connection: AsyncConnection) -> None:
         await write(message, connection)
-        tries[message.source_sequence] += 1
-        if message.source_sequence % 4 == 0 and tries[message.source_sequence] < 3:
+        tries[message.sequence] += 1
+        if message.sequence % 4 == 0 and tries[message.sequence] < 3:
             raise RuntimeError("not yet")
 
     await ground.elastic(members=["m1"])
@@ -86,8 +86,8 @@ async def test_what_was_not_acked_comes_again_and_is_not_done_again(ground: Grou
 
     async def handler(message: GroupMessage) -> None:
         await inner(message)
-        deliveries[message.source_sequence] += 1
-        if deliveries[message.source_sequence] > 1:
+        deliveries[message.sequence] += 1
+        if deliveries[message.sequence] > 1:
             message.ack()
 
     await ground.elastic(members=["m1"])

@@ -33,22 +33,22 @@ async def main(job: dict[str, Any]) -> None:
 
     async def effect(message: groups.GroupMessage, connection: AsyncConnection) -> None:
         await write(message, connection, job["who"])
-        if message.source_sequence == job.get("freeze_at"):
-            say("freezing", message.source_sequence)
+        if message.sequence == job.get("freeze_at"):
+            say("freezing", message.sequence)
             os.kill(os.getpid(), signal.SIGSTOP)
 
     inner = once.handler(effect)
 
     async def handler(message: groups.GroupMessage) -> None:
-        say("got", message.source_sequence)
+        say("got", message.sequence)
         await inner(message)
-        if message.source_sequence == job.get("kill_at"):
+        if message.sequence == job.get("kill_at"):
             os.kill(os.getpid(), signal.SIGKILL)  # committed, and not acked
 
     hooks = groups.MemberHooks(
         on_activated=lambda: say("active"),
         on_deactivated=lambda: say("inactive"),
-        on_failure=lambda message, error, tries: say("failed", message.source_sequence, tries, type(error).__name__),
+        on_failure=lambda message, error, tries: say("failed", message.sequence, tries, type(error).__name__),
     )
     async with await keylane.connect(job["url"]) as connection:
         member = await groups.join(connection, job["stream"], "g", job["member"], handler, settings=QUICK, hooks=hooks)

@@ -20,7 +20,7 @@ async def test_every_message_is_written_once_while_workers_come_and_go(limits: F
     metadata.create_all(engine)
 
     def effect(message: GroupMessage, connection: Connection) -> None:
-        connection.execute(insert(effects).values(sequence=message.sequence, key=message.key))
+        connection.execute(insert(effects).values(sequence=message.delivery_sequence, key=message.key))
 
     def stored() -> list[int]:
         with engine.connect() as connection:

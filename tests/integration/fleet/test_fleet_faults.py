@@ -97,7 +97,7 @@ async def test_a_failing_handler_is_logged_with_its_message(
     [line] = [one.getMessage() for one in caplog.records if "on purpose" in one.getMessage()]
     one = failed[0]
     assert f"member f-0, subject {one.subject}, partition {one.partition}, key" in line
-    assert f"sequence {one.sequence} (try 1)" in line
+    assert f"sequence {one.delivery_sequence} (try 1)" in line
 
 
 async def test_a_bucket_that_is_deleted_changes_nobodys_work(limits: FleetGround) -> None:
@@ -123,8 +123,8 @@ async def test_a_handler_that_fails_is_tried_again_in_order(limits: FleetGround)
     failed: set[int] = set()
 
     async def flaky(message: GroupMessage) -> None:
-        if message.sequence % 7 == 0 and message.sequence not in failed:
-            failed.add(message.sequence)
+        if message.delivery_sequence % 7 == 0 and message.delivery_sequence not in failed:
+            failed.add(message.delivery_sequence)
             raise RuntimeError("on purpose")
         await limits.evidence.note("a", message)
 

@@ -201,7 +201,7 @@ async def test_both_at_once_handle_every_message_once(limits: FleetGround) -> No
     record = limits.evidence.handler("new")
 
     async def handle(message: GroupMessage) -> None:
-        async with mine.handling(message.subject, message.sequence) as is_ours:
+        async with mine.handling(message.subject, message.delivery_sequence) as is_ours:
             if is_ours:
                 await record(message)
 

@@ -20,7 +20,7 @@ def say(**line: object) -> None:
 
 
 async def handle(message: GroupMessage) -> None:
-    say(at=time.monotonic(), partition=message.partition, key=message.key, sequence=message.sequence)
+    say(at=time.monotonic(), partition=message.partition, key=message.key, sequence=message.delivery_sequence)
 
 
 async def main() -> None:

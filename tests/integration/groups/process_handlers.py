@@ -22,7 +22,7 @@ class Unsendable(Exception):
 
 def append(message: GroupMessage, more: str = "") -> None:
     """Write one line to the file that the message's header names. One write: lines of many processes do not mix."""
-    line = f"{os.getpid()} {message.key} {message.source_sequence} {more}\n"
+    line = f"{os.getpid()} {message.key} {message.sequence} {more}\n"
     with open(message.headers["File"], "a", encoding="utf-8") as file:
         file.write(line)
 
@@ -53,7 +53,7 @@ def work(message: GroupMessage) -> None:
 
 
 def first_time(message: GroupMessage) -> bool:
-    marker = f"{message.headers['File']}.{message.source_sequence}"
+    marker = f"{message.headers['File']}.{message.sequence}"
     try:
         os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
@@ -71,7 +71,7 @@ def describe(message: GroupMessage) -> None:
                 "partition": message.partition,
                 "data": message.data.decode(),
                 "headers": message.headers,
-                "sequence": message.sequence,
+                "sequence": message.delivery_sequence,
                 "delivered_count": message.delivered_count,
                 "timestamp": message.timestamp.isoformat(),
                 "member": f"{origin.stream}/{origin.group}/{origin.member}",

@@ -53,7 +53,7 @@ class Evidence:
                 by,
                 message.partition,
                 message.key,
-                message.source_sequence,
+                message.sequence,
                 message.subject,
                 message.data,
             )

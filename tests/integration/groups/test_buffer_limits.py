@@ -107,7 +107,7 @@ async def test_a_full_queue_holds_up_only_its_own_group(ground: Ground) -> None:
     all_there = asyncio.Event()
 
     async def handler(message: GroupMessage) -> None:
-        others.append(message.source_sequence)
+        others.append(message.sequence)
         if len(others) == SENT:
             all_there.set()
 

@@ -51,7 +51,7 @@ async def gathered(ground: Ground, count: int, **options: Any) -> list[GroupMess
     member = await ground.join("alice", handler, **options)
     await until(lambda: len(got) >= count, deadline_s=20)
     await member.stop()
-    return sorted(got, key=lambda one: one.sequence)
+    return sorted(got, key=lambda one: one.delivery_sequence)
 
 
 async def given(ground: Ground, subjects: Sequence[str] = ("k1",)) -> list[GroupMessage]:
@@ -170,7 +170,7 @@ async def test_a_stream_made_anew_has_other_messages(make: MakeGround, unique: A
         await ground.static(members=["alice"])
         await ground.publish(["k1"])
         [message] = await gathered(ground, 1)
-        assert message.sequence == 1
+        assert message.delivery_sequence == 1
         await put(letters_of(ground), message)
         await streams.delete(ground.connection, stream)
     assert [one.source_sequence for one in await listed(ground)] == [1, 1]
@@ -186,7 +186,7 @@ async def test_the_sequence_is_that_of_the_groups_own_stream(make: MakeGround, u
     [message] = await gathered(down, 1)
     await put(letters_of(down), message)
     [letter] = await listed(down)
-    assert (message.sequence, letter.source_sequence) == (1, 1)
+    assert (message.delivery_sequence, letter.source_sequence) == (1, 1)
 
 
 async def test_no_text_becomes_a_header_of_its_own(partitioned: Ground) -> None:
@@ -382,7 +382,7 @@ async def test_many_are_read_in_pages_and_chosen_from(ground: Ground) -> None:
     assert [one.sequence for one in await listed(ground, group="other")] == [301]
     assert [one.sequence for one in await listed(ground, group="g", key="k3")] == list(range(4, 301, 7))
     partition = messages[3].partition
-    in_partition = [one.source_sequence for one in messages if one.partition == partition]
+    in_partition = [one.sequence for one in messages if one.partition == partition]
     assert [one.source_sequence for one in await listed(ground, group="g", partition=partition)] == in_partition
     assert [one.sequence for one in await listed(ground, first=99, last=230)] == list(range(99, 231))
     assert [one.sequence for one in await listed(ground, first=250, limit=3)] == [250, 251, 252]
@@ -471,7 +471,7 @@ async def test_a_replayed_message_reaches_the_group_and_may_fail_again(ground: G
     broken, healed = asyncio.Event(), asyncio.Event()
 
     async def handler(message: GroupMessage) -> None:
-        if message.source_sequence < 3:
+        if message.sequence < 3:
             await put(letters, message)
             broken.set()
         else:

@@ -87,7 +87,7 @@ class Work:
 
     async def join(self, handler: Callable[[GroupMessage], Any] = process_handlers.work, **options: Any) -> Member:
         def failed(message: GroupMessage, error: BaseException, _: int) -> None:
-            self.failures.append((message.source_sequence, error))
+            self.failures.append((message.sequence, error))
 
         options = {"settings": CALM, "hooks": MemberHooks(on_failure=failed), "executor": "process", **options}
         return await self.ground.join("a", handler, **options)

@@ -22,7 +22,7 @@ class Failures(list[tuple[int, str, int]]):
     """What `on_failure` was told."""
 
     def __call__(self, message: GroupMessage, error: BaseException, tries: int) -> None:
-        self.append((message.source_sequence, type(error).__name__, tries))
+        self.append((message.sequence, type(error).__name__, tries))
 
     @property
     def hooks(self) -> MemberHooks:
@@ -38,7 +38,7 @@ async def test_a_failure_is_a_failure_and_its_key_waits(ground: Ground, way: str
     tried: list[int] = []
 
     async def handler(message: GroupMessage) -> None:
-        if message.source_sequence == sent[0] and len(tried) < 2:
+        if message.sequence == sent[0] and len(tried) < 2:
             tried.append(message.delivered_count)
             await FAILING[way]()
         await ground.evidence.note("a", message)
@@ -84,7 +84,7 @@ async def test_what_fails_for_good_becomes_one_dead_letter(ground: Ground, way: 
     failures = Failures()
 
     async def handler(message: GroupMessage) -> None:
-        if message.source_sequence == sent[0]:
+        if message.sequence == sent[0]:
             await FAILING[way]()
         await ground.evidence.note("a", message)
 

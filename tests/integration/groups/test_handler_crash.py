@@ -53,7 +53,7 @@ async def test_the_member_ends_with_its_reason_and_another_has_the_message(
         plain(message)
 
     hooks = MemberHooks(
-        on_failure=lambda message, error, tries: told.append((message.source_sequence, error, tries)),
+        on_failure=lambda message, error, tries: told.append((message.sequence, error, tries)),
         on_ended=reasons.append,
     )
     with caplog.at_level(logging.ERROR, "keylane.groups"):
@@ -84,7 +84,7 @@ async def test_nothing_more_starts_and_what_is_at_work_may_finish(ground: Ground
     began: list[int] = []
 
     async def handler(message: GroupMessage) -> None:
-        began.append(message.source_sequence)
+        began.append(message.sequence)
         if message.key == "slow":
             started.set()
             await asyncio.sleep(0.2)
@@ -209,7 +209,7 @@ async def test_a_thread_that_raises_stop_iteration_has_failed(ground: Ground) ->
         asyncio.run_coroutine_threadsafe(ground.evidence.note("a", message), loop).result()
 
     def failed(message: GroupMessage, error: BaseException, tries: int) -> None:
-        failures.append((message.source_sequence, type(error.__cause__).__name__))
+        failures.append((message.sequence, type(error.__cause__).__name__))
 
     await ground.join("a", handler, hooks=MemberHooks(on_failure=failed))
     await ground.evidence.all_of(sent, 10)

@@ -40,11 +40,11 @@ async def test_what_a_message_says(ground: Ground) -> None:
     assert message.partition == groups_partition("customer-42", 7)
     assert message.data == b"data"
     assert message.headers["Colour"] == "green"
-    assert message.source_sequence == 2
-    assert message.sequence == 1
+    assert message.sequence == 2
+    assert message.delivery_sequence == 1
     assert message.delivered_count == 1
     assert message.timestamp.tzinfo is not None
-    assert f"partition={message.partition} sequence=1" in repr(message)
+    assert f"partition={message.partition} sequence=2" in repr(message)
 
 
 def groups_partition(key: str, partitions: int) -> int:
@@ -334,7 +334,7 @@ async def test_a_manual_handler_that_raises_is_tried_again(ground: Ground) -> No
     tries: list[int] = []
 
     async def handler(message: GroupMessage) -> None:
-        tries.append(message.sequence)
+        tries.append(message.delivery_sequence)
         if len(tries) == 1:
             raise ValueError("not yet")
         message.ack()
@@ -352,7 +352,7 @@ async def test_manual_acks_from_a_thread(ground: Ground) -> None:
     seen: list[int] = []
 
     def handler(message: GroupMessage) -> None:
-        seen.append(message.sequence)
+        seen.append(message.delivery_sequence)
         message.in_progress()
         message.ack()
 
@@ -451,8 +451,8 @@ async def test_without_order_a_failed_message_goes_back_to_the_server(ground: Gr
     counts: list[tuple[int, int]] = []
 
     async def handler(message: GroupMessage) -> None:
-        counts.append((message.sequence, message.delivered_count))
-        if message.sequence == 1 and message.delivered_count < 3:
+        counts.append((message.delivery_sequence, message.delivered_count))
+        if message.delivery_sequence == 1 and message.delivered_count < 3:
             raise ValueError("again")
 
     await ground.join("a", handler, order="none")

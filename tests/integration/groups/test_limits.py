@@ -24,7 +24,7 @@ async def test_a_message_that_failed_max_tries_times_lets_its_key_go_on(ground: 
 
     async def handler(message: GroupMessage) -> None:
         if message.data == b"poison":
-            tries.append(message.source_sequence)
+            tries.append(message.sequence)
             raise ValueError("never")
         await ground.evidence.note("a", message)
 
@@ -65,7 +65,7 @@ async def test_a_handler_that_takes_too_long_is_cancelled_and_tried_again(ground
             try:
                 await asyncio.sleep(60)
             except asyncio.CancelledError:
-                cancelled.append(message.source_sequence)
+                cancelled.append(message.sequence)
                 raise
         await ground.evidence.note("a", message)
 

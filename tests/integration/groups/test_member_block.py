@@ -34,7 +34,7 @@ class Work:
     async def handle(self, message: GroupMessage) -> None:
         self.begun.set()
         await self.may_end.wait()
-        self.done.append(message.source_sequence)
+        self.done.append(message.sequence)
 
 
 async def pending(ground: Ground) -> int:

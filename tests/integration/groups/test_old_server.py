@@ -30,7 +30,7 @@ async def test_it_falls_back_to_one_message_at_a_time_and_says_why(
     tries: list[int] = []
 
     async def handler(message: GroupMessage) -> None:
-        tries.append(message.source_sequence)
+        tries.append(message.sequence)
         if tries.count(3) == 1 and tries[-1] == 3:
             raise ValueError("once")
         await ground.evidence.note("a", message)

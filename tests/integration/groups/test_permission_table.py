@@ -166,7 +166,7 @@ async def test_a_member_with_exactly_once(tmp_path: Path) -> None:
     done: list[int] = []
 
     async def effect(message: groups.GroupMessage, _: AsyncConnection) -> None:
-        done.append(message.sequence)
+        done.append(message.delivery_sequence)
 
     async with restricted(allowed) as place:
         await groups.create_elastic(

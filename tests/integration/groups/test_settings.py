@@ -92,7 +92,7 @@ async def test_max_ack_pending_bounds_what_is_in_flight(ground: Ground) -> None:
     started: list[int] = []
 
     async def handler(message: GroupMessage) -> None:
-        started.append(message.sequence)
+        started.append(message.delivery_sequence)
         await go_on.wait()
 
     await ground.join("a", handler, max_ack_pending=5)
@@ -204,8 +204,8 @@ async def test_without_acks_nothing_comes_again_and_a_stop_handles_all_that_came
     failed: list[int] = []
 
     async def handler(message: GroupMessage) -> None:
-        if message.sequence == 3 and not failed:
-            failed.append(message.sequence)
+        if message.delivery_sequence == 3 and not failed:
+            failed.append(message.delivery_sequence)
             raise ValueError("retried here: the server will not send it again")
         await asyncio.sleep(0.001)
         await partitioned.evidence.note("first", message)

@@ -34,7 +34,7 @@ Seen = list[tuple[int, int, str, int, int, str]]
 
 def seen_by(message: groups.GroupMessage) -> tuple[int, int, str, int, int, str]:
     pin = message.headers["Nats-Pin-Id"]
-    return message.sequence, message.source_sequence, message.key, message.partition, message.delivered_count, pin
+    return message.delivery_sequence, message.sequence, message.key, message.partition, message.delivered_count, pin
 
 
 def told_by(record: JournalRecord) -> tuple[int, int, str, int, int, str]:

@@ -74,11 +74,9 @@ class Work:
         await until(lambda: len(self.done) == self.published - 1, deadline_s=DEADLINE_S)
 
     async def handle(self, message: GroupMessage) -> None:
-        if message.source_sequence in self.overtaken:
-            await until(
-                lambda: message.source_sequence + KEYS in self.done, deadline_s=DEADLINE_S
-            )  # the next one of its key
-        self.done.add(message.source_sequence)
+        if message.sequence in self.overtaken:
+            await until(lambda: message.sequence + KEYS in self.done, deadline_s=DEADLINE_S)  # the next one of its key
+        self.done.add(message.sequence)
 
     @asynccontextmanager
     async def members(self, url: str) -> AsyncIterator[None]:

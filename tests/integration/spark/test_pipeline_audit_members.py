@@ -85,20 +85,20 @@ async def test_faults_of_real_members_are_found_as_the_judge_of_evidence_finds_t
     entered, may_go_on = threading.Event(), threading.Event()
 
     def frozen(message: GroupMessage) -> None:
-        if message.source_sequence == stuck:
+        if message.sequence == stuck:
             entered.set()
             assert may_go_on.wait(120)
-        here.done.append(Effect(message.key, message.source_sequence, "a1"))
+        here.done.append(Effect(message.key, message.sequence, "a1"))
 
     async def standby(message: GroupMessage) -> None:
-        here.done.append(Effect(message.key, message.source_sequence, "a2"))
+        here.done.append(Effect(message.key, message.sequence, "a2"))
 
     async def unordered(message: GroupMessage) -> None:
-        if message.source_sequence == overtaken:
+        if message.sequence == overtaken:
             await here.until(lambda: here.handled(overtaken + KEYS, "bob"))  # the next one of its key
         elif message.key == shared:
             await asyncio.sleep(0.3)
-        here.done.append(Effect(message.key, message.source_sequence, "bob"))
+        here.done.append(Effect(message.key, message.sequence, "bob"))
 
     async with AsyncExitStack() as stack:
 
@@ -179,7 +179,7 @@ async def test_a_static_group_has_its_pending_messages_above_the_ack_floor(
     done: list[int] = []
 
     async def handler(message: GroupMessage) -> None:
-        done.append(message.source_sequence)
+        done.append(message.sequence)
 
     async with Journal(connection, stream=stream) as journal:
         member = await groups.join(connection, stream, rig.GROUP, "alice", handler, journal=journal)

@@ -27,7 +27,7 @@ def _report(event: str, value: object = None) -> None:
 
 
 async def _handle(message: groups.GroupMessage) -> None:
-    _report("handled", [message.key, message.source_sequence, time.monotonic()])
+    _report("handled", [message.key, message.sequence, time.monotonic()])
 
 
 async def _until_stdin_ends() -> None:

@@ -52,7 +52,7 @@ class _MemberLines(EventLines):
             print(f"keylane: {printable(in_words(state, waiting_for))}", file=sys.stderr, flush=True)
 
     def message(self, message: groups.GroupMessage) -> None:
-        where = f"partition {message.partition}  seq {message.source_sequence}"
+        where = f"partition {message.partition}  seq {message.sequence}"
         again = f"  delivery {message.delivered_count}" if message.delivered_count > 1 else ""
         self.write(
             "message",
@@ -60,8 +60,8 @@ class _MemberLines(EventLines):
             subject=message.subject,
             partition=message.partition,
             key=message.key,
-            sequence=message.sequence,
-            source_sequence=message.source_sequence,
+            sequence=message.delivery_sequence,
+            source_sequence=message.sequence,
             delivered_count=message.delivered_count,
             pinned_id=message.headers.get("Nats-Pin-Id"),
             **payload_fields(message.data),
