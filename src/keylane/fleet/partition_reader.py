@@ -33,6 +33,7 @@ from keylane.jetstream import (
     consumers,
     open_feed,
 )
+from keylane.processing.feed_callbacks import FeedCallbacks
 from keylane.processing.handler_options import Commits
 from keylane.processing.message import GroupMessage, Placing, PrefixMessage
 from keylane.processing.message_processor import MessageProcessor
@@ -125,6 +126,7 @@ class PartitionReader:
         self._pinned = pinned
         self._unpinned = unpinned
         self._lost = lost
+        self._callbacks = FeedCallbacks()
         self._feed: Feed | None = None
         self._feed_end: asyncio.Task[None] | None = None
         self._mode = _Mode.HOLDING
@@ -157,7 +159,8 @@ class PartitionReader:
 
     async def open(self) -> None:
         """Create the consumer if it is missing, and pull: as a standby, until whoever is pinned gives the pin back."""
-        self._drop_waiting()  # what came while the last feed was closed: something before it may have been passed over
+        self._callbacks.renew()
+        self._drop_waiting()
         await self._ensure_consumer()
         options = self._options
         expires_s = options.pin_timeout_s / 2
@@ -171,10 +174,10 @@ class PartitionReader:
                 timeout_s=options.pin_timeout_s,
                 reset_on_takeover=True,
                 looks=_LOOKS,
-                on_pinned=self._got_pin,
-                on_unpinned=self._lost_pin,
+                on_pinned=self._callbacks.of_current(self._got_pin),
+                on_unpinned=self._callbacks.of_current(self._lost_pin),
             ),
-            on_messages=self._take,
+            on_messages=self._callbacks.of_current(self._take),
             around_reset=self._around_reset,
         )
         self._feed = await open_feed(self._connection, options.stream, self._consumer, feed_options)
@@ -183,6 +186,7 @@ class PartitionReader:
 
     async def reopen(self) -> None:
         """The feed has ended by itself. What was not handled comes again; the claim stays as it is."""
+        self._callbacks.renew()
         feed, self._feed = self._feed, None
         end, self._feed_end = self._feed_end, None
         if end is not None and not end.cancel() and not end.cancelled():
@@ -292,8 +296,9 @@ class PartitionReader:
         await self._learn_position()
         self._origin.token = token
         if self._mode is _Mode.DRAINING and self._feed is not None and self._feed.is_pinned:
-            self._mode = _Mode.HOLDING
-            await self.reset()  # what was passed over must come before what is newer
+            # What was passed over must come before what is newer. Until then it is passed over as well: if the reset
+            # fails, this is tried again.
+            await self.reset()
         self._mode = _Mode.STARTED
         held, self._held = self._held, []
         if held:
@@ -341,9 +346,13 @@ class PartitionReader:
 
     async def step_aside(self) -> None:
         """Stop pulling, so that another worker gets the pin. `reopen` ends it."""
+        self._callbacks.renew()  # what still arrives would be handled before what is dropped here
         feed, self._feed = self._feed, None
         end, self._feed_end = self._feed_end, None
+        self._origin.pin_id = None
+        self._drop_waiting()
         self._processor.forget()
+        self._processor.end_run()
         if end is not None and not end.cancel() and not end.cancelled():
             end.exception()  # seen: it is being let go of
         if feed is not None:
@@ -374,6 +383,7 @@ class PartitionReader:
 
     async def close(self) -> None:
         """Stop pulling, and give the pin back if it is ours."""
+        self._callbacks.renew()
         feed, self._feed = self._feed, None
         end, self._feed_end = self._feed_end, None
         self._mode = _Mode.HOLDING

@@ -41,6 +41,7 @@ from keylane.jetstream import (
     PinOptions,
     open_feed,
 )
+from keylane.processing.feed_callbacks import FeedCallbacks
 from keylane.processing.message import GroupMessage, Placing
 from keylane.processing.message_processor import MessageProcessor
 
@@ -102,7 +103,7 @@ class MemberConsumer:
         self._filters: tuple[str, ...] = ()
         self._feed: Feed | None = None
         self._feed_end: asyncio.Task[None] | None = None
-        self._reading = object()
+        self._callbacks = FeedCallbacks()
         self._facts: StreamFacts | None = None
         self._acked = self._durable = True
         self._acks_all = False
@@ -452,7 +453,7 @@ class MemberConsumer:
         self._left = []
         self._acked = wanted.ack_policy != "none"
         self._acks_all = wanted.ack_policy == "all"
-        self._reading = object()
+        self._callbacks.renew()
         self._filters = entered.consumer.config.filter_subjects or ()
         self._is_asked_for = None
         if self._durable and set(self._filters) != set(wanted.filter_subjects or ()):
@@ -463,7 +464,7 @@ class MemberConsumer:
         options = self._feed_options(wanted)
         self._feed = await open_feed(self._connection, self._remote.stream, self._remote.name, options)
         self._feed_end = asyncio.create_task(self._watch(self._feed))
-        self._feed_end.add_done_callback(self._while_reading(self._feed_ended))
+        self._feed_end.add_done_callback(self._callbacks.of_current(self._feed_ended))
         # Nothing is awaited from here until the event is taken: the first message must find it done.
         return handoff.Opened(
             partitions_in(self._filters),
@@ -485,22 +486,12 @@ class MemberConsumer:
                 group=wanted.priority_groups[0],
                 timeout_s=timeout_s,
                 reset_on_takeover=self._remote.can_reset and self._acked and self._max_held > 1,
-                on_pinned=self._while_reading(self._activated),
-                on_unpinned=self._while_reading(self._deactivated),
+                on_pinned=self._callbacks.of_current(self._activated),
+                on_unpinned=self._callbacks.of_current(self._deactivated),
             ),
-            on_messages=self._while_reading(self._take) if self._acked else None,
+            on_messages=self._callbacks.of_current(self._take) if self._acked else None,
             around_reset=self._processor.around_reset if self._acked else None,
         )
-
-    def _while_reading(self, do: Callable[[T], None]) -> Callable[[T], None]:
-        """A callback that ignores calls of an earlier feed, which may still hear of its pin or deliver what it held."""
-        reading = self._reading
-
-        def hear(told: T) -> None:
-            if self._reading is reading:
-                do(told)
-
-        return hear
 
     async def _watch(self, feed: Feed) -> None:
         """Wait for the feed's end. Without acks nothing bounds what the server sends: then read here, with a bound."""
@@ -522,7 +513,7 @@ class MemberConsumer:
             self._hooks.wait_changed()
 
     async def _drop_feed(self, *, consumer_is_gone: bool = False) -> None:
-        self._reading = object()
+        self._callbacks.renew()
         feed, self._feed = self._feed, None
         end, self._feed_end = self._feed_end, None
         if end is not None and not end.cancel() and not end.cancelled():
