@@ -12,7 +12,6 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from keylane.core import handoff
 from keylane.core.handoff import NONE, Action, AnyEvent, HandoffEvent, Partitions
@@ -44,8 +43,6 @@ from keylane.jetstream import (
 from keylane.processing.feed_callbacks import FeedCallbacks
 from keylane.processing.message import GroupMessage, Placing
 from keylane.processing.message_processor import MessageProcessor
-
-T = TypeVar("T")
 
 _log = logging.getLogger("keylane.groups")
 
