@@ -46,6 +46,10 @@ class OneReader:
         assert self.handled == list(sequences)
 
 
+async def always(_partition: str) -> bool:
+    return True
+
+
 @asynccontextmanager
 async def one_reader(ground: FleetGround) -> AsyncIterator[OneReader]:
     connection = await ground.client()
@@ -66,7 +70,12 @@ async def one_reader(ground: FleetGround) -> AsyncIterator[OneReader]:
         processor,
         place=lambda subject: Place.of(0, subject.decode(), "k"),
         origin=PartitionOrigin(
-            connection, (ground.stream, "f", "f-0"), instance="i", partition="0", wait=lambda _: None
+            connection,
+            (ground.stream, "f", "f-0"),
+            instance="i",
+            partition="0",
+            wait=lambda _: None,
+            is_owner=always,
         ),
         pinned=lambda: None,
         unpinned=lambda: None,
