@@ -1,4 +1,4 @@
-"""`keylane dlq ls|show|replay|drop`: the messages that groups gave up.
+"""`keylane dlq ls|show|replay|drop|release`: the messages that groups gave up, and the keys that they parked.
 
 Owns which dead letters a command selects. Storing, replaying and dropping are in `groups.dead_letters`.
 """
@@ -16,6 +16,7 @@ import typer
 from keylane.cli.command import (
     ConnectionOptions,
     ForceOption,
+    GroupArgument,
     JsonOption,
     StreamArgument,
     command,
@@ -216,6 +217,48 @@ def drop(
     _apply(selection, link, ("drop", "dropped"), ask, act, force=force, as_json=as_json)
 
 
+@command(app, "release")
+def release(
+    stream: StreamArgument,
+    group: GroupArgument,
+    key: Annotated[str, typer.Argument(metavar="KEY", help="The parked key, as `keylane dlq ls` shows it.")],
+    *,
+    wait_s: Annotated[
+        float, typer.Option("--wait", metavar="SECONDS", min=0, help="Wait so long until its messages are handled.")
+    ] = 30.0,
+    as_json: JsonOption = False,
+    link: ConnectionOptions,
+) -> None:
+    """Release a parked key: its group handles what is parked for it, in order, and then what comes.
+
+    The member or worker that owns the key's partition does it. A message that fails again parks the key again.
+    """
+    from keylane.errors import GroupError
+    from keylane.groups import key_parking
+
+    async def ask(connection: Connection) -> tuple[int, key_parking.ReleaseResult]:
+        waiting = await key_parking.release(connection, stream, group, key)
+        return waiting, await key_parking.wait_for_release(connection, stream, group, key, wait_s)
+
+    waiting, result = connected(link, ask)
+    messages = f"{waiting:,} message{'' if waiting == 1 else 's'}"
+    answer = {"stream": stream, "group": group, "key": key, "parked": waiting, "left": result.left}
+    if not result.left:
+        print_answer(as_json, answer, f"released key {key!r} of {stream}/{group}: {messages} handled in order")
+        return
+    if as_json:
+        print_answer(as_json, answer, "")
+    if result.is_wished:
+        raise GroupError(
+            f"key {key!r} is released as soon as somebody handles its partition: {result.left:,} of {messages} wait. "
+            "Does a member or worker with after_tries='park' run?"
+        )
+    raise GroupError(
+        f"key {key!r} is parked again, with {result.left:,} messages: one failed again. `keylane dlq show` has its "
+        "error; `keylane dlq drop` skips it"
+    )
+
+
 def _apply(
     selection: _Selection,
     link: ConnectionOptions,
@@ -402,6 +445,7 @@ def _dead_letter_table(found: Sequence[DeadLetter], now: datetime) -> Table:
     table.add_column("partition", justify="right")
     table.add_column("key", overflow="fold")
     table.add_column("tries", justify="right")
+    table.add_column("state", no_wrap=True)
     table.add_column("ago", no_wrap=True, justify="right")
     table.add_column("error", overflow="fold")
     for one in found:
@@ -411,6 +455,7 @@ def _dead_letter_table(found: Sequence[DeadLetter], now: datetime) -> Table:
             str(one.partition),
             Text(printable(one.key)),
             str(one.tries),
+            "parked" if one.is_parked else "dead",
             age(one.time, now),
             Text(printable(one.error)),
         )
@@ -428,6 +473,7 @@ def _dead_letter_panel(one: DeadLetter, now: datetime) -> Panel:
         ("group", f"{one.group}, member {one.member}"),
         ("key", f"{one.key}, partition {one.partition}"),
         ("tries", f"{one.tries:,}"),
+        ("state", "parked, with later messages of its key behind it" if one.is_parked else "dead"),
         ("error", one.error),
         ("since", f"{as_utc(one.time)} ({age(one.time, now)} ago)"),
         *((f"header {name}", value) for name, value in one.headers.items()),

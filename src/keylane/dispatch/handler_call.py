@@ -85,6 +85,8 @@ class HandlerCall(Generic[T]):
             self.run = _in_thread(self._pool, lend)
         elif time_limit_s is not None:
             self.run = _limited(handler, time_limit_s)
+        self.handle = self.run
+        """Calls the handler itself: `run` may be replaced by what decides whether it is called."""
 
     async def start(self) -> None:
         """Raise if the handler cannot be called where it is to run."""

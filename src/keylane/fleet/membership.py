@@ -25,6 +25,7 @@ from keylane.core.fleet_partitions import (
 from keylane.core.fleet_records import SPEC, FleetSpec, read_spec
 from keylane.core.fleet_state import State, choose_state
 from keylane.core.names import check_stream_name
+from keylane.core.parked_keys import AfterTries
 from keylane.core.partitions import Partitioning, parse_transform
 from keylane.dispatch import Executor
 from keylane.errors import ApiError, BrokenFleetRecord, FleetError, InvalidInput
@@ -42,7 +43,7 @@ from keylane.fleet.store import FLEET_BUCKET
 from keylane.fleet.stream_copy import CopyKeeper, ensure_copy
 from keylane.fleet.worker import FleetHooks, Worker, identity_of
 from keylane.fleet.worker_layout import WorkerLayoutOptions
-from keylane.groups import DeadLetters, can_store
+from keylane.groups import DeadLetters, can_store, with_parking
 from keylane.jetstream import (
     Bucket,
     Connection,
@@ -89,6 +90,7 @@ async def join(
     concurrency: int = 64,
     max_ack_pending: int = MAX_ACK_PENDING,
     max_tries: int | None = None,
+    after_tries: AfterTries = "dead_letter",
     time_limit_s: float | None = None,
     executor: Executor = "thread",
     lease_s: float = LEASE_S,
@@ -118,6 +120,8 @@ async def join(
     carry thousands of partitions. `"auto"` takes the second for more than 100 partitions of a replicated stream.
 
     A message that failed `max_tries` times becomes a dead letter, and its key goes on; without, it is tried for ever.
+    With `after_tries="park"` the key stops there instead: its later messages are stored behind the failed one, in
+    order, until `keylane dlq release`, and other keys go on. All workers of the fleet need the same `after_tries`.
 
     The handler gets the messages of a key in their order. When it returns, the message is acked; when it raises, the
     message is tried again while later messages of its key wait. `message.origin.token` is the fencing token of its
@@ -182,6 +186,7 @@ async def join(
         on_returned=hooks.on_returned if hooks is not None else None,
         on_outcome=hooks.on_outcome if hooks is not None else None,
     )
+    terms, parking = await with_parking(connection, stream, fleet, terms, after_tries)
     call = handler_call(handler, terms)
     await call.start()
     worker = Worker(
@@ -219,6 +224,7 @@ async def join(
         hooks=hooks or FleetHooks(),
         stop_timeout_s=stop_timeout_s,
         checkpoint_s=checkpoint_s,
+        parking=parking,
     )
     if lookup is not None:
         worker.keep(SourceKeeper(lookup, known, worker.report_source))

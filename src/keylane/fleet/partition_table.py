@@ -7,8 +7,9 @@ whose partitions never changed has no table: then its source says all.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from keylane.core.fleet_generations import first_table, partitions_of
+from keylane.core.fleet_generations import first_table, partition_id, partitions_of
 from keylane.core.fleet_partitions import (
     HashedPartitions,
     ListedPartitions,
@@ -57,6 +58,17 @@ class FleetPartitions:
 
     def partition_of(self, partition_id: str) -> Partition | None:
         return self._known.get(partition_id)
+
+    def partition_of_key(self, subject: str, key: str) -> str | None:
+        """The partition that handles this key now; None between two generations."""
+        source = self.source
+        if not isinstance(source, HashedPartitions):
+            return key if key in self._known else None
+        front = self.table.generations[0]
+        if front.retired:
+            return None
+        numbering = replace(source.partitioning, partitions=front.partitions)
+        return partition_id(front, numbering.partition(subject))
 
     def last_of(self, partition_id: str) -> int | None:
         """The last sequence of a partition that may be handled; None: no end."""

@@ -61,6 +61,7 @@ from keylane.fleet.positions import CHECKPOINT_S, PositionStore
 from keylane.fleet.store import FleetStore
 from keylane.fleet.worker_layout import Holder, WorkerLayout, WorkerLayoutOptions
 from keylane.fleet.worker_reader import WorkerReader
+from keylane.groups import KeyOwner, KeyParking, KeyRelease
 from keylane.jetstream import Connection, Hooks, Message, check_seconds, consumers
 from keylane.processing.handler_options import Commits, HandlerOptions
 from keylane.processing.joined import STOP_TIMEOUT_S, Joined
@@ -156,10 +157,12 @@ class Worker(Joined):
         hooks: FleetHooks,
         stop_timeout_s: float,
         checkpoint_s: float = CHECKPOINT_S,
+        parking: KeyParking | None = None,
     ) -> None:
         super().__init__(stop_timeout_s, _log)
         self.stream, self.fleet = stream, fleet
         self._connection = connection
+        self._parking = parking
         self._partitions = partitions
         self._keepers: list[PartitionKeeper] = []
         self._source_problem: str | None = None
@@ -307,10 +310,22 @@ class Worker(Joined):
             self._end()
 
     def _upkeep(self) -> list[Coroutine[Any, Any, None]]:
+        releases = [self._parking.watch(self._owner_of, self._call.handle)] if self._parking is not None else []
+        return [*releases, *self._layout_upkeep()]
+
+    def _layout_upkeep(self) -> list[Coroutine[Any, Any, None]]:
         if self._layout is not None:
             looking = self._layout.look_after_others(self._core.view, lambda: self.is_leader, self._core.spec.lease_s)
             return [self._layout.keep_positions(self._checkpoint_s), looking]
         return [self._keep_positions(), self._probe().run()] if self._reader_options.is_checkpointed else []
+
+    def _owner_of(self, wish: KeyRelease) -> KeyOwner | None:
+        """This worker, if it handles the key now."""
+        partition = self._partitions.partition_of_key(wish.subject, wish.key)
+        run = self._runs.get(partition) if partition is not None else None
+        if run is None or not run.token or not run.may_start() or self._stopping:
+            return None
+        return KeyOwner(run.partition, run.processor, run.origin)
 
     def _ask_leader(self, trouble: str) -> None:
         """What this worker cannot do goes with the next renewal of its lease; empty: it can again."""
@@ -562,6 +577,7 @@ class Worker(Joined):
         run.reader = self._new_reader(run, partition, processor, origin)
         run.reader.limit(self._partitions.last_of(partition.id))
         run.partition = partition.id
+        run.origin = origin
         run.task = self._tasks.create_task(run.work(), name=name)
         return run
 
@@ -709,6 +725,7 @@ class _PartitionRun:
 
     reader: PartitionReader | WorkerReader
     partition: str
+    origin: PartitionOrigin
     task: asyncio.Task[None]
 
     def __init__(

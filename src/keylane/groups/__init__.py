@@ -25,6 +25,7 @@ from keylane.groups.consumer_spec import queue_stream
 from keylane.groups.creation import create_elastic, create_static, delete
 from keylane.groups.dead_letters import DeadLetters, Unpublished, put_unpublished
 from keylane.groups.instance import Origin
+from keylane.groups.key_parking import KeyOwner, KeyParking, KeyRelease, with_parking
 from keylane.groups.member import Member, MemberHooks, join
 from keylane.groups.stream_subjects import can_store
 from keylane.processing.message import GroupMessage, Placing, placing_by
@@ -36,6 +37,9 @@ __all__ = [
     "GroupMessage",
     "GroupName",
     "GroupSource",
+    "KeyOwner",
+    "KeyParking",
+    "KeyRelease",
     "Member",
     "MemberHooks",
     "MemberState",
@@ -61,4 +65,5 @@ __all__ = [
     "queue_stream",
     "set_mapping",
     "step_down",
+    "with_parking",
 ]

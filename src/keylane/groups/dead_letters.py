@@ -85,13 +85,18 @@ def kept_lines(raw: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 def replayed_lines(raw: bytes) -> Iterator[tuple[bytes, bytes]]:
     """The original's headers from those of its dead letter, without those that the server would obey again."""
+    for name, value in original_lines(raw):
+        if not name.lower().startswith(b"nats-"):
+            yield name, value
+
+
+def original_lines(raw: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The original's headers from those of its dead letter."""
     for name, value in header_lines(raw):
         if not is_reserved(name):
             yield name, value
         elif name.startswith(ORIGINAL.encode()):
-            own = name.removeprefix(ORIGINAL.encode())
-            if not own.lower().startswith(b"nats-"):
-                yield own, value
+            yield name.removeprefix(ORIGINAL.encode()), value
 
 
 def is_reserved(name: bytes) -> bool:
@@ -120,6 +125,7 @@ def _letter_head(
     original: bytes,
     *,
     traceback: str | None = None,
+    conditions: Mapping[str, str] | None = None,
 ) -> bytes:
     """The header block of a dead letter: its values, what happened, and the original's headers."""
     ours = {f"Keylane-{name}": escaped(value) for name, value in values.items()}
@@ -127,7 +133,7 @@ def _letter_head(
     ours["Keylane-Time"] = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     if traceback is not None:
         ours["Keylane-Traceback"] = traceback_value(traceback)
-    ours |= {"Nats-Msg-Id": message_id, "Nats-Expected-Stream": target}
+    ours |= {"Nats-Msg-Id": message_id, "Nats-Expected-Stream": target, **(conditions or {})}
     lines = [(name.encode(), value.encode()) for name, value in ours.items()]
     return header_block([*lines, *kept_lines(original)])
 
@@ -197,6 +203,10 @@ class DeadLetter:
     data: bytes
     traceback: str = ""
     """Where the last try failed; of a long one the end."""
+    is_parked: bool = False
+    """Whether it waits until its key is released, and later messages of its key behind it."""
+    stored_ns: int = 0
+    """When the original was stored."""
 
 
 # ---- in -----------------------------------------------------------------------------------------------
@@ -231,16 +241,34 @@ class DeadLetters:
         A repeat within an hour stores nothing new. `InvalidInput`: the message leaves no room for our headers below
         the server's max_payload, so a repeat cannot help. `PublishRejected`: the stream is full.
         """
-        subject = f"keylane.dlq.{self._stream}.{self._group}.{message.partition}".encode()
-        head = self._head(message, member, tries, error)
+        await self.store(
+            message,
+            f"keylane.dlq.{self._stream}.{self._group}.{message.partition}",
+            member=member,
+            tries=tries,
+            error=error,
+        )
+
+    async def store(
+        self,
+        message: GroupMessage,
+        subject: str,
+        *,
+        member: str,
+        tries: int,
+        error: BaseException,
+        conditions: Mapping[str, str] | None = None,
+    ) -> None:
+        """As `put`, on this subject of the dead-letter stream. `conditions`: headers that the server obeys."""
+        head = self._head(message, member, tries, error, conditions)
         if len(head) > MAX_HEADER_BYTES or len(head) + len(message.data) > self._connection.nats.max_payload:
-            head = self._head(message, member, tries, error, with_traceback=False)
+            head = self._head(message, member, tries, error, conditions, with_traceback=False)
         end = time.monotonic() + self._timeout_s
         while True:
             try:
                 if not self._is_ready:
                     await self._ensure_soon(message)
-                await publish_raw(self._connection, subject, head, message.data, self._timeout_s)
+                await publish_raw(self._connection, subject.encode(), head, message.data, self._timeout_s)
             except (NotStored, ApiUnavailable, RequestTimeout):
                 # Deleted since, or just made: a cluster elects its leader, and its other servers hear of it later.
                 self._is_ready = False
@@ -251,7 +279,14 @@ class DeadLetters:
                 return
 
     def _head(
-        self, message: GroupMessage, member: str, tries: int, error: BaseException, *, with_traceback: bool = True
+        self,
+        message: GroupMessage,
+        member: str,
+        tries: int,
+        error: BaseException,
+        conditions: Mapping[str, str] | None,
+        *,
+        with_traceback: bool = True,
     ) -> bytes:
         sequence, stored_ns = message.sequence, message.delivery.delivery.timestamp_ns
         values = {
@@ -267,7 +302,8 @@ class DeadLetters:
         # The time is that of the message: a stream that is created again counts from 1, and those are other messages.
         message_id = f"{escaped(self._stream)} {escaped(self._group)} {sequence} {stored_ns}"
         traceback = traceback_text(error) if with_traceback else None
-        return _letter_head(values, error, message_id, self._name, message.delivery.raw_headers, traceback=traceback)
+        given = message.delivery.raw_headers
+        return _letter_head(values, error, message_id, self._name, given, traceback=traceback, conditions=conditions)
 
     async def _ensure_soon(self, message: GroupMessage) -> None:
         """Without a leader the server does not answer: fail early, so that the caller asks again."""
@@ -353,11 +389,13 @@ async def list_dead_letters(
         newest = (await streams.state(connection, name)).last_sequence
     except NotFound:
         return
-    wanted = f"keylane.dlq.{stream}.{group or '*'}.{'*' if partition is None else partition}"
+    wanted = f"keylane.dlq.{stream}.{group or '*'}.>"
     found = 0
     async for one in _pages(connection, name, wanted, first, newest if last is None else min(last, newest)):
-        letter = _read(one.sequence, one.timestamp, one.subject, one.headers, one.data)
-        if key is None or letter.key == key:
+        if not _is_letter(one.subject):
+            continue
+        letter = read_letter(one.sequence, one.timestamp, one.subject, one.headers, one.data)
+        if (key is None or letter.key == key) and (partition is None or letter.partition == partition):
             yield letter
             found += 1
             if found == limit:
@@ -394,7 +432,7 @@ async def _pages(
 async def read_dead_letter(connection: Connection, stream: str, sequence: int) -> DeadLetter:
     """One dead letter by its own sequence. Raises `NotFound`."""
     stored = await _stored(connection, stream, sequence)
-    return _read(sequence, stored.time, stored.subject, parse_headers(stored.head), stored.data)
+    return read_letter(sequence, stored.time, stored.subject, parse_headers(stored.head), stored.data)
 
 
 # ---- out ----------------------------------------------------------------------------------------------
@@ -409,7 +447,12 @@ async def replay(connection: Connection, stream: str, sequence: int, *, timeout_
     """
     check_seconds(timeout_s, "timeout_s")
     stored = await _stored(connection, stream, sequence)
-    original = _read(sequence, stored.time, stored.subject, parse_headers(stored.head), stored.data)
+    original = read_letter(sequence, stored.time, stored.subject, parse_headers(stored.head), stored.data)
+    if original.is_parked:
+        raise GroupError(
+            f"dead letter {sequence} of stream {stream!r} is parked: its group handles it, and what waits behind it, "
+            f"when its key is released: keylane dlq release {stream} {original.group} {original.key}"
+        )
     subject = original.subject.encode("utf-8", "surrogateescape")
     if not subject or _NOT_IN_SUBJECT.search(subject) or len(subject) > MAX_SUBJECT_BYTES:
         raise GroupError(
@@ -492,7 +535,12 @@ def _no_letter(stream: str, sequence: int, error: NotFound) -> NotFound:
     )
 
 
-def _read(sequence: int, time: datetime, subject: str, head: Mapping[str, str], data: bytes) -> DeadLetter:
+def _is_letter(subject: str) -> bool:
+    """Whether a message of the dead-letter stream is a letter: the owners' fences and wishes to release are none."""
+    return subject.split(".")[4:5] not in (["fence"], ["release"])
+
+
+def read_letter(sequence: int, time: datetime, subject: str, head: Mapping[str, str], data: bytes) -> DeadLetter:
     words = [*subject.split("."), "", "", "", ""]  # an operator may have given the stream other subjects too
     return DeadLetter(
         sequence=sequence,
@@ -501,7 +549,9 @@ def _read(sequence: int, time: datetime, subject: str, head: Mapping[str, str], 
         source_sequence=number(head.get("Keylane-Sequence", "")),
         subject=unescaped(head.get("Keylane-Subject", "")),
         group=words[3],
-        partition=number(words[4]),
+        partition=number(head.get("Keylane-Partition", words[4])),
+        is_parked=words[4] == "parked",
+        stored_ns=number(head.get("Nats-Msg-Id", "").rpartition(" ")[2]),
         key=unescaped(head.get("Keylane-Key", "")),
         member=unescaped(head.get("Keylane-Member", "")),
         tries=number(head.get("Keylane-Tries", "")),

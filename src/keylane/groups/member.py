@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from keylane.awaitable_context import awaitable_context
 from keylane.core.member_state import MemberFacts, MemberState, in_words, state_of
 from keylane.core.names import check_group_name, check_member_name, check_stream_name
+from keylane.core.parked_keys import AfterTries
 from keylane.core.partitions import Partitioning, parse_transform
 from keylane.dispatch import Executor, HandlerCall
 from keylane.errors import GroupEnded, GroupError, InvalidInput, KeylaneError, NotAMember, PermissionDenied
@@ -23,6 +24,7 @@ from keylane.groups import consumer_spec
 from keylane.groups.config import ElasticConfig, Kind, StaticConfig
 from keylane.groups.dead_letters import DeadLetters
 from keylane.groups.instance import Origin
+from keylane.groups.key_parking import KeyOwner, KeyParking, KeyRelease, with_parking
 from keylane.groups.member_consumer import MemberConsumer, MemberConsumerHooks
 from keylane.groups.store import StoredGroup, bucket_of, read_any, read_group, record_name
 from keylane.jetstream import Connection, ConsumerConfig, Hooks, check_seconds, streams
@@ -75,6 +77,7 @@ async def join(
     max_ack_pending: int | None = None,
     manual_ack: bool = False,
     max_tries: int | None = None,
+    after_tries: AfterTries = "dead_letter",
     time_limit_s: float | None = None,
     executor: Executor = "thread",
     grace_s: float = 1.0,
@@ -93,9 +96,11 @@ async def join(
     settled by then comes again.
 
     A message that failed `max_tries` times becomes a dead letter (`keylane dlq`), and its key goes on; without, it is
-    tried for ever. An async handler that takes longer than `time_limit_s` is cancelled, which counts as a failure. When
-    another instance takes over while handlers are at work here, they have `grace_s` to end and are cancelled then.
-    A `keylane.journal.Journal` writes down what became of every message.
+    tried for ever. With `after_tries="park"` the key stops there instead: its later messages are stored behind the
+    failed one, in order, until `keylane dlq release`, and other keys go on (docs/dead-letters.md). All members of the
+    group need the same `after_tries`. An async handler that takes longer than `time_limit_s` is cancelled, which counts
+    as a failure. When another instance takes over while handlers are at work here, they have `grace_s` to end and are
+    cancelled then. A `keylane.journal.Journal` writes down what became of every message.
 
     `key` is for static groups on streams whose subject transform does not show the key: from the subject to its key.
     `max_ack_pending` (1000) and `settings` shape the member's consumer: give every instance of a member the same.
@@ -156,8 +161,15 @@ async def join(
         journal=journal,
     )
     options.check()
+    options, parking = await with_parking(connection, stream, group, options, after_tries)
     one = Member(
-        connection, (stream, group, member), stored, wanted, hooks or MemberHooks(), stop_timeout_s=stop_timeout_s
+        connection,
+        (stream, group, member),
+        stored,
+        wanted,
+        hooks or MemberHooks(),
+        stop_timeout_s=stop_timeout_s,
+        parking=parking,
     )
     await one.start(handler, options, key)
     return one
@@ -185,9 +197,12 @@ class Member(Joined):
         hooks: MemberHooks,
         *,
         stop_timeout_s: float,
+        parking: KeyParking | None = None,
     ) -> None:
         super().__init__(stop_timeout_s, _log)
         self.stream, self.group, self.member = names
+        self._parking = parking
+        self._releases: asyncio.Task[None] | None = None
         self._connection = connection
         self._stored = stored
         self._wanted = wanted
@@ -317,6 +332,9 @@ class Member(Joined):
     async def _run_until_end(self) -> str:
         """Run until the end, and return the reason if it was not an error."""
         bucket = bucket_of(self._connection, self._stored.config.kind)
+        if self._parking is not None:
+            assert self._call is not None
+            self._releases = asyncio.create_task(self._parking.watch(self._owner_of, self._call.handle))
         async with bucket.hints(consumer_spec.key_of_group(self.stream, self.group), self._hinted):
             self._call_hook(self._hooks.on_joined)
             while not self._stopping:
@@ -340,10 +358,20 @@ class Member(Joined):
                 await self._wait_for_change(delay_s)
         return "stopped"
 
+    def _owner_of(self, wish: KeyRelease) -> KeyOwner | None:
+        """This member, if it handles the key now."""
+        assert self._processor is not None
+        assert self._origin is not None
+        if self._stopping or self._consumer is None or not self._consumer.handles(wish.partition):
+            return None
+        return KeyOwner(str(wish.partition), self._processor, self._origin)
+
     def _check_handler(self) -> None:
         assert self._processor is not None
         if self._processor.crash is not None:
             raise self._processor.crash
+        if self._releases is not None and self._releases.done():
+            self._releases.result()
 
     def _pause_after(self, error: KeylaneError) -> float:
         self._failures += 1
@@ -357,6 +385,8 @@ class Member(Joined):
         assert self._consumer is not None
         assert self._processor is not None
         assert self._call is not None
+        if self._releases is not None:
+            self._releases.cancel()
         try:
             await self._consumer.leave()
         except KeylaneError as error:

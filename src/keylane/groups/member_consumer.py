@@ -134,6 +134,10 @@ class MemberConsumer:
         """What the consumer covers now, as far as this instance knows."""
         return self._state.covers
 
+    def handles(self, partition: int) -> bool:
+        """Whether messages of this partition may start here now."""
+        return self.is_active and partition in self._state.admitted and self._may_start()
+
     # ---- what a member asks of it ---------------------------------------------------------------------
 
     async def attend(self) -> None:

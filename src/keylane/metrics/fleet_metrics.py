@@ -20,7 +20,7 @@ from keylane.metrics.catalogue import LATENCY_BOUNDS_S, STEP_BOUNDS_S, Reading
 from keylane.metrics.lag_sampler import LagSampler
 
 _COUNTED_AT_ONCE = 512
-_OUTCOMES = ("done", "failed", "dead", "cancelled", "other")
+_OUTCOMES = ("done", "failed", "dead", "parked", "cancelled", "other")
 _CAUSES = {
     r" lost\b": "crash",
     r" (left|leaving)\b": "leave",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal, Protocol
 
+from keylane.core.parked_keys import KeyGate
 from keylane.dispatch import Executor
 from keylane.dispatch.handler_call import check_executor
 from keylane.errors import InvalidInput
@@ -16,6 +17,7 @@ Handler = Callable[[GroupMessage], Awaitable[None]] | Callable[[GroupMessage], N
 Order = Literal["key", "partition", "strict", "none"]
 Commits = Literal["message", "prefix"]
 Failure = Callable[[GroupMessage, BaseException, int], None]
+Gate = Callable[[GroupMessage], Awaitable[KeyGate]]
 GiveUp = Callable[[GroupMessage, BaseException, int], Awaitable[None]]
 Crowded = Callable[[GroupMessage, int], None]
 
@@ -67,6 +69,8 @@ class HandlerOptions:
     """A lane has come to hold half of all that may be in flight: soon nothing else is delivered."""
     give_up: GiveUp | None = None
     """Called with a message that had all its tries; it is terminated when this returns."""
+    gate: Gate | None = None
+    """Called before each handler, where keys are parked: then `give_up` parks."""
     journal: MessageJournal | None = None
     on_returned: Callable[[float], object] | None = None
     """Called for every handler that returned, with its seconds."""

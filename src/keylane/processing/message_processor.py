@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
 
 from keylane.core.lanes import DONE, Lanes, State
+from keylane.core.parked_keys import KeyGate
 from keylane.dispatch import Dispatcher, HandlerCall, HandlerSlots
 from keylane.errors import HandlerCrashed
-from keylane.processing.handler_options import LANES, Crowded, Handler, HandlerOptions
+from keylane.processing.handler_options import LANES, Crowded, Gate, Handler, HandlerOptions
 from keylane.processing.message import GroupMessage
 from keylane.processing.partition_progress import PartitionProgress
-from keylane.processing.settlement import Acks, Settlement
+from keylane.processing.settlement import Acks, KeyIsParked, Settlement
 from keylane.retrying import backoff_s
 
 _log = logging.getLogger("keylane.groups")
@@ -119,6 +120,7 @@ class MessageProcessor:
         self._dispatcher.crash.add_done_callback(lambda _: on_crash())
         self._crowded = CrowdedLanes(max(2, options.remember // 4), options.on_crowded)
         self._old: set[int] = set()
+        self._beside: dict[asyncio.Task[None], GroupMessage] = {}
         self._loop = asyncio.get_running_loop()
         self._beat: asyncio.TimerHandle | None = None
         self._revoking: asyncio.TimerHandle | None = None
@@ -260,10 +262,27 @@ class MessageProcessor:
         A message that fails meanwhile is dropped too.
         """
         dropped = self.forget(which)
-        while not self._dispatcher.is_closed and self._lanes.running(which):
+        while not self._dispatcher.is_closed and (self._lanes.running(which) or self._runs_beside(which)):
             await self._dispatcher.some_end()
             dropped += self.forget(which)
         return dropped
+
+    async def run_beside(self, message: GroupMessage, work: Coroutine[object, object, None]) -> None:
+        """Do work on a message that no lane has, such as one of a key that is released.
+
+        Whoever gives its partition away waits for the end of it, as for a handler.
+        """
+        task = asyncio.create_task(work)
+        self._beside[task] = message
+        task.add_done_callback(self._ended_beside)
+        await task
+
+    def _ended_beside(self, task: asyncio.Task[None]) -> None:
+        self._beside.pop(task, None)
+        self._dispatcher.notify()
+
+    def _runs_beside(self, which: Which | None) -> bool:
+        return any(which is None or which(message) for message in self._beside.values())
 
     async def finish(self) -> None:
         """Wait until everything that arrived is handled: without acks it is never delivered again."""
@@ -302,9 +321,15 @@ class MessageProcessor:
         A plain function in a thread cannot be cancelled; its lane waits for it.
         """
         self._acks.forget()
+        if self._beside:
+            self._loop.call_later(self._options.grace_s, self._cancel_beside)
         self._settlement.revoked = {entry: entry.item for entry in self._dispatcher.at_work}
         if self._settlement.revoked and self._revoking is None and self._call.is_cancellable:
             self._revoking = self._loop.call_later(self._options.grace_s, self._cancel_revoked)
+
+    def _cancel_beside(self) -> None:
+        for task in list(self._beside):
+            task.cancel()
 
     def _cancel_revoked(self) -> None:
         self._revoking = None
@@ -315,6 +340,7 @@ class MessageProcessor:
         for timer in (self._beat, self._revoking):
             if timer is not None:
                 timer.cancel()
+        self._cancel_beside()
         await self._dispatcher.close()
 
     def _new_lanes(self) -> Lanes[GroupMessage]:
@@ -338,13 +364,28 @@ class MessageProcessor:
 def handler_call(handler: Handler, options: HandlerOptions) -> HandlerCall[GroupMessage]:
     """How a handler is called with a message. Start it first, and close it after all processors that use it."""
     options.check()
-    return HandlerCall(
+    call = HandlerCall(
         handler,
         concurrency=options.concurrency,
         executor=options.executor,
         time_limit_s=options.time_limit_s,
         lend=_lent_to_a_thread,
     )
+    if options.gate is not None:
+        call.run = _gated(call.run, options.gate)
+    return call
+
+
+def _gated(run: Callable[[GroupMessage], Awaitable[object]], gate: Gate) -> Callable[[GroupMessage], Awaitable[object]]:
+    async def gated(message: GroupMessage) -> object:
+        passed = await gate(message)
+        if passed is KeyGate.RUN:
+            return await run(message)
+        if passed is KeyGate.PARK:
+            raise KeyIsParked(f"an earlier message of key {message.key!r} is parked")
+        return None
+
+    return gated
 
 
 @contextmanager

@@ -83,6 +83,10 @@ class Acks:
         self.in_doubt = self._resetting or bool(self._void or self._owed)
 
 
+class KeyIsParked(Exception):
+    """An earlier message of this key had all its tries: this one is stored behind it."""
+
+
 _log = logging.getLogger("keylane.groups")
 
 _DONE = "done"
@@ -144,6 +148,8 @@ class Settlement:
             _log.info("%r failed after another instance took over: %s", given, error_line(error), exc_info=error)
             self._lanes.release(entry)
             return _CANCELLED
+        if isinstance(error, KeyIsParked):
+            return partial(self._give_up, entry, error, 0)
         if isinstance(error, Fenced):
             self._log_fenced(given, error)
             self.dispatcher.retry_at(self._lanes.postponed(entry, self.dispatcher.now(), backoff_s(1)))
@@ -194,13 +200,17 @@ class Settlement:
         return "failed"
 
     async def _give_up(self, entry: Entry[GroupMessage], error: BaseException, tries: int) -> str:
-        """Store the message as a dead letter after its last try; then its lane continues."""
-        if self._options.give_up is not None:
-            await store_dead_letter(self._options.give_up, lambda: entry.item, error, tries, log=_log)
+        """Store the message after its last try, or behind a parked one of its key; then its lane continues."""
+        store = self._options.give_up
+        if store is not None and not await store_dead_letter(
+            store, lambda: entry.item, error, tries, log=_log, until=lambda: self.is_lost(entry)
+        ):
+            self._lanes.release(entry)
+            return _CANCELLED
         if self._is_acked and not entry.item.delivery.settled:
-            entry.item.delivery.term(f"given up after {tries} tries")
+            entry.item.delivery.term("parked" if self._options.gate else f"given up after {tries} tries")
         self._lanes.finished(entry)
-        return "dead"
+        return "parked" if self._options.gate is not None else "dead"
 
     # ---- telling ------------------------------------------------------------------------------------
 

@@ -14,9 +14,11 @@ from keylane import Connection, groups
 from keylane.errors import NotFound
 from keylane.groups import GroupMessage
 from keylane.groups.dead_letters import DeadLetters, dead_letter_stream, list_dead_letters
+from keylane.groups.key_parking import parked_count
 from keylane.jetstream import Outgoing, publish_many, streams
 from keylane.server import NatsServer
 from tests.integration.cli.groups_rig import DEADLINE_S, Done, here, plain_stream, run
+from tests.waiter import until
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -89,9 +91,9 @@ async def test_listing(connection: Connection, orders: str, at: tuple[str, str])
     await bury_keys(connection, orders, ["k1", "k2", "k1"])
     done = await run("dlq", "ls", orders, *at)
     assert (done.returncode, done.stderr) == (0, "")
-    assert re.search(r"sequence +group +partition +key +tries +ago +error", done.stdout)
-    assert re.search(r"1 +billing +\d +k1 +3 +\d+ s +ValueError: bad k1", done.stdout)
-    assert re.search(r"2 +billing +\d +k2 +3 +\d+ s +ValueError: bad k2", done.stdout)
+    assert re.search(r"sequence +group +partition +key +tries +state +ago +error", done.stdout)
+    assert re.search(r"1 +billing +\d +k1 +3 +dead +\d+ s +ValueError: bad k1", done.stdout)
+    assert re.search(r"2 +billing +\d +k2 +3 +dead +\d+ s +ValueError: bad k2", done.stdout)
     told = (await here("dlq", "ls", orders, "billing", "--key", "k1", "--json", *at)).json
     assert (told["stream"], told["next"]) == (orders, None)
     first, third = told["dead_letters"]
@@ -291,3 +293,50 @@ async def test_wrong_usage_is_exit_code_2(words: str) -> None:
     done = await here("dlq", *words.split())
     assert (done.returncode, done.stdout) == (2, "")
     assert "Usage: " in done.stderr
+
+
+# ---- parked keys ------------------------------------------------------------------------------------------
+
+
+async def test_a_parked_key_is_listed_and_released(connection: Connection, orders: str, at: tuple[str, str]) -> None:
+    is_broken = True
+    handled: list[tuple[str, bytes]] = []
+
+    async def handler(message: GroupMessage) -> None:
+        if is_broken and message.key == "k1":
+            fail(message)
+        handled.append((message.key, message.data))
+
+    await groups.create_elastic(
+        connection, orders, "billing", max_members=4, partitioning=[(f"{orders}.*", [1])], members=["alice"]
+    )
+    member = groups.join(connection, orders, "billing", "alice", handler, max_tries=1, after_tries="park")
+    async with member:
+        await publish_many(connection, [Outgoing(f"{orders}.{key}", data) for key, data in MIXED])
+        await until(lambda: handled, lambda done: done == [("k2", b"2")])
+        await until(lambda: parked_count(connection, orders, "billing", "k1"), lambda count: count == 2)
+        listed = await run("dlq", "ls", orders, *at)
+        assert listed.stdout.count("parked") >= 2
+        shown = await run("dlq", "show", orders, (await letters_of(connection, orders))[0], *at)
+        assert "parked, with later messages of its key behind it" in shown.stdout
+        refused = await run("dlq", "replay", orders, "--all", "--force", *at)
+        assert refused.returncode == 1
+        assert f"keylane dlq release {orders} billing k1" in refused.stderr.replace("\n", " ")
+        again = await run("dlq", "release", orders, "billing", "k1", *at)
+        assert again.returncode == 1
+        assert "is parked again, with 2 messages" in again.stderr
+        is_broken = False
+        released = await run("dlq", "release", orders, "billing", "k1", *at)
+        assert released.stdout == f"released key 'k1' of {orders}/billing: 2 messages handled in order\n"
+        assert handled == [("k2", b"2"), ("k1", b"1"), ("k1", b"3")]
+    missing = await run("dlq", "release", orders, "billing", "k1", *at)
+    assert missing.returncode == 1
+    assert "key 'k1' of" in missing.stderr
+    assert "is not parked" in missing.stderr
+
+
+MIXED = [("k1", b"1"), ("k2", b"2"), ("k1", b"3")]
+
+
+async def letters_of(connection: Connection, stream: str) -> list[str]:
+    return [str(one.sequence) async for one in list_dead_letters(connection, stream)]

@@ -1,11 +1,13 @@
 """A worker of a fleet in a process of its own: `python worker_program.py '{"url": …, "stream": …, "name": …}'`.
 
-Prints one JSON line for each message that it has handled, and one whenever its partitions change.
+Prints one JSON line for each message that it has handled, and one whenever its partitions change. Fails on messages
+with the data `bad` as long as the file `broken` exists, if one is given.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 
@@ -13,23 +15,33 @@ import keylane
 from keylane import fleet
 from keylane.groups import GroupMessage
 
+OPTIONS = ("acks", "state", "checkpoint_s", "layout", "max_tries", "after_tries")
+
 
 def say(**line: object) -> None:
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
 
 
+given = json.loads(sys.argv[1])
+
+
+def is_broken() -> bool:
+    return "broken" in given and os.path.exists(given["broken"])
+
+
 async def handle(message: GroupMessage) -> None:
+    if message.data == b"bad" and is_broken():
+        raise ValueError("bad")
     say(at=time.monotonic(), partition=message.partition, key=message.key, sequence=message.delivery_sequence)
 
 
 async def main() -> None:
-    given = json.loads(sys.argv[1])
     stream = given["stream"]
     hooks = fleet.FleetHooks(on_partitions=lambda _, after: say(partitions=after))
     partitions = fleet.hashed(given.get("partitions", 8), f"{stream}.*", key=[1])
     async with keylane.connect(given["url"]) as connection:
-        options = {name: given[name] for name in ("acks", "state", "checkpoint_s", "layout") if name in given}
+        options = {name: given[name] for name in OPTIONS if name in given}
         worker = fleet.join(
             connection, stream, "f", handle, partitions=partitions, name=given["name"], hooks=hooks, **options
         )

@@ -42,7 +42,7 @@ from pyspark.sql.window import Window
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Observation, SparkSession
 
-FINAL = ("done", "dead", "terminated")
+FINAL = ("done", "dead", "terminated", "parked")
 
 DUPLICATE, ORDER, ORDER_UNPROVEN = "duplicated", "out_of_order", "order_unproven"
 OWNERS, LATE, LOST, UNPROVEN = "two_owners", "late_effect", "lost", "unproven"
