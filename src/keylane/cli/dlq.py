@@ -421,7 +421,8 @@ def _dead_letter_object(one: DeadLetter, *, data: bool = False) -> dict[str, Any
     from keylane.cli.formatting import as_utc, payload_fields
 
     answer = asdict(one) | {"time": as_utc(one.time), "bytes": len(one.data)}
-    del answer["data"]
+    del answer["data"], answer["stored_ns"]
+    answer["parked"] = answer.pop("is_parked")
     if not data:
         del answer["traceback"]
         return answer

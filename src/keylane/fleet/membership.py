@@ -146,8 +146,7 @@ async def join(
     await bucket.ensure(replicas=replicas)
     source = await _agreed_source(connection, stream, fleet, partitions)
     reads, config = stream, info.config
-    copies = isinstance(source, HashedPartitions) and source.copy is not None
-    if isinstance(source, HashedPartitions) and source.copy is not None:
+    if copies := isinstance(source, HashedPartitions) and source.copy is not None:
         is_new = await stored_spec(connection, stream, fleet) is None
         reads = await ensure_copy(connection, config, fleet, source, is_new=is_new)
         config = (await streams.info(connection, reads)).config

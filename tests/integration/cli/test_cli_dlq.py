@@ -111,6 +111,7 @@ async def test_listing(connection: Connection, orders: str, at: tuple[str, str])
         "error": "ValueError: bad k1",
         "headers": {},
         "bytes": 2,
+        "parked": False,
     }
     partition = str(third["partition"])
     told = (await here("dlq", "ls", orders, "--partition", partition, "2-", "--json", *at)).json
