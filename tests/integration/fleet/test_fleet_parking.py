@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
-from keylane.errors import GroupError, NotFound
-from keylane.groups import GroupMessage, key_parking
+from keylane.core.parked_keys import KeyGate
+from keylane.errors import Fenced, GroupError, NotFound
+from keylane.groups import GroupMessage, GroupSource, key_parking
 from keylane.groups.dead_letters import DeadLetter, drop, list_dead_letters
+from keylane.jetstream import Message
+from keylane.processing.message import Place
 from tests.integration.fleet.rig import KEYS, FleetGround, WorkerProcess
 from tests.integration.groups.rig import Evidence, Ground, flawless
 from tests.waiter import until
@@ -167,3 +170,52 @@ async def test_random_kills_leave_parked_keys_whole_and_others_do_not_wait(groun
         await until(lambda: parked(ground), lambda letters: not letters)
     verdict = ground.evidence.verdict([*sent, *rest])
     assert verdict.clean, verdict
+
+
+async def test_many_keys_park_at_once_on_a_cluster(cluster_ground: FleetGround) -> None:
+    failing = Failing(cluster_ground.evidence)
+    failing.keys = set(KEYS[:20])
+    worker = await cluster_ground.join("a", failing.handler("a"), **PARK)
+    await cluster_ground.shared(worker)
+    sent = await cluster_ground.publish(KEYS * 2)
+    found = await until(lambda: parked(cluster_ground), lambda letters: len(letters) == 40, deadline_s=30)
+    assert {one.key for one in found} == failing.keys
+    failing.keys.clear()
+    for key in KEYS[:20]:
+        await key_parking.release(cluster_ground.connection, cluster_ground.stream, "f", key)
+    await cluster_ground.evidence.all_of(sent)
+    assert flawless(cluster_ground.evidence.verdict(sent))
+
+
+class Token:
+    """An owner of partition 0 with this fencing token."""
+
+    def __init__(self, stream: str, token: int) -> None:
+        self.stream, self.group, self.member, self.instance = stream, "f", f"w{token}", ""
+        self.revision, self.pin_id, self.from_queue = token, None, False
+
+    async def source(self) -> GroupSource:
+        return GroupSource("fleet", self.revision, "", 0, 0)
+
+    async def fence(self, *, anew: bool = False) -> tuple[int, int]:
+        return self.revision, 0
+
+
+async def test_an_owner_that_was_replaced_parks_nothing(limits: FleetGround) -> None:
+    def message(owner: Token, sequence: int) -> GroupMessage:
+        reply = f"$JS.ACK.{limits.stream}.f-p0.1.{sequence}.{sequence}.1.0".encode()
+        delivery = Message(limits.connection.nats, b"0.x.k1", reply, b"", b"x")
+        return GroupMessage(delivery, Place.of(0, "x.k1", "k1"), owner)  # type: ignore[arg-type]
+
+    old, new = Token(limits.stream, 1), Token(limits.stream, 2)
+    before, after = (key_parking.KeyParking(limits.connection, limits.stream, "f", max_tries=1) for _ in range(2))
+    await before.start()
+    assert await before.gate(message(old, 1)) is KeyGate.RUN
+    assert await after.gate(message(new, 1)) is KeyGate.RUN
+    for _ in range(2):  # it stays so, also after the old owner has asked again
+        with pytest.raises(Fenced, match=r"w1 of .* does not own partition 0 any more"):
+            await before.give_up(message(old, 1), ValueError("bad"), 1)
+    assert await parked(limits) == []
+    await after.give_up(message(new, 1), ValueError("bad"), 1)
+    await after.give_up(message(new, 1), ValueError("bad"), 1)  # delivered again after a crash
+    assert [one.member for one in await parked(limits)] == ["w2"]
