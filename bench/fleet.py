@@ -33,11 +33,6 @@ def _has(option: str) -> bool:
     return option in inspect.signature(fleet.join).parameters
 
 
-def _per_partition(in_flight: int, partitions: int = PARTITIONS) -> int:
-    """What a consumer may have in flight, so that a worker has so much over all its partitions."""
-    return max(1, in_flight * WORKERS // partitions)
-
-
 def settings(scale: float) -> list[Setting]:
     return [_contest("file", scale), _contest("memory", scale)]
 
@@ -51,16 +46,15 @@ def _contest(storage: Storage, scale: float) -> Setting:
         return Load("elastic", storage, keys=KEYS, count=count, members=WORKERS)
 
     numbered = Load("fleet", storage, keys=KEYS, count=many, members=WORKERS)
-    pending = _per_partition(IN_FLIGHT)
     entrants = [
         Entrant(GO_1, "go", elastic(one_by_one), max_ack_pending=1),
         Entrant(GO_1000, "go", elastic(few)),
         Entrant(ELASTIC, "keylane processes", elastic(few)),
         Entrant(GO_CONSUME, "go consume", numbered),
-        Entrant(MESSAGE, "fleet", numbered, max_ack_pending=pending),
+        Entrant(MESSAGE, "fleet", numbered, max_ack_pending=IN_FLIGHT),
     ]
     if _has("acks"):
-        entrants.append(Entrant(PREFIX, "fleet", numbered, max_ack_pending=pending, join=(("acks", "prefix"),)))
+        entrants.append(Entrant(PREFIX, "fleet", numbered, max_ack_pending=IN_FLIGHT, join=(("acks", "prefix"),)))
     if _has("layout"):
         entrants.append(
             Entrant(LAYOUT_WORKER, "fleet", numbered, max_ack_pending=IN_FLIGHT, join=(("layout", "worker"),))
@@ -124,9 +118,8 @@ def _cell(storage: Storage, partitions: int, keys: int, layouts: Sequence[str], 
     )
 
     def entrant(layout: str) -> Entrant:
-        pending = IN_FLIGHT if layout == "worker" else max(20, _per_partition(IN_FLIGHT, partitions))
         return Entrant(
-            layout, "fleet", load, max_ack_pending=pending, join=(("layout", layout),) if len(layouts) > 1 else ()
+            layout, "fleet", load, max_ack_pending=IN_FLIGHT, join=(("layout", layout),) if len(layouts) > 1 else ()
         )
 
     return Setting(

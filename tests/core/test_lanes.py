@@ -464,3 +464,13 @@ def test_a_message_ends_once(arrived: str) -> None:
         with pytest.raises((AssertionError, KeyError)):
             lanes.finished(entry)
     assert arrive(lanes, "1a") == [Arrival.DONE]
+
+
+def test_the_low_water_mark_is_reported_once_when_messages_leave() -> None:
+    lanes = make_lanes()
+    reported: list[int] = []
+    arrive(lanes, "1a 2b 3c 4d")
+    lanes.low_water, lanes.on_low_water = 2, lambda: reported.append(len(lanes))
+    for entry in take_all(lanes):
+        (lanes.release if entry.sequence == 2 else lanes.finished)(entry)
+    assert reported == [2]

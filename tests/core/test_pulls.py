@@ -55,6 +55,16 @@ def test_a_full_buffer_stops_the_asking() -> None:
     assert window.ask(5, 5) == Pull(0, 5)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 10, 301])
+def test_the_low_water_mark_is_where_the_next_pull_is_due(size: int) -> None:
+    for buffered in range(size + 1):
+        for asked in range(size + 1 - buffered):
+            window = PullWindow(size, LARGE)
+            window.asked = asked
+            is_due = buffered <= window.low_water
+            assert (window.ask(buffered, 0) is not None) == (is_due or buffered == asked == 0)
+
+
 def test_large_messages_shrink_the_window() -> None:
     window = PullWindow(1000, 1000)
     window.ask(0, 0)

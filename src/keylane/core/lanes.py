@@ -43,6 +43,10 @@ WAITING, READY, RUNNING, RETRYING = State
 QUEUED, HELD, DONE = Arrival
 
 
+def _nothing() -> None:
+    """What is done when nobody wants to know."""
+
+
 class Entry(Generic[T]):
     """One message in its lane. `item` is its newest delivery, `next` the message behind it."""
 
@@ -82,7 +86,9 @@ class Lanes(Generic[T]):
         "_ready",
         "_remember",
         "_retries",
+        "low_water",
         "lowest_dropped",
+        "on_low_water",
     )
 
     def __init__(self, *, max_tries: int | None, backoff: Callable[[int], float], remember: int) -> None:
@@ -96,6 +102,9 @@ class Lanes(Generic[T]):
         self._done: set[int] = set()
         self.lowest_dropped: int | None = None
         """The lowest sequence that left without being finished. Whoever knows that all of them come again clears it."""
+        self.low_water = -1
+        """`on_low_water` is called when no more than this many messages are left."""
+        self.on_low_water: Callable[[], None] = _nothing
         self._done_order: deque[int] = deque()  # finding a dict's oldest key is slow once many were deleted
 
     def __repr__(self) -> str:
@@ -173,6 +182,8 @@ class Lanes(Generic[T]):
         self._done_order.append(sequence)
         if len(self._done_order) > self._remember:
             self._done.remove(self._done_order.popleft())
+        if len(self._entries) == self.low_water:
+            self.on_low_water()
 
     def failed(self, entry: Entry[T], now: float) -> float | None:
         """The message failed. Returns the time at which it may run again.
@@ -204,6 +215,8 @@ class Lanes(Generic[T]):
         else:
             following.state = READY
             self._ready.append(following)
+        if len(self._entries) == self.low_water:
+            self.on_low_water()
 
     def drop(self, sequence: int) -> None:
         """This message is not, or no longer, here and was not finished."""

@@ -146,6 +146,12 @@ class PullWindow:
         """How many messages fit in all, if each is as large as the largest one known."""
         return max(1, min(self.max_messages, self.max_bytes // self.largest))
 
+    @property
+    def low_water(self) -> int:
+        """With so many messages buffered the next `ask` gives a pull, if nothing else changes. May be negative."""
+        size = self.size
+        return size - max(1, size // 2) - self.asked
+
     def ask(self, buffered: int, buffered_bytes: int) -> Pull | None:
         """The pull to send now, or None while enough is on its way or the buffer is full."""
         if buffered == 0 and self._seen >= self.max_messages:

@@ -30,6 +30,7 @@ from keylane.fleet.membership import join
 from keylane.fleet.migration import Migration
 from keylane.fleet.repartition import repartition
 from keylane.fleet.worker import FleetHooks, Worker
+from keylane.processing.message import MessageContext
 
 __all__ = [
     "Deduplicator",
@@ -40,6 +41,7 @@ __all__ = [
     "HashedPartitions",
     "KvPartitions",
     "ListedPartitions",
+    "MessageContext",
     "Migration",
     "MovedPartitions",
     "Partition",

@@ -119,6 +119,8 @@ async def join(
     one replica, and positions in the fleet's bucket, every `checkpoint_s` and whenever a partition moves: the servers
     carry thousands of partitions. `"auto"` takes the second for more than 100 partitions of a replicated stream.
 
+    `max_ack_pending` bounds what is in flight in this worker, over all its partitions (docs/fleet.md).
+
     A message that failed `max_tries` times becomes a dead letter, and its key goes on; without, it is tried for ever.
     With `after_tries="park"` the key stops there instead: its later messages are stored behind the failed one, in
     order, until `keylane dlq release`, and other keys go on. All workers of the fleet need the same `after_tries`.

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from keylane.core.fleet_partitions import Partition
+from keylane.core.pull_budget import PullBudget, PullShare
 from keylane.errors import ApiError, FleetError, KeylaneError, NotFound, RequestTimeout
 from keylane.fleet.consumer_limit import TOO_MANY_CONSUMERS, CreationPace, ensure_room
 from keylane.fleet.origin import PartitionOrigin
@@ -30,6 +31,7 @@ from keylane.jetstream import (
     FeedOptions,
     Message,
     PinOptions,
+    SharedBudget,
     consumers,
     open_feed,
 )
@@ -48,6 +50,10 @@ _CREATE_TRIES = 5
 _CREATE_PAUSE_S = 0.1
 _LOOKS = 2
 """What an owner left behind is looked for when a partition is taken over; after that the lease is what ends owners."""
+_LEAST_ACK_PENDING = 1000
+"""Of a consumer, which never changes: workers with any budget read it, and ask for no more than that."""
+MOST_BYTES = 32 * 1024 * 1024
+"""In flight, of a worker over all its partitions."""
 _QUORUM_AGE_S = 2.0
 """Servers of a cluster exchange heartbeats every second."""
 
@@ -61,6 +67,7 @@ class ReaderOptions:
     """A work queue, which deletes what is acked."""
     ack_wait_s: float
     max_ack_pending: int
+    """Of a worker, over all its partitions."""
     pin_timeout_s: float
     commits: Commits = "message"
     is_checkpointed: bool = False
@@ -76,7 +83,7 @@ class ReaderOptions:
             ack_policy="all" if self.commits == "prefix" else "explicit",
             ack_wait_s=self.ack_wait_s,
             max_deliver=-1,
-            max_ack_pending=self.max_ack_pending,
+            max_ack_pending=max(self.max_ack_pending, _LEAST_ACK_PENDING),
             max_waiting=256,
             num_replicas=1 if self.is_checkpointed else None,
             mem_storage=True if self.is_checkpointed else None,
@@ -112,10 +119,13 @@ class PartitionReader:
         lost: Callable[[KeylaneError | None], None],
         redelivered: Callable[[], None],
         pace: CreationPace,
+        budget: PullBudget,
         positions: PositionStore | None = None,
     ) -> None:
         """`pinned`: called when a message comes under a new pin. `unpinned`: when the server has refused ours. `lost`:
-        when the feed ends by itself. `redelivered`: when `reset` is due. `positions`: of the owners before."""
+        when the feed ends by itself. `redelivered`: when `reset` is due. `budget`: of all partitions of the worker.
+        `positions`: of the owners before.
+        """
         self._connection = connection
         self._partition = partition
         self._consumer = consumer
@@ -131,6 +141,11 @@ class PartitionReader:
         self._feed_end: asyncio.Task[None] | None = None
         self._mode = _Mode.HOLDING
         self._held: list[Message] = []
+        self._passed_over = 0
+        """What came while draining and is not acked: it is in flight until the consumer is reset."""
+        self._budget = budget
+        self._share: PullShare | None = budget.share()  # now: those that are opened first must leave something
+        processor.call_at_low_water(self._refill)
         self._message = PrefixMessage if options.commits == "prefix" else GroupMessage
         self._progress = processor.progress
         """None on a work queue, which has no positions: what is handled is gone."""
@@ -161,7 +176,11 @@ class PartitionReader:
         """Create the consumer if it is missing, and pull: as a standby, until whoever is pinned gives the pin back."""
         self._callbacks.renew()
         self._drop_waiting()
-        await self._ensure_consumer()
+        self._passed_over = 0
+        if self._share is None:
+            self._share = self._budget.share()
+        self._share.clear()
+        info = await self._ensure_consumer()
         options = self._options
         expires_s = options.pin_timeout_s / 2
         feed_options = FeedOptions(
@@ -178,9 +197,10 @@ class PartitionReader:
                 on_unpinned=self._callbacks.of_current(self._lost_pin),
             ),
             on_messages=self._callbacks.of_current(self._take),
+            budget=SharedBudget(share=self._share, in_flight=self._in_flight, on_window=self._processor.set_window),
             around_reset=self._around_reset,
         )
-        self._feed = await open_feed(self._connection, options.stream, self._consumer, feed_options)
+        self._feed = await open_feed(self._connection, options.stream, self._consumer, feed_options, known=info)
         self._feed_end = asyncio.create_task(self._feed.wait(), name=f"end of {self._consumer}")
         self._feed_end.add_done_callback(self._feed_ended)
 
@@ -219,7 +239,7 @@ class PartitionReader:
         was_without_pull, self._was_without_pull = self._was_without_pull, is_without_pull
         return info.ack_floor >= before and not (is_without_pull and was_without_pull)
 
-    async def _ensure_consumer(self) -> None:
+    async def _ensure_consumer(self) -> ConsumerInfo:
         """One that was deleted while this worker had the partition begins where this worker is."""
         stream, checkpointed = self._options.stream, self._options.is_checkpointed
         wanted = self._options.consumer(self._consumer, self._partition.filter, None)
@@ -253,6 +273,7 @@ class PartitionReader:
             )
         if self._progress is not None:
             self._progress.learned(info.ack_floor)
+        return info
 
     def _may_replace(self) -> bool:
         """Whether a consumer that does not answer is lost: the owner says so at once, others give it time for that."""
@@ -357,6 +378,8 @@ class PartitionReader:
             end.exception()  # seen: it is being let go of
         if feed is not None:
             await feed.close()
+        if self._share is not None:
+            self._share.clear()
 
     async def drain(self, *, lost: bool) -> None:
         """Start nothing more, wait until nothing runs, have the acks confirmed.
@@ -395,19 +418,13 @@ class PartitionReader:
             end.exception()  # seen: it is being let go of
         if feed is not None:
             if feed.is_pinned and self._connection.is_connected:
-                await feed.drain(0)
-                await self._make_deliverable(feed)
-            await feed.close()
+                await feed.hand_over()
+            else:
+                await feed.close()
         self._origin.pin_id = None
-
-    async def _make_deliverable(self, feed: Feed) -> None:
-        """What was delivered and not handled would otherwise come again after ack_wait only."""
-        try:
-            info = await self._info()
-            if self._pin_of(info) == feed.pin_id and info.num_ack_pending:
-                await consumers.reset(self._connection, self._options.stream, self._consumer)
-        except KeylaneError as error:
-            _log.warning("%r: what was not handled may come again as late as its ack wait: %s", self, error)
+        if self._share is not None:
+            self._share.close()
+            self._share = None
 
     # ---- what the feed says -----------------------------------------------------------------------------------
 
@@ -424,15 +441,26 @@ class PartitionReader:
             if not batch:
                 return
         make, place, origin = self._message, self._place, self._origin
-        messages = [make(one, place(one.raw_subject), origin) for one in batch]
+        now = time.time()
+        messages = [make(one, place(one.raw_subject), origin, now) for one in batch]
         if self._mode is _Mode.STARTED:
             self._processor.offer(messages)
         else:
             self._processor.pass_over(messages)
+            if self._options.commits == "message":  # else what is not committed is counted
+                self._passed_over += sum(not one.delivery.settled for one in messages)
+
+    def _in_flight(self) -> int:
+        return self._processor.in_flight + len(self._held) + len(self._beyond) + self._passed_over
+
+    def _refill(self) -> None:
+        if self._feed is not None:
+            self._feed.refill()
 
     @contextmanager
     def _around_reset(self) -> Iterator[None]:
         self._drop_waiting()
+        self._passed_over = 0
         with self._processor.around_reset():
             yield
 
@@ -449,6 +477,7 @@ class PartitionReader:
         """What has not begun comes again, to whoever is pinned: here, or to a worker that claims the partition."""
         self._origin.pin_id = None
         self._drop_waiting()
+        self._passed_over = 0
         self._processor.forget()
         self._processor.end_run()
         self._unpinned()

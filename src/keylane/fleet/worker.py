@@ -47,6 +47,7 @@ from keylane.core.fleet_partitions import Partition
 from keylane.core.fleet_records import ASSIGNMENT, TABLE, FleetAssignment, FleetSpec
 from keylane.core.fleet_view import FleetView
 from keylane.core.fleet_worker import FleetWorker, step
+from keylane.core.pull_budget import PullBudget
 from keylane.dispatch import HandlerCall, HandlerSlots
 from keylane.errors import CopyMissing, FleetEnded, FleetError, KeylaneError, NotFound, RevisionConflict
 from keylane.fleet.claimer import PartitionClaimer
@@ -54,7 +55,7 @@ from keylane.fleet.consumer_limit import CreationPace
 from keylane.fleet.consumer_probe import ConsumerProbe
 from keylane.fleet.lag import PartitionLag, partition_lag
 from keylane.fleet.origin import PartitionOrigin
-from keylane.fleet.partition_reader import PartitionReader, ReaderOptions
+from keylane.fleet.partition_reader import MOST_BYTES, PartitionReader, ReaderOptions
 from keylane.fleet.partition_table import FleetPartitions
 from keylane.fleet.planner import FleetPlanner
 from keylane.fleet.positions import CHECKPOINT_S, PositionStore
@@ -173,6 +174,7 @@ class Worker(Joined):
         self._handling = handling
         self._hooks = hooks
         self._slots = HandlerSlots(handling.concurrency)
+        self._budget = PullBudget(reader_options.max_ack_pending, MOST_BYTES)
         offset_s = time.time() - _clock()
         self._core = FleetWorker(spec=spec, identity=identity, planner=planner(offset_s), clock_offset_s=offset_s)
         self._store = FleetStore(connection, stream, fleet, timeout_s=spec.lease_s / 3, hinted=self._hinted)
@@ -611,6 +613,7 @@ class Worker(Joined):
             redelivered=run.reset,
             positions=self._position_store(),
             pace=self._pace,
+            budget=self._budget,
         )
 
     def _position_store(self) -> PositionStore | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from enum import Enum, auto
@@ -291,13 +292,13 @@ class WorkerReader:
 
     def _offer(self, batch: list[Message]) -> None:
         place, origin, deliveries = self._place, self._origin, self._deliveries
-        messages = []
+        messages, now = [], time.time()
         for one in batch:
             if deliveries.is_handled(one.sequence):
                 one.ack()
             else:
                 deliveries.offered(one.sequence, one)
-                messages.append(GroupMessage(one, place(one.raw_subject), origin))
+                messages.append(GroupMessage(one, place(one.raw_subject), origin, now))
         if messages:
             self._processor.offer(messages)
 

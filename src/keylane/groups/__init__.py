@@ -28,7 +28,7 @@ from keylane.groups.instance import Origin
 from keylane.groups.key_parking import KeyOwner, KeyParking, KeyRelease, with_parking
 from keylane.groups.member import Member, MemberHooks, join
 from keylane.groups.stream_subjects import can_store
-from keylane.processing.message import GroupMessage, Placing, placing_by
+from keylane.processing.message import GroupMessage, MessageContext, Placing, placing_by
 from keylane.processing.origin import GroupSource
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "Member",
     "MemberHooks",
     "MemberState",
+    "MessageContext",
     "Origin",
     "Placing",
     "StaticConfig",

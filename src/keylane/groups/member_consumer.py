@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
@@ -538,7 +539,8 @@ class MemberConsumer:
         if self._is_asked_for is not None:
             batch = self._drop_unasked(batch, self._is_asked_for)
         place, origin = self._place, self._origin
-        messages = [GroupMessage(one, place(one.raw_subject), origin) for one in batch]
+        now = time.time()
+        messages = [GroupMessage(one, place(one.raw_subject), origin, now) for one in batch]
         admitted = self._state.admitted
         if not {one.place.partition for one in messages} <= admitted:
             messages = self._hold_back(messages, admitted)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from keylane.jetstream.direct import MOST_BYTES, OWN_HEADERS, StoredMessage, read_all, read_batch
     from keylane.jetstream.features import Version, supports
     from keylane.jetstream.feed import Feed, open_feed
-    from keylane.jetstream.feed_options import FeedOptions, Notice, PinOptions
+    from keylane.jetstream.feed_options import FeedOptions, Notice, PinOptions, SharedBudget
     from keylane.jetstream.headers import encode_headers, number_in, parse_headers, status_of
     from keylane.jetstream.hooks import Hooks
     from keylane.jetstream.kv import Bucket, KvEntry, change
@@ -67,6 +67,7 @@ __all__ = [
     "PublishAck",
     "Publisher",
     "RetentionPolicy",
+    "SharedBudget",
     "StorageType",
     "StoredMessage",
     "StreamConfig",
@@ -102,7 +103,7 @@ _HOMES = {
     ".direct": "MOST_BYTES OWN_HEADERS StoredMessage read_all read_batch",
     ".features": "Version supports",
     ".feed": "Feed open_feed",
-    ".feed_options": "FeedOptions Notice PinOptions",
+    ".feed_options": "FeedOptions Notice PinOptions SharedBudget",
     ".headers": "encode_headers number_in parse_headers status_of",
     ".hooks": "Hooks",
     ".kv": "Bucket KvEntry change",

@@ -122,6 +122,7 @@ class Client(nats.aio.client.Client):
         self._ps = _Parser(self)  # type: ignore[assignment]  # stands in for nats-py's Parser
         self.outbox: list[bytes] = []
         self.push_handle: asyncio.Handle | None = None
+        self._before_push: list[Callable[[], None]] = []
         self._flushes: set[asyncio.Future[bool]] = set()
         self._listeners: list[LinkListener] = []
         self._denial_listeners: list[DenialListener] = []
@@ -218,8 +219,18 @@ class Client(nats.aio.client.Client):
     def schedule_push(self) -> None:
         self.push_handle = asyncio.get_running_loop().call_soon(self.push)
 
+    def before_push(self, callback: Callable[[], None]) -> None:
+        """Call this once, after everything else of this turn of the event loop: what it posts leaves with the rest."""
+        self._before_push.append(callback)
+        if self.push_handle is None:
+            self.schedule_push()
+
     def push(self) -> None:
         """Write what was posted now. nats-py's own pending commands go first, so order is kept."""
+        if self._before_push:
+            callbacks, self._before_push = self._before_push, []
+            for callback in callbacks:
+                callback()
         if self.push_handle is not None:
             self.push_handle.cancel()
             self.push_handle = None

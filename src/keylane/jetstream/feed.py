@@ -26,6 +26,7 @@ from keylane.jetstream.pull_loop import LINGER_S, PullLoop
 
 if TYPE_CHECKING:
     from keylane.jetstream.connection import Connection
+    from keylane.jetstream.consumers import ConsumerInfo
 
 __all__ = ["Feed", "FeedOptions", "Notice", "PinOptions", "open_feed"]
 
@@ -106,6 +107,10 @@ class Feed:
         """
         await self._pulls.drain(linger_s)
 
+    def refill(self) -> None:
+        """Some of what is in flight is settled: pull with the acks of this turn, if the budget has room."""
+        self._pulls.refill_with_acks()
+
     async def settle(self) -> None:
         """Wait until the server has every ack that was sent so far."""
         await self._pulls.settle_acks()
@@ -126,6 +131,24 @@ class Feed:
                 self._buffer.give_back()
                 await self.settle()
                 await self._pin.hand_over()
+        except KeylaneError as error:
+            self._pulls.notify(None, f"the pin may not be handed over: then it moves after its timeout ({error})")
+        self._buffer.clear()
+
+    async def hand_over(self) -> None:
+        """As `close`, for a pinned reader that has settled what it handled: with as few requests as possible.
+
+        The next reader waits for each of them. What is not acked is delivered again from the first message on, so the
+        next one need not reset the consumer.
+        """
+        assert self._pin is not None
+        await self._pulls.drain(0, is_confirmed=False)  # the answers below come after what is on its way
+        await self._pin.stop()
+        try:
+            if self._client.is_connected:
+                is_ours, _ = await asyncio.gather(self._pin.is_ours(), self.settle())
+                if is_ours:
+                    await self._pin.hand_over(resets=True)
         except KeylaneError as error:
             self._pulls.notify(None, f"the pin may not be handed over: then it moves after its timeout ({error})")
         self._buffer.clear()
@@ -268,8 +291,21 @@ class Feed:
 
 
 @awaitable_context
-async def open_feed(connection: Connection, stream: str, consumer: str, options: FeedOptions | None = None) -> Feed:
-    """A started feed on an existing pull consumer. A missing consumer raises `NotFound`."""
+async def open_feed(
+    connection: Connection,
+    stream: str,
+    consumer: str,
+    options: FeedOptions | None = None,
+    *,
+    known: ConsumerInfo | None = None,
+) -> Feed:
+    """A started feed on an existing pull consumer. A missing consumer raises `NotFound`.
+
+    `known`: the consumer as the server has just described it; otherwise it is asked.
+    """
     feed = Feed(connection, stream, consumer, options or FeedOptions())
-    await feed._pulls.read_limits()
+    if known is not None:
+        feed._pulls.keep_limits(known)
+    else:
+        await feed._pulls.read_limits()
     return await feed.start()

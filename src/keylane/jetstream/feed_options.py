@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
+from keylane.core.pull_budget import PullShare
 from keylane.core.pulls import Meaning
 from keylane.errors import InvalidInput
 from keylane.jetstream.message import Message
@@ -40,6 +41,17 @@ class PinOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharedBudget:
+    """A feed with `on_messages` that shares what may be in flight with other feeds."""
+
+    share: PullShare
+    in_flight: Callable[[], int]
+    """How many of the messages that `on_messages` got are not settled."""
+    on_window: Callable[[int, int], None]
+    """Called after every look at the budget: how many may be in flight, and how few are when `Feed.refill` is due."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FeedOptions:
     """Bounds and timers of a feed.
 
@@ -60,7 +72,8 @@ class FeedOptions:
     """Pull only when `fetch` is called."""
     on_messages: Callable[[list[Message]], None] | None = None
     """Called with every batch inside the socket's read callback, instead of iteration: the shortest way from the
-    server to code that never waits. The consumer's `max_ack_pending` bounds it."""
+    server to code that never waits. The consumer's `max_ack_pending` bounds it, or `budget`."""
+    budget: SharedBudget | None = None
 
     around_reset: Callable[[], AbstractContextManager[None]] | None = None
     """Entered while the consumer is reset: acks that are sent meanwhile may not count."""

@@ -327,9 +327,12 @@ class FeedPin:
         info = await consumers.info(self._connection, self._stream, self._consumer)
         return self._pinned_in(info) == self._pin.pin_id
 
-    async def hand_over(self) -> None:
-        """Let the server pin another reader now. Ask `is_ours` first: it clears whatever pin there is."""
-        if not self._is_good and self._options.reset_on_takeover:
+    async def hand_over(self, *, resets: bool = False) -> None:
+        """Let the server pin another reader now. Ask `is_ours` first: it clears whatever pin there is.
+
+        `resets`: reset the consumer before, which the next reader would otherwise do.
+        """
+        if resets or (not self._is_good and self._options.reset_on_takeover):
             # What was dropped or held would come again after ack_wait only, if nothing new is published.
             await consumers.reset(self._connection, self._stream, self._consumer)
         await consumers.unpin(self._connection, self._stream, self._consumer, self._options.group)

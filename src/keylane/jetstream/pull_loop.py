@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
+from keylane.core.pull_budget import ACTIVE_EXPIRES_S
 from keylane.core.pulls import Meaning, Pull, PullWindow, Status
 from keylane.errors import (
     AckFailed,
@@ -39,7 +40,7 @@ from keylane.errors import (
     PullRefused,
 )
 from keylane.jetstream import consumers
-from keylane.jetstream.feed_options import FeedOptions, Notice
+from keylane.jetstream.feed_options import FeedOptions, Notice, SharedBudget
 from keylane.jetstream.headers import number_in, parse_headers, status_of
 from keylane.jetstream.hooks import Hooks
 from keylane.jetstream.message import Message, parse_ack_subject
@@ -108,6 +109,7 @@ class PullLoop:
         self._options = options
         self._buffer = buffer
         self._window = PullWindow(options.max_messages, options.max_bytes)
+        self._most = options.max_messages
         self._loop = asyncio.get_running_loop()
         self._request = consumers.next_subject(connection, stream, consumer).encode()
         self._inbox = self._client.new_inbox()
@@ -116,6 +118,7 @@ class PullLoop:
         self._unobserve: Callable[[], None] | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._pulling = False
+        self._is_refill_due = False
         self._held_back = 0
         self._linked = False
         self._last_heard = self._last_moved = self._loop.time()
@@ -146,8 +149,11 @@ class PullLoop:
         self._keeper = asyncio.create_task(self._keep(), name=f"feed {self._buffer.feed}")
         self._pulling = True
 
-    async def drain(self, linger_s: float) -> None:
-        """Pull no more, wait for what is on its way (see `Feed.drain`), and end the buffer."""
+    async def drain(self, linger_s: float, *, is_confirmed: bool = True) -> None:
+        """Pull no more, wait for what is on its way (see `Feed.drain`), and end the buffer.
+
+        `is_confirmed`: wait until the server has closed the inbox.
+        """
         self._pulling = False
         if self._subscription is None:
             return
@@ -155,7 +161,7 @@ class PullLoop:
         try:
             await self._linger(linger_s)
         finally:
-            await self._end(subscription)
+            await self._end(subscription, is_confirmed=is_confirmed)
 
     async def _linger(self, linger_s: float) -> None:
         now = self._loop.time()
@@ -172,7 +178,7 @@ class PullLoop:
                 async with asyncio.timeout(left_s):
                     await self._all_here.wait()
 
-    async def _end(self, subscription: Subscription) -> None:
+    async def _end(self, subscription: Subscription, *, is_confirmed: bool) -> None:
         self._client.unlisten(self._link_changed)
         self._client.unlisten_for_denials(self._denied)
         if self._unobserve is not None:
@@ -180,8 +186,9 @@ class PullLoop:
         try:
             if self._client.is_connected:
                 await subscription.unsubscribe()
-                # Whatever the server sent before it read the UNSUB arrives before the answer to this.
-                await self._connection.flush()
+                if is_confirmed:
+                    # Whatever the server sent before it read the UNSUB arrives before the answer to this.
+                    await self._connection.flush()
         except (KeylaneError, NatsError) as error:
             self.notify(None, f"the end of the pulls was not confirmed: {error}")
         finally:
@@ -269,9 +276,33 @@ class PullLoop:
         self._buffer.taken = 0
         if self.before_pull is not None:
             self.before_pull()
+        if self._options.budget is not None:
+            self._ask_within(self._options.budget)
+            return
         pull = self._window.ask(len(self._buffer.messages), self._buffer.bytes)
         if pull is not None:
             self._send(pull, self._options.expires_s)
+
+    def refill_with_acks(self) -> None:
+        """Refill at the end of this turn of the event loop, when all that it settles is settled: one larger pull."""
+        if not self._is_refill_due:
+            self._is_refill_due = True
+            self._client.before_push(self._refill_now)
+
+    def _refill_now(self) -> None:
+        self._is_refill_due = False
+        self.refill()
+
+    def _ask_within(self, budget: SharedBudget) -> None:
+        window, share = self._window, budget.share
+        in_flight = budget.in_flight()
+        share.holds(in_flight + window.asked)
+        window.max_messages = min(self._most, share.size(window.largest, self._loop.time()))
+        pull = window.ask(in_flight, 0)
+        if pull is not None:
+            share.holds(in_flight + window.asked)
+            self._send(pull, ACTIVE_EXPIRES_S if share.is_active else self._options.expires_s)
+        budget.on_window(window.size, window.low_water)
 
     def ask_for(self, batch: int, expires_s: float) -> None:
         """Pull exactly so many messages, unless a pull is open already or nothing may be pulled now."""
@@ -325,6 +356,8 @@ class PullLoop:
             self._window.delivered(len(messages), max([len(one.data) + len(one.raw_headers) for one in messages]))
             self.refill_every = max(1, self._window.size // 8)
             self._failures = 0
+            if self._options.budget is not None:
+                self._options.budget.share.delivered()
 
     def go_on(self) -> None:
         """All that was received is sorted: pull for more."""
@@ -340,7 +373,10 @@ class PullLoop:
             self._note_stray(subject)
             return False
         status = Status(code, text, number_in(parse_headers(headers).get("Nats-Pending-Messages")))
+        asked_before = self._window.asked
         match self._window.answered(pull, status):
+            case Meaning.ENDED if self._options.budget is not None and self._window.asked < asked_before:
+                self._options.budget.share.fell_quiet()  # it was not filled
             case None | Meaning.ALIVE | Meaning.ENDED | Meaning.OUT_OF_BYTES:
                 pass
             case Meaning.PIN_LOST if self._options.pin is not None:
@@ -469,8 +505,11 @@ class PullLoop:
         self.refill()
 
     async def read_limits(self, timeout_s: float | None = None) -> None:
+        """Ask for the consumer's configuration, and keep pulls within it."""
+        self.keep_limits(await consumers.info(self._connection, self._stream, self._consumer, timeout_s=timeout_s))
+
+    def keep_limits(self, info: consumers.ConsumerInfo) -> None:
         """Keep pulls within what the consumer's configuration allows."""
-        info = await consumers.info(self._connection, self._stream, self._consumer, timeout_s=timeout_s)
         config = info.config
         if config.deliver_subject is not None:
             raise PullRefused(
@@ -478,7 +517,7 @@ class PullLoop:
                 "a feed needs a pull consumer"
             )
         most, bytes_ = self._options.max_messages, self._options.max_bytes
-        self._window.max_messages = min(most, config.max_batch or most)
+        self._most = self._window.max_messages = min(most, config.max_batch or most)
         self._window.max_bytes = min(bytes_, config.max_bytes or bytes_)
         self._window.overlapping = config.max_waiting != 1
         if config.max_waiting and info.num_waiting >= config.max_waiting:

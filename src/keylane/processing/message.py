@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import Enum, auto
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, cast
@@ -33,6 +33,22 @@ class Place(NamedTuple):
         return cls(partition, subject, key, f"{partition}.{key}")
 
 
+class MessageContext(NamedTuple):
+    """What is known about a message beside its content, for logs and metrics of a handler."""
+
+    stream: str
+    group: str
+    """The group or fleet."""
+    worker: str
+    """The member of the group, or the worker of the fleet."""
+    subject: str
+    partition: int
+    key: str
+    sequence: int
+    received: datetime
+    """When this process got it from the server."""
+
+
 class Outcome(Enum):
     """How a handler settled a message."""
 
@@ -44,13 +60,15 @@ class Outcome(Enum):
 class GroupMessage:
     """One message of a group. Settled by the group when the handler returns, or by the handler in manual mode."""
 
-    __slots__ = ("delivery", "home", "origin", "outcome", "place")
+    __slots__ = ("delivery", "home", "origin", "outcome", "place", "received_at")
 
-    def __init__(self, delivery: Message, place: Place, origin: MessageOrigin) -> None:
+    def __init__(self, delivery: Message, place: Place, origin: MessageOrigin, received_at: float = 0.0) -> None:
         self.delivery = delivery
         self.place = place
         self.origin = origin
         """The instance that has it: member, pin, fencing token."""
+        self.received_at = received_at
+        """When this process got it, in seconds of `time.time`."""
         self.outcome: Outcome | None = None
         self.home: asyncio.AbstractEventLoop | None = None
         """Set while a thread has the message: what it says is carried to the event loop."""
@@ -63,7 +81,20 @@ class GroupMessage:
         one, origin = self.delivery, self.origin
         names = (origin.stream, origin.group, origin.member, origin.instance)
         facts = OriginFacts(*names, origin.revision, origin.pin_id, origin.from_queue)
-        return MessageCopy.of, (one.raw_subject, one.reply, one.raw_headers, one.data, self.place, facts)
+        return MessageCopy.of, (
+            one.raw_subject, one.reply, one.raw_headers, one.data, self.place, facts, self.received_at,
+        )  # fmt: skip
+
+    @property
+    def context(self) -> MessageContext:
+        """Who handles it, where it belongs and when it came, as one value.
+
+        >>> log.info("paid", extra={"context": message.context})  # doctest: +SKIP
+        """
+        origin, place = self.origin, self.place
+        received = datetime.fromtimestamp(self.received_at, tz=UTC)
+        names = (origin.stream, origin.group, origin.member)
+        return MessageContext(*names, place.subject, place.partition, place.key, self.sequence, received)
 
     @property
     def subject(self) -> str:
@@ -154,10 +185,17 @@ class MessageCopy(GroupMessage):
 
     @classmethod
     def of(  # noqa: PLR0917 - in the order in which `__reduce__` gives them
-        cls, subject: bytes, reply: bytes, headers: bytes, data: bytes, place: Place, origin: OriginFacts
+        cls,
+        subject: bytes,
+        reply: bytes,
+        headers: bytes,
+        data: bytes,
+        place: Place,
+        origin: OriginFacts,
+        received_at: float,
     ) -> MessageCopy:
         delivery = Message(cast("Client", None), subject, reply, headers, data)
-        return cls(delivery, place, cast("MessageOrigin", origin))
+        return cls(delivery, place, cast("MessageOrigin", origin), received_at)
 
     async def ack_confirmed(self, timeout_s: float = 5.0) -> None:
         self._refuse()

@@ -28,28 +28,29 @@ Which = Callable[[GroupMessage], bool]
 
 _LOOK_EVERY_S = 0.1
 _OWED_S = 2.0
+_SMALLEST_CROWD = 10
 
 
 class CrowdedLanes:
     """Reports lanes that hold at least `crowd` messages, each once until it holds fewer."""
 
     def __init__(self, crowd: int, on_crowded: Crowded | None) -> None:
-        self._crowd = crowd
+        self.crowd = crowd
         self._on_crowded = on_crowded
         self._known: dict[Hashable, int] = {}
         self._looked_at = 0.0
 
     def look_soon(self, lanes: Lanes[GroupMessage]) -> None:
         """Like `look`, but does nothing if it looked shortly before."""
-        if len(lanes) >= self._crowd and time.monotonic() > self._looked_at + _LOOK_EVERY_S:
+        if len(lanes) >= self.crowd and time.monotonic() > self._looked_at + _LOOK_EVERY_S:
             self.look(lanes)
 
     def look(self, lanes: Lanes[GroupMessage]) -> None:
-        if len(lanes) < self._crowd:
+        if len(lanes) < self.crowd:
             return
         self._looked_at = time.monotonic()
         before = self._known
-        self._known = {key: length for key, length in lanes.lengths().items() if length >= self._crowd}
+        self._known = {key: length for key, length in lanes.lengths().items() if length >= self.crowd}
         for key, length in self._known.items():
             if key not in before:
                 self._report(next(entry.item for entry in lanes if entry.key == key), length)
@@ -231,6 +232,24 @@ class MessageProcessor:
             return self._acks.owes(which)
         self.commit()
         return self.progress is not None and self.progress.owes
+
+    @property
+    def in_flight(self) -> int:
+        """How many messages wait or run here, or are handled and not committed."""
+        here = len(self._lanes)
+        return here if self._is_acked or self.progress is None else max(here, self.progress.uncommitted)
+
+    def call_at_low_water(self, refill: Callable[[], None]) -> None:
+        """Call this when `in_flight` has fallen to `low_water`; where a prefix is committed, after every commit."""
+        if self.progress is not None and not self._is_acked:
+            self.progress.committed = refill
+        else:
+            self._lanes.on_low_water = refill
+
+    def set_window(self, size: int, low_water: int) -> None:
+        """So many messages may be in flight here now, and with so few `call_at_low_water` is due."""
+        self._lanes.low_water = low_water
+        self._crowded.crowd = max(_SMALLEST_CROWD, size // 2)
 
     @property
     def has_messages(self) -> bool:

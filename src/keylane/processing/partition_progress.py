@@ -42,6 +42,8 @@ class PartitionProgress:
         """Here since an earlier run, and not delivered in this one yet: no commit may pass them."""
         self._is_held = False
         self._passed = 0
+        self.committed: Callable[[], None] | None = None
+        """Called after each commit."""
         self.redelivered: Callable[[], None] | None = None
         """Called when the consumer is to be reset to the position: it went back, or did not get a commit."""
 
@@ -125,6 +127,11 @@ class PartitionProgress:
     # ---- commits ------------------------------------------------------------------------------------
 
     @property
+    def uncommitted(self) -> int:
+        """How many deliveries no commit covers yet; 0 where messages are acked one by one."""
+        return len(self._sequences)
+
+    @property
     def owes(self) -> bool:
         """Whether something was handled that no commit covers yet."""
         return bool(self._owed) or (self._commits and any(map(self._is_handled, self._sequences)))
@@ -145,6 +152,8 @@ class PartitionProgress:
                 last = deliveries.popleft()
         if last is not None:
             last.ack()
+            if self.committed is not None:
+                self.committed()
 
     def _is_handled(self, sequence: int) -> bool:
         dropped = self._lanes.lowest_dropped

@@ -236,6 +236,7 @@ class Settlement:
             tries,
             error_line(error),
             exc_info=error,
+            extra={"context": message.context},
         )
         self._call_on_failure(message, error, tries)
 

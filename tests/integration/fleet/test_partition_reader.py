@@ -8,10 +8,11 @@ from contextlib import asynccontextmanager
 import pytest
 
 from keylane.core.fleet_partitions import Partition
+from keylane.core.pull_budget import PullBudget
 from keylane.errors import Disconnected
 from keylane.fleet.consumer_limit import CreationPace
 from keylane.fleet.origin import PartitionOrigin
-from keylane.fleet.partition_reader import PartitionReader, ReaderOptions
+from keylane.fleet.partition_reader import MOST_BYTES, PartitionReader, ReaderOptions
 from keylane.jetstream import Feed, consumers
 from keylane.processing.handler_options import HandlerOptions
 from keylane.processing.message import GroupMessage, Place
@@ -82,6 +83,7 @@ async def one_reader(ground: FleetGround) -> AsyncIterator[OneReader]:
         lost=lambda _: None,
         redelivered=lambda: None,
         pace=CreationPace(lambda _: None),
+        budget=PullBudget(50, MOST_BYTES),
     )
     one = OneReader(ground, reader, processor)
     await reader.open()

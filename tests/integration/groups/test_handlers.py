@@ -16,7 +16,7 @@ from nats.js.api import SubjectTransform
 
 from keylane import groups
 from keylane.errors import InvalidInput
-from keylane.groups import GroupMessage, MemberHooks
+from keylane.groups import GroupMessage, MemberHooks, MessageContext
 from keylane.jetstream import ConsumerConfig, Outgoing, consumers, publish_many, streams
 from tests.integration.groups.conftest import MakeGround
 from tests.integration.groups.rig import QUICK, Ground, flawless
@@ -123,6 +123,9 @@ async def test_a_failure_is_logged_with_its_traceback_and_where_it_was(
         f"{line.partition}, key 'k1', sequence 2 (try 1): ValueError: no luck"
     )
     assert 'raise ValueError("no luck")' in caplog.text
+    context: MessageContext = record.__dict__["context"]
+    assert context[:-1] == (ground.stream, "g", "a", f"{ground.stream}.k1", line.partition, "k1", 2)
+    assert abs(context.received.timestamp() - record.created) < 5
 
 
 async def test_with_a_hook_a_failure_is_logged_for_debugging_only(

@@ -126,7 +126,7 @@ class FleetRunOptions:
         "auto"
     )
     concurrency: Annotated[int, typer.Option(min=1, help="Handlers that run in one worker.")] = 64
-    max_ack_pending: Annotated[int, typer.Option(min=1, help="Messages in flight.")] = 500
+    max_ack_pending: Annotated[int, typer.Option(min=1, help="Messages in flight in one worker.")] = 500
     max_tries: Annotated[
         int | None, typer.Option(min=1, help="Tries before a message becomes a dead letter; else for ever.")
     ] = None
