@@ -10,7 +10,7 @@ SUITE = .venv/bin/python $(if $(ARGS),-m pytest $(ARGS),scripts/suite.py $(1))
 .DEFAULT_GOAL := help
 
 help:
-	@echo 'make demo     set up what keylane needs and run the demo on an embedded server'
+	@echo 'make demo     set up keylane and Spark and run the demo on an embedded server (ARGS=--without-spark)'
 	@echo 'make test     set up everything and run the tests   (ARGS="tests/core -x" for some of them)'
 	@echo 'make test-quick  rules, properties and the simulation: for the edit loop'
 	@echo 'make test-long   what make test leaves out: benchmarks, chaos, clusters, packing, pipelines'
@@ -25,7 +25,7 @@ help:
 	@echo 'PYTHON=...    use this Python instead of the first one found that is 3.11 or newer'
 
 demo:
-	@sh scripts/setup demo
+	@sh scripts/setup demo $(filter --without-spark,$(ARGS))
 	@.venv/bin/python -m keylane.cli.main demo $(ARGS)
 
 test:

@@ -1,6 +1,7 @@
 """Makes `.venv` ready: `python3 scripts/setup.py demo|dev|test`, run by make.
 
-demo: keylane and what it needs to run. dev: also the tools and all extras. test: dev and the peers.
+demo: keylane and Spark; with `--without-spark`, and where Spark cannot be installed, keylane alone. dev: also the
+tools and all extras. test: dev and the peers.
 Does nothing where nothing changed. Standard library only: it runs before anything is installed.
 """
 
@@ -25,8 +26,16 @@ PYTHON = VENV / "bin" / "python"
 PINS = "constraints.txt"
 REQUIREMENTS = {
     "demo": ["--editable", "."],
+    "demo-spark": ["--editable", ".[charts,fast,spark]"],
     "dev": ["--editable", ".[charts,fast,kafka,metrics,spark,sql,websocket]", "--group", "dev"],
 }
+WITH = {
+    "demo": "",
+    "demo-spark": " and Spark: a few minutes, once (make demo ARGS=--without-spark is quicker)",
+    "dev": " with its tools and extras: a few minutes",
+}
+ENOUGH = {"demo": ("demo", "demo-spark", "dev"), "demo-spark": ("demo-spark", "dev"), "dev": ("dev",)}
+"""What is installed when something else was asked for before."""
 LARGE_BYTES = 30_000_000
 
 _PROBE = """
@@ -49,13 +58,28 @@ class Environment:
     pip: str | None
 
 
-def main(mode: str) -> int:
+def main(mode: str, *, with_spark: bool) -> int:
     with (ROOT / "pyproject.toml").open() as only_one_at_a_time:
         fcntl.flock(only_one_at_a_time, fcntl.LOCK_EX)
-        prepare("demo" if mode == "demo" else "dev")
+        if mode == "demo":
+            prepare_demo(with_spark=with_spark)
+        else:
+            prepare("dev")
     if mode == "test":
         return subprocess.run([PYTHON, "-m", "tests.peers"], cwd=ROOT, check=False).returncode
     return 0
+
+
+def prepare_demo(*, with_spark: bool) -> None:
+    if with_spark:
+        try:
+            prepare("demo-spark")
+        except SetupFailed as error:
+            reasons = [line for line in str(error).splitlines() if line.startswith("ERROR:")]
+            say(f"Spark cannot be installed here, so the demo runs without it ({reasons[-1] if reasons else error})")
+        else:
+            return
+    prepare("demo")
 
 
 def prepare(what: str) -> None:
@@ -66,14 +90,14 @@ def prepare(what: str) -> None:
         if environment is None:
             raise SetupFailed(f"{PYTHON} does not run although it was just made: remove .venv and try again.")
     stamp = expected_stamp(environment)
-    if any(read(stamp_file(enough)) == stamp for enough in {what, "dev"}):
+    if any(read(stamp_file(enough)) == stamp for enough in ENOUGH[what]):
         return
     for old in REQUIREMENTS:
         stamp_file(old).unlink(missing_ok=True)
     if environment.pip != pinned("pip"):
         say(f"installing pip {pinned('pip')}")
         run([PYTHON, "-m", "pip", "install", "--upgrade", "--constraint", PINS, "pip"])
-    say("installing keylane" + (" with its tools and extras: a few minutes" if what == "dev" else ""))
+    say(f"installing keylane{WITH[what]}")
     pins = ["--constraint", PINS, "--build-constraint", PINS]
     run([PYTHON, "-m", "pip", "install", "--progress-bar", "raw", *pins, *REQUIREMENTS[what]])
     stamp_file(what).write_text(stamp)
@@ -207,10 +231,10 @@ def say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] not in (["demo"], ["dev"], ["test"]):
-        sys.exit("usage: setup.py demo|dev|test")
+    if sys.argv[1:] not in (["demo"], ["demo", "--without-spark"], ["dev"], ["test"]):
+        sys.exit("usage: setup.py demo [--without-spark]|dev|test")
     try:
-        sys.exit(main(sys.argv[1]))
+        sys.exit(main(sys.argv[1], with_spark="--without-spark" not in sys.argv))
     except SetupFailed as error:
         sys.exit(str(error))
     except KeyboardInterrupt:

@@ -8,19 +8,21 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from tests.integration.chaos.test_chaos_short import MARK, left_behind
 
 
-def play(*options: str, timeout_s: float) -> str:
+def play(*options: str, timeout_s: float, directory: Path | None = None) -> str:
     ended = subprocess.run(
         [sys.executable, "-m", "keylane.cli.main", "demo", "--seconds", "8", "--rate", "200", *options],
         capture_output=True,
         text=True,
         timeout=timeout_s,
         check=False,
+        cwd=directory,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert re.search(r"Verdict: sent 1,600, lost 0, duplicated \d+, out of order 0", ended.stdout)
@@ -37,7 +39,7 @@ def state_of(said: str, instance: str) -> str:
 
 @pytest.mark.timeout(120)
 def test_the_demo_ends_with_a_clean_verdict() -> None:
-    said = play("--no-pipelines", timeout_s=100)
+    said = play("--without-spark", timeout_s=100)
     for event in ("dave was added: 2 of 10", "carol was dropped: 3 of 10"):
         assert event in said
     told = re.search(
@@ -55,14 +57,19 @@ def test_the_demo_ends_with_a_clean_verdict() -> None:
 
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-def test_the_demo_audits_itself_and_plans() -> None:
-    said = play(timeout_s=550)
+def test_the_demo_audits_itself_and_plans(tmp_path: Path) -> None:
+    said = play(timeout_s=550, directory=tmp_path)
     assert re.search(r"lost +0\n", said)
     assert re.search(r"out of order +0\n", said)
     assert "two owners at once     0" in said
     without = re.search(r"without a record +([1-9]\d*)\n", said)
     assert ("without a record are not lost" in said) is (without is not None)
     assert re.search(r"imbalance now +1\.\d\d", said)
+    assert re.search(r"customer-7 .* 17\.\d%", said)
+    assert "orders by partition" in said
+    assert re.search(r"│ customer-7 │ \d+ +│", said)
+    assert (tmp_path / "keylane-demo.png").read_bytes().startswith(b"\x89PNG")
+    assert "keylane stream create" in said
 
 
 @pytest.mark.timeout(120)

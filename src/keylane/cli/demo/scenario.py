@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
@@ -32,6 +34,10 @@ if TYPE_CHECKING:
 
 PARTITIONS = 10
 CUSTOMERS = 100
+HOT_CUSTOMER = 7
+CHART = "keylane-demo.png"
+_BAR_CELLS = 40
+_ROWS = 5
 ACK_WAIT_S = 1.5
 _START_DEADLINE_S = 30.0
 _FINISH_DEADLINE_S = 30.0
@@ -82,7 +88,9 @@ def run_demo(console: Console, seconds: float, rate: int, *, pipelines: bool) ->
         version = ".".join(map(str, server.version))
         console.print(f"nats-server {version} runs at {server.url}")
         clean = keylane.run(_run(console, server.url, seconds, rate))
-        return clean and (not pipelines or run_pipelines(console, server.url))
+        clean = clean and (not pipelines or run_pipelines(console, server.url))
+    _print_next(console)
+    return clean
 
 
 async def _run(console: Console, url: str, seconds: float, rate: int) -> bool:
@@ -206,12 +214,17 @@ async def _publish(connection: Connection, run: DemoRun, seconds: float, rate: i
     pending = []
     async with open_publisher(connection) as publisher:
         for number in range(int(seconds * rate)):
-            pending.append(await publisher.send(f"orders.customer-{number % CUSTOMERS}", b"%d" % number))
+            pending.append(await publisher.send(f"orders.customer-{_customer(number)}", b"%d" % number))
             run.published = number + 1
             ahead_s = start + number / rate - loop.time()
             if ahead_s > 0.01:
                 await asyncio.sleep(ahead_s)
     return [(await one).sequence for one in pending]
+
+
+def _customer(number: int) -> int:
+    """Every sixth order is that of one customer: a hot key, for the pipelines to find."""
+    return HOT_CUSTOMER if number % 6 == 0 else number % CUSTOMERS
 
 
 async def _end_members(run: DemoRun) -> None:
@@ -299,18 +312,23 @@ def run_pipelines(console: Console, url: str) -> bool:
 
     console.print()
     if not is_installed():
-        console.print("Audit and load of this run, on Spark: pip install 'keylane[spark]'", markup=False)
+        console.print(
+            "Not shown: audit, hot keys and the stream as a table, on Spark. It is not installed: `make demo` installs "
+            "it in a checkout, `pip install 'keylane[spark]'` elsewhere.",
+            markup=False,
+            highlight=False,
+        )
         return True
-    console.print("Two pipelines look at what the members wrote down. Starting Spark ...")
+    console.print("Spark looks at the same stream, and at what the members wrote down. Starting it ...")
     try:
         with spark_session("keylane demo") as spark:
-            return _run_both(console, spark, url)
+            return _run_all(console, spark, url)
     except KeylaneError as error:
         console.print(f"The pipelines did not run: {error}", markup=False)
         return True
 
 
-def _run_both(console: Console, spark: SparkSession, url: str) -> bool:
+def _run_all(console: Console, spark: SparkSession, url: str) -> bool:
     from keylane.spark.address import Address
     from keylane.spark.pipelines import audit, skew
     from keylane.spark.sync_connection import shared_connection
@@ -323,11 +341,66 @@ def _run_both(console: Console, spark: SparkSession, url: str) -> bool:
         _show(console, f"keylane pipeline run audit --stream {STREAM} --group {GROUP}", summary)
         if without := audited.unproven.get("unproven"):
             _explain(console, without)
-        load = skew.run(spark, skew.Settings(stream=STREAM, group=GROUP, address=address, top=3))
-        _show(console, f"keylane pipeline run skew --stream {STREAM} --group {GROUP}", load.as_text())
+        chart = CHART if find_spec("matplotlib") is not None and os.access(".", os.W_OK) else None
+        load = skew.run(spark, skew.Settings(stream=STREAM, group=GROUP, address=address, top=3, chart=chart))
+        drawn = f" --chart {chart}" if chart else ""
+        _show(console, f"keylane pipeline run skew --stream {STREAM} --group {GROUP}{drawn}", load.as_text())
+        _print_bars(console, {str(one): part.messages for one, part in sorted(load.partitions.items())})
+        _print_rows(console, spark, url)
     finally:
         link.close()  # the demo's server ends before this process does
     return audited.verdict
+
+
+def _print_bars(console: Console, messages: dict[str, int]) -> None:
+    """The same as the chart, in the terminal."""
+    table = Table(title="orders by partition", box=None, pad_edge=False)
+    table.add_column("partition", justify="right")
+    table.add_column("orders", justify="right")
+    table.add_column("", min_width=_BAR_CELLS, no_wrap=True)
+    most = max(messages.values(), default=1)
+    for partition, count in messages.items():
+        table.add_row(partition, f"{count:,}", "█" * max(1, round(_BAR_CELLS * count / most)), style="cyan")
+    console.print()
+    console.print(table)
+
+
+def _print_rows(console: Console, spark: SparkSession, url: str) -> None:
+    """The stream as a DataFrame, as a user would read it."""
+    import keylane.spark
+
+    keylane.spark.register(spark)
+    console.print(
+        f'\n>>> orders = spark.read.format("keylane").options(url=…, stream="{STREAM}", group="{GROUP}").load()',
+        '>>> orders.where("key = \'customer-7\'").orderBy("sequence", ascending=False)',
+        sep="\n",
+        style="bold",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    orders = spark.read.format("keylane").options(url=url, stream=STREAM, group=GROUP).load()
+    newest = orders.where(orders.key == f"customer-{HOT_CUSTOMER}").orderBy("sequence", ascending=False)
+    table = Table(title=f"the newest {_ROWS} rows")
+    for column in ("sequence", "timestamp", "partition", "key", "data"):
+        table.add_column(column)
+    for row in newest.limit(_ROWS).collect():
+        time_of_day = f"{row['timestamp']:%H:%M:%S.%f}"
+        table.add_row(str(row["sequence"]), time_of_day, str(row["partition"]), row["key"], row["data"].decode())
+    console.print(table)
+
+
+def _print_next(console: Console) -> None:
+    console.print(
+        """
+Go on with your own server and stream (README has the program):
+  keylane server run --port 4222
+  keylane stream create ORDERS --partition-by 'orders.*' --partitions 10
+  keylane pub orders.customer-1 hello --count 1000
+  keylane --help""",
+        markup=False,
+        highlight=False,
+    )
 
 
 def _explain(console: Console, without: int) -> None:
