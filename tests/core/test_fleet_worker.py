@@ -19,6 +19,7 @@ from keylane.core.fleet_events import (
     PartitionUnpinned,
     ReadRecords,
     RecordEntry,
+    RecordHint,
     RecordsRead,
     SpecRefused,
     StartPartition,
@@ -34,11 +35,13 @@ from keylane.core.fleet_leadership import AssignmentProposal, LeaderLook
 from keylane.core.fleet_lease import LeasePhase, WorkerIdentity
 from keylane.core.fleet_records import (
     HISTORY_LENGTH,
+    WORKERS,
     FleetAssignment,
     FleetClaim,
     FleetRecord,
     FleetSpec,
     HistoryEntry,
+    LeaderLease,
     LeaseState,
     WorkerLease,
     from_json,
@@ -46,7 +49,7 @@ from keylane.core.fleet_records import (
     to_json,
 )
 from keylane.core.fleet_view import FleetView
-from keylane.core.fleet_worker import FleetWorker, step
+from keylane.core.fleet_worker import LOOKS_PER_LEASE, FleetWorker, step
 
 SPEC = FleetSpec(source={"kind": "list"})
 
@@ -129,6 +132,9 @@ class Store:
 
     def did(self, *kinds: type) -> list[FleetAction]:
         return [action for action in self.actions if isinstance(action, kinds)]
+
+    def wrote(self, key: str) -> bool:
+        return any(one.key == key for one in self.did(WriteRecord) if isinstance(one, WriteRecord))
 
     def history(self) -> list[tuple[int, tuple[str, ...]]]:
         """The version of every note, and what it moved."""
@@ -245,6 +251,54 @@ def test_a_lease_is_expired_the_moment_it_is_old() -> None:
     assert store.worker.view.next_expiry(store.now) == first_seen + store.worker.spec.lease_s
     store.run(4)
     assert store.worker.view.next_expiry(store.now) > first_seen + store.worker.spec.lease_s
+
+
+def led_by_another(store: Store, seconds: int) -> None:
+    """Worker 7 leads, and renews its two leases every second. Everybody hears of it."""
+    for _ in range(seconds):
+        beat = store.sequence + 1
+        renewed = (
+            WorkerLease(worker=7, instance="x.1", taken=1, beat=beat),
+            LeaderLease(worker=7, instance="x.1", epoch=1, beat=beat),
+        )
+        for record in renewed:
+            store.store(record)
+        for record in renewed:
+            store.tell(RecordHint(key_of(record), to_json(record)))
+        store.run(1)
+
+
+def test_a_fleet_at_rest_reads_the_leases_of_all_workers_only_for_its_leader() -> None:
+    store = Store()
+    led_by_another(store, 3)
+    store.actions.clear()
+    led_by_another(store, 30)
+    looks = [one.keys for one in store.did(ReadRecords) if isinstance(one, ReadRecords)]
+    assert len(looks) >= 50
+    assert sum(WORKERS in keys for keys in looks) == 3, "with every audit"
+
+
+def test_whoever_follows_a_dead_leader_knows_since_when_its_lease_is_unchanged() -> None:
+    """It has read no lease for seconds then. It heard of the renewals, so it need not wait for another lease_s."""
+    store = Store()
+    led_by_another(store, 12)
+    store.actions.clear()
+    store.run(SPEC.lease_s - 1 + SPEC.lease_s / LOOKS_PER_LEASE + 0.2)
+    assert store.wrote("worker.7")
+
+
+def test_a_time_when_the_store_did_not_answer_is_not_held_against_a_worker() -> None:
+    store = Store()
+    led_by_another(store, 12)
+    store.unanswered = {"leader": [], "worker.0": []}
+    store.run(10)
+    store.actions.clear()
+    store.answer("worker.0")
+    store.answer("leader")
+    store.run(SPEC.lease_s - 0.5)
+    assert not store.wrote("worker.7")
+    store.run(1)
+    assert store.wrote("worker.7")
 
 
 def test_an_owner_whose_pin_is_refused_clears_that_of_whoever_has_it() -> None:

@@ -6,8 +6,8 @@ back, and the next fencing token. Decides nothing about the worker itself.
 Four rules keep a store that lies from doing harm:
 - A lease ends by a write (`left`, `expired`), never because a read lacks it. A record that is gone counts as gone only
   when two reads at least 2 lease_s apart lacked it.
-- A lease is old when looks without a gap have shown it unchanged for lease_s. After an outage of the store everybody
-  has the whole lease_s to renew.
+- A lease is old when it is unchanged for lease_s, and the store has answered looks without a gap for as long. After an
+  outage of the store everybody has the whole lease_s to renew.
 - The growing number of a record (`rank`) says which of two is the newer one, not the store's revision.
 - A token exceeds the one before, every token that this worker has seen, and the wall clock in milliseconds. So it grows
   also where the store and every worker that remembers have gone; then only as well as the clocks of the machines agree.
@@ -56,11 +56,10 @@ class Sighting:
     def unchanged_for(self) -> float:
         return self.checked - self.since
 
-    def seen_again(self, now: float, lease_s: float) -> None:
+    def seen_again(self, now: float, steady_since: float) -> None:
         """A read shows it as it was. While nobody could look, nobody could renew it either: such a time is not held
         against its holder."""
-        if now - self.checked > LONGEST_GAP_SHARE * lease_s:
-            self.since = now
+        self.since = max(self.since, steady_since)
         self.checked = now
 
 
@@ -100,6 +99,9 @@ class FleetView:
     losses: int = 0
     """How often the store went back."""
     broken: dict[str, str] = field(default_factory=dict)
+    looked_at: float = -math.inf
+    steady_since: float = -math.inf
+    """Since then the store has answered looks without a gap."""
     _hints: dict[str, tuple[tuple[int, ...], float]] = field(default_factory=dict)
 
     # ---- numbers that only grow ----------------------------------------------------------------------------
@@ -142,9 +144,15 @@ class FleetView:
         self.remember(record)
         return record
 
-    def next_expiry(self, now: float) -> float:
+    def looked(self, now: float) -> None:
+        """The store has answered a look, at whatever."""
+        if now - self.looked_at > LONGEST_GAP_SHARE * self.lease_s:
+            self.steady_since = now
+        self.looked_at = now
+
+    def next_expiry(self, now: float, *, of_workers: bool = True) -> float:
         """When the next lease is old, if nobody renews it: a look at that moment loses no time."""
-        leases = [*self.workers.values(), *([self.leader] if self.leader is not None else [])]
+        leases = [*(self.workers.values() if of_workers else ()), *([self.leader] if self.leader is not None else [])]
         due = (one.since + self.lease_s for one in leases if one.lease.state.is_held)
         return min((at for at in due if at > now), default=math.inf)
 
@@ -163,7 +171,7 @@ class FleetView:
         self.absent.pop(worker, None)
         self.deleted.pop(worker, None)
         if seen is not None and seen.revision == entry.revision:
-            seen.seen_again(now, self.lease_s)
+            seen.seen_again(now, self.steady_since)
             return
         if self._is_stale(seen, entry, now):
             return
@@ -175,7 +183,7 @@ class FleetView:
     def read_leader(self, entry: RecordEntry | None, now: float) -> None:
         seen, self.leader_read = self.leader, True
         if entry is not None and seen is not None and seen.revision == entry.revision:
-            seen.seen_again(now, self.lease_s)
+            seen.seen_again(now, self.steady_since)
             return
         if self._is_stale(seen, entry, now):
             return
@@ -266,7 +274,7 @@ class FleetView:
 
     def _sighting(self, key: str, revision: int, lease: WorkerLease | LeaderLease, now: float) -> Sighting:
         rank, at = self._hints.get(key, ((), now))
-        return Sighting(revision, lease, at if rank == lease.rank else now, now)
+        return Sighting(revision, lease, max(at, self.steady_since) if rank == lease.rank else now, now)
 
     # ---- what follows from them ----------------------------------------------------------------------------
 

@@ -11,7 +11,8 @@ How to use it:
 `step` changes the worker and returns actions; each is performed once, in order. The first step, with any event, begins.
 `clock_offset_s` is the wall clock less the clock of `now`, read once at the start.
 
-Theory of operation. The worker looks at the leases and at the leader every lease_s / 6, and acts on what it sees:
+Theory of operation. The worker looks at the leader every lease_s / 6, and at all leases when it leads or waits for
+anything (`_needs_leases`), and acts on what it sees:
 - its id and lease: `core/fleet_lease.py`;
 - the partitions that the newest assignment gives to it: `core/fleet_claims.py`;
 - the fleet, while it is the leader: `core/fleet_leadership.py`;
@@ -69,7 +70,7 @@ from keylane.core.fleet_events import (
     WriteUnknown,
 )
 from keylane.core.fleet_leadership import AssignmentPlanner, LeaderRole, Leadership
-from keylane.core.fleet_lease import HANDOVER_S, IdLease, LeasePhase, WorkerIdentity
+from keylane.core.fleet_lease import HANDOVER_S, RENEW_SHARE, IdLease, LeasePhase, WorkerIdentity
 from keylane.core.fleet_records import (
     ASSIGNMENT,
     DRAINS,
@@ -96,6 +97,8 @@ LOOKS_PER_LEASE = 6
 LOOKS_PER_AUDIT = 20
 """Every so many looks the worker also reads the claims that it holds, the assignment and the spec. While the fleet
 recovers it does so with every look: two workers may have started with claims of which one was lost."""
+OVERDUE_SHARE = RENEW_SHARE * 2
+"""A leader that has not renewed its lease for this share of lease_s may be gone."""
 ID_GRACE_S = 30.0
 _READ_AGAIN_S = 0.01
 _MOST_READS = 5
@@ -132,7 +135,13 @@ class FleetWorker:
     leave_by: float = 0.0
     ended: bool = False
     looking: bool = False
+    look_ends: str = WORKERS
+    """The look that is under way ends with the answer to this key."""
+    lists: bool = False
+    """Whether the next look is at all leases, also if nothing else asks for it."""
     look_at: float = 0.0
+    listed_at: float = -math.inf
+    """When all leases were last read."""
     looks: int = 0
     opened: frozenset[str] | None = None
     """The partitions that may be owned now, whatever is assigned; None: all."""
@@ -184,12 +193,10 @@ class FleetWorker:
         return self.ownership.token(partition)
 
     def heeds(self, hint: RecordHint) -> bool:
-        """Whether a hint can matter. Most do not: every worker hears of every claim and every renewal."""
+        """Whether a hint can matter. Most do not: every worker hears of every claim."""
         if (partition := partition_of(hint.key)) is not None:
             return self.ownership is not None and self.ownership.heeds(partition, hint.value)
-        if worker_of(hint.key) is not None:
-            return _leads(self) or (hint.value is not None and b'"leaving"' in hint.value)
-        return hint.key in (ASSIGNMENT, LEADER, DRAINS)
+        return worker_of(hint.key) is not None or hint.key in (ASSIGNMENT, LEADER, DRAINS)
 
 
 def step(worker: FleetWorker, event: FleetEvent, now: float) -> list[FleetAction]:
@@ -215,7 +222,8 @@ def _take(worker: FleetWorker, event: FleetEvent, now: float) -> None:  # noqa: 
             _read(worker, event, now)
         case ReadFailed(asked):
             worker.requests.read_ended(asked)
-            worker.looking = worker.looking and WORKERS not in asked
+            worker.looking = worker.looking and worker.look_ends not in asked
+            worker.lists = worker.lists or WORKERS in asked
         case WriteConfirmed(key) if worker.requests.is_outdated(key):
             _not_confirmed(worker, key, is_known=False)
         case WriteConfirmed(key, revision):
@@ -253,6 +261,9 @@ def _read(worker: FleetWorker, event: RecordsRead, now: float) -> None:
     if view.created is not None and event.created != view.created:
         _went_back(worker, now)
     view.created = event.created
+    if LEADER in event.asked:
+        view.looked(now)
+    worker.looking = worker.looking and worker.look_ends not in event.asked
     for key in event.asked:
         if key == WORKERS:
             _looked(worker, event, now)
@@ -317,7 +328,7 @@ def _read_announced(worker: FleetWorker, event: RecordHint) -> None:
 
 def _looked(worker: FleetWorker, event: RecordsRead, now: float) -> None:
     """All leases, or as many as the store told."""
-    worker.looking = False
+    worker.listed_at = now
     if worker.ownership is not None:
         worker.ownership.ready |= worker.ownership.standby
     found = {number for key in event.entries if (number := worker_of(key)) is not None}
@@ -426,11 +437,14 @@ def _hinted_lease(worker: FleetWorker, event: RecordHint, value: bytes, now: flo
         _read_announced(worker, event)
     elif isinstance(record, LeaderLease):
         if not record.state.is_held or record.version > worker.view.highest_version:
+            worker.lists = True
             worker.look_at = now
     elif isinstance(record, WorkerLease):
         seen = worker.view.workers.get(record.worker)
         if seen is None or seen.lease.instance != record.instance or seen.lease.state is not record.state:
-            worker.look_at = now
+            worker.lists = True
+            if _leads(worker) or record.state is LeaseState.LEAVING:
+                worker.look_at = now
 
 
 def _stop(worker: FleetWorker, now: float) -> None:
@@ -549,7 +563,8 @@ def _name_successors(worker: FleetWorker, now: float) -> None:
 
 
 def _lead(worker: FleetWorker, leadership: Leadership, now: float) -> None:
-    if not worker.stopping and not worker.view.is_recovering(now):
+    knows_leases = now < worker.listed_at + worker.spec.lease_s * RENEW_SHARE  # it plans as soon as it leads
+    if knows_leases and not worker.stopping and not worker.view.is_recovering(now):
         leadership.stand(now)
     if leadership.role is LeaderRole.LEADER and now >= leadership.renew_at:
         leadership.renew(now)
@@ -558,13 +573,33 @@ def _lead(worker: FleetWorker, leadership: Leadership, now: float) -> None:
         leadership.plan(now)
 
 
+def _needs_leases(worker: FleetWorker, now: float) -> bool:
+    """Whether to look at all leases. In a fleet at rest only the leader does: each look reads a record of every worker.
+
+    Whoever may have to lead next begins before the leader's lease is old, so that it loses no time.
+    """
+    leader, ownership = worker.view.leader, worker.ownership
+    is_led = (
+        leader is not None
+        and leader.lease.state.is_held
+        and now < leader.since + OVERDUE_SHARE * worker.spec.lease_s
+        and worker.leadership is not None
+        and worker.leadership.role is LeaderRole.FOLLOWER
+    )
+    is_waiting = ownership is None or bool(ownership.standby) or any(ownership.unresolved())
+    return worker.lists or worker.stopping or is_waiting or not is_led
+
+
 def _look(worker: FleetWorker, now: float) -> None:
     view, ownership = worker.view, worker.ownership
     worker.looks += 1
     worker.looking = True
-    worker.look_at = min(now + worker.spec.lease_s / LOOKS_PER_LEASE, view.next_expiry(now))
     audit = view.is_recovering(now) or worker.looks % LOOKS_PER_AUDIT == 0
-    keys = [LEADER, WORKERS]
+    lists = audit or _needs_leases(worker, now)
+    worker.lists, worker.look_ends = False, WORKERS if lists else LEADER
+    next_expiry = view.next_expiry(now, of_workers=lists)
+    worker.look_at = min(now + worker.spec.lease_s / LOOKS_PER_LEASE, next_expiry)
+    keys = [LEADER, WORKERS] if lists else [LEADER]
     leader = view.leader.lease if view.leader is not None else None
     version = leader.version if isinstance(leader, LeaderLease) else 0
     if audit or not view.assignment_read or view.assignment is None or version > view.assignment.version:
