@@ -35,6 +35,8 @@ IDLE_S = 20.0
 _SETTLED_S = 40.0
 """What a partition that was just taken over is looked at for is over by then."""
 _SAMPLE_S = 0.25
+_PAUSE_PER_LOOK = 4
+"""Pauses between looks are so many times as long as a look takes: it reads all claims, which must not be the load."""
 _LONGEST_S = 240.0
 GO_MEMORY_MIB = 0.79
 GO_MOVE_MS = "40 to 80"
@@ -180,11 +182,13 @@ async def _look(connection: Connection, joined: Sequence[Worker], partitions: in
 
 
 async def _all_owned(connection: Connection, joined: Sequence[Worker], partitions: int, samples: Samples) -> None:
-    deadline = time.monotonic() + _LONGEST_S
+    deadline, began = time.monotonic() + _LONGEST_S, time.monotonic()
     while not await _look(connection, joined, partitions, samples):
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if now > deadline:
             raise SystemExit(f"after {_LONGEST_S:g} s only {len(samples.claims):,} of {partitions:,} are claimed")
-        await asyncio.sleep(_SAMPLE_S)
+        await asyncio.sleep(max(_SAMPLE_S, _PAUSE_PER_LOOK * (now - began)))
+        began = time.monotonic()
 
 
 async def _idle(
@@ -209,20 +213,22 @@ async def _one_more(
     partitions: int,
     samples: Samples,
 ) -> tuple[float, int]:
-    """Milliseconds a moved partition, from the first that moves to the last, and how many moved."""
-    before = dict(samples.claims)
-    joined.append(await join(len(joined)))
-    deadline = time.monotonic() + _LONGEST_S
-    began: float | None = None
-    while time.monotonic() < deadline:
-        is_whole = await _look(connection, joined, partitions, samples)
-        if began is None and (not is_whole or samples.claims != before):
-            began = time.monotonic()
-        if began is not None and is_whole and joined[-1].partitions:
-            moved = sum(before[name] != worker for name, worker in samples.claims.items())
-            return 1000 * (time.monotonic() - began) / max(1, moved), moved
-        await asyncio.sleep(0.02)
-    raise SystemExit("the worker that joined got nothing")
+    """Milliseconds a moved partition, from the first release to the last claim, and how many moved."""
+    written: dict[str, list[float]] = {}
+    bucket, prefix = Bucket(connection, FLEET_BUCKET), f"{STREAM}.{FLEET}."
+
+    def note(key: str, _value: bytes | None) -> None:
+        written.setdefault(key, []).append(time.monotonic())
+
+    async with bucket.hints(f"{prefix}{claim_key('*')}", note):
+        joined.append(await join(len(joined)))
+        deadline = time.monotonic() + _LONGEST_S
+        while not (await _look(connection, joined, partitions, samples) and joined[-1].partitions):
+            if time.monotonic() > deadline:
+                raise SystemExit("the worker that joined got nothing")
+            await asyncio.sleep(_SAMPLE_S)
+    began, ended = min(min(times) for times in written.values()), max(max(times) for times in written.values())
+    return 1000 * (ended - began) / len(written), len(written)
 
 
 def _cpu(pids: Sequence[int]) -> float:

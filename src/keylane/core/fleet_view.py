@@ -161,6 +161,13 @@ class FleetView:
         if key not in self._hints or self._hints[key][0] < record.rank:
             self._hints[key] = (record.rank, now)
 
+    def is_led(self, now: float, overdue_s: float) -> bool:
+        """Whether a read or a hint has shown within `overdue_s` that somebody leads."""
+        if self.leader is None or not self.leader.lease.state.is_held:
+            return False
+        _, hinted_at = self._hints.get(LEADER, ((), -math.inf))
+        return now < max(self.leader.since, hinted_at) + overdue_s
+
     def read_worker(self, worker: int, entry: RecordEntry | None, now: float) -> None:
         seen = self.workers.get(worker)
         if entry is None or entry.value is None:

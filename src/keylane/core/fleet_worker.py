@@ -11,8 +11,8 @@ How to use it:
 `step` changes the worker and returns actions; each is performed once, in order. The first step, with any event, begins.
 `clock_offset_s` is the wall clock less the clock of `now`, read once at the start.
 
-Theory of operation. The worker looks at the leader every lease_s / 6, and at all leases when it leads or waits for
-anything (`_needs_leases`), and acts on what it sees:
+Theory of operation. The worker looks at the leader and at all leases every lease_s / 6; at rest at the leader alone, and
+half as often (`_needs_leases`). It acts on what it sees:
 - its id and lease: `core/fleet_lease.py`;
 - the partitions that the newest assignment gives to it: `core/fleet_claims.py`;
 - the fleet, while it is the leader: `core/fleet_leadership.py`;
@@ -94,6 +94,8 @@ from keylane.core.fleet_view import FleetView
 from keylane.errors import BrokenFleetRecord
 
 LOOKS_PER_LEASE = 6
+LOOKS_AT_REST = 2
+"""A look at the leader alone takes the place of so many."""
 LOOKS_PER_AUDIT = 20
 """Every so many looks the worker also reads the claims that it holds, the assignment and the spec. While the fleet
 recovers it does so with every look: two workers may have started with claims of which one was lost."""
@@ -140,6 +142,8 @@ class FleetWorker:
     lists: bool = False
     """Whether the next look is at all leases, also if nothing else asks for it."""
     look_at: float = 0.0
+    unaudited: int = 0
+    """Looks since the last audit."""
     listed_at: float = -math.inf
     """When all leases were last read."""
     looks: int = 0
@@ -578,27 +582,25 @@ def _needs_leases(worker: FleetWorker, now: float) -> bool:
 
     Whoever may have to lead next begins before the leader's lease is old, so that it loses no time.
     """
-    leader, ownership = worker.view.leader, worker.ownership
-    is_led = (
-        leader is not None
-        and leader.lease.state.is_held
-        and now < leader.since + OVERDUE_SHARE * worker.spec.lease_s
-        and worker.leadership is not None
-        and worker.leadership.role is LeaderRole.FOLLOWER
-    )
-    is_waiting = ownership is None or bool(ownership.standby) or any(ownership.unresolved())
-    return worker.lists or worker.stopping or is_waiting or not is_led
+    ownership, leadership = worker.ownership, worker.leadership
+    if worker.lists or worker.stopping or ownership is None or leadership is None:
+        return True
+    if leadership.role is not LeaderRole.FOLLOWER or ownership.standby or any(ownership.unresolved()):
+        return True
+    return not worker.view.is_led(now, OVERDUE_SHARE * worker.spec.lease_s)
 
 
 def _look(worker: FleetWorker, now: float) -> None:
     view, ownership = worker.view, worker.ownership
     worker.looks += 1
     worker.looking = True
-    audit = view.is_recovering(now) or worker.looks % LOOKS_PER_AUDIT == 0
+    audit = view.is_recovering(now) or worker.unaudited + 1 >= LOOKS_PER_AUDIT
     lists = audit or _needs_leases(worker, now)
     worker.lists, worker.look_ends = False, WORKERS if lists else LEADER
-    next_expiry = view.next_expiry(now, of_workers=lists)
-    worker.look_at = min(now + worker.spec.lease_s / LOOKS_PER_LEASE, next_expiry)
+    places = 1 if lists else LOOKS_AT_REST
+    worker.unaudited = 0 if audit else worker.unaudited + places
+    pause_s = places * view.lease_s / LOOKS_PER_LEASE
+    worker.look_at = min(now + pause_s, view.next_expiry(now, of_workers=lists))
     keys = [LEADER, WORKERS] if lists else [LEADER]
     leader = view.leader.lease if view.leader is not None else None
     version = leader.version if isinstance(leader, LeaderLease) else 0

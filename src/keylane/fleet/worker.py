@@ -78,6 +78,8 @@ _OPENED_AT_ONCE = 8
 _LOOK_AGAIN_S = 0.5
 """At the partitions themselves, after a failure or while another worker leads."""
 _TIMER_STEP_S = 0.001
+_TABLE_LEASES = 3.0
+"""Between reads of the partition table that nobody has told of, in lease_s."""
 _TO_BE_MADE = "consumers of its partitions to be made"
 _PIN_REQUESTS = 16
 """At once, of one worker whose store does not answer."""
@@ -475,9 +477,9 @@ class Worker(Joined):
             self._tell(hint)
 
     async def _read_table(self) -> None:
-        """A hint may be lost: the table is also read once in a lease."""
+        """A hint may be lost: the table is also read now and then."""
         while True:
-            await _wait_for(self._table_hinted, self._core.spec.lease_s)
+            await _wait_for(self._table_hinted, _TABLE_LEASES * self._core.spec.lease_s)
             await self._reported(self._partitions.read())
 
     def _follow_table(self) -> None:
