@@ -11,8 +11,8 @@ How to use it:
 `step` changes the worker and returns actions; each is performed once, in order. The first step, with any event, begins.
 `clock_offset_s` is the wall clock less the clock of `now`, read once at the start.
 
-Theory of operation. The worker looks at the leader and at all leases every lease_s / 6; at rest at the leader alone, and
-half as often (`_needs_leases`). It acts on what it sees:
+Theory of operation. The worker looks at the leader and at all leases every lease_s / 6; at rest at the leader alone,
+and half as often (`_needs_leases`). It acts on what it sees:
 - its id and lease: `core/fleet_lease.py`;
 - the partitions that the newest assignment gives to it: `core/fleet_claims.py`;
 - the fleet, while it is the leader: `core/fleet_leadership.py`;
