@@ -253,6 +253,18 @@ def test_a_lease_is_expired_the_moment_it_is_old() -> None:
     assert store.worker.view.next_expiry(store.now) > first_seen + store.worker.spec.lease_s
 
 
+def test_a_claim_that_landed_when_its_id_was_nobodys_any_more_is_taken_over() -> None:
+    """Another instance came and left before the late write landed, so no lease is newer than the claim."""
+    store = Store(
+        lease=WorkerLease(worker=7, instance="y.1", taken=2, beat=3, state=LeaseState.LEFT, ended_ms=1),
+        claim=FleetClaim(partition="0", worker=7, instance="x.1", token=5, held=True),
+    )
+    store.run(2 * SPEC.lease_s - 0.5)
+    assert not store.did(StartPartition), "the read of the lease may be a stale one"
+    store.run(2)
+    assert StartPartition("0", store.claim().token, force=True) in store.actions
+
+
 def led_by_another(store: Store, seconds: int) -> None:
     """Worker 7 leads, and renews its two leases every second. Everybody hears of it."""
     for _ in range(seconds):

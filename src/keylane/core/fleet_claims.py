@@ -71,6 +71,8 @@ class AssignedPartition:
     """What the next write of the claim expects."""
     claim: FleetClaim | None = None
     """As last read or written."""
+    read_since: float = 0.0
+    """When a standby first read it as it is."""
     known: bool = False
     """The claim was read, or written, since something else was heard of it."""
     doubt: bool = False
@@ -178,7 +180,7 @@ class Ownership:
             return f"partition {one.partition}: the store lost records, and owners write their claims again"
         if claim is None or not claim.held or claim.instance == self.instance:
             return ""
-        if self.view.has_ended(claim.worker, claim.instance, one.revision):
+        if self.view.has_ended(claim.worker, claim.instance, one.revision, one.read_since):
             return ""
         return f"partition {one.partition}: worker {claim.worker} to release it"
 
@@ -275,6 +277,8 @@ class Ownership:
         _FOUND[one.step](self, one, claim, revision, now)
 
     def _found_standby(self, one: AssignedPartition, claim: FleetClaim | None, revision: int, now: float) -> None:
+        if revision != one.revision or claim != one.claim:
+            one.read_since = now
         one.claim, one.revision = claim, revision
 
     def _found_claiming(self, one: AssignedPartition, claim: FleetClaim | None, revision: int, now: float) -> None:

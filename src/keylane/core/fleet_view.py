@@ -102,7 +102,8 @@ class FleetView:
     looked_at: float = -math.inf
     steady_since: float = -math.inf
     """Since then the store has answered looks without a gap."""
-    _hints: dict[str, tuple[tuple[int, ...], float]] = field(default_factory=dict)
+    _heard: dict[str, tuple[bytes, float]] = field(default_factory=dict)
+    """Key of a lease -> the last renewal that a hint told of, and when."""
 
     # ---- numbers that only grow ----------------------------------------------------------------------------
 
@@ -156,17 +157,17 @@ class FleetView:
         due = (one.since + self.lease_s for one in leases if one.lease.state.is_held)
         return min((at for at in due if at > now), default=math.inf)
 
-    def hinted(self, key: str, record: FleetRecord, now: float) -> None:
-        """A write was announced: if a read shows it later, it was seen now."""
-        if key not in self._hints or self._hints[key][0] < record.rank:
-            self._hints[key] = (record.rank, now)
+    def heard(self, key: str, value: bytes, now: float) -> None:
+        """A renewal was announced: if a read shows it later, it was seen now."""
+        if key not in self._heard or self._heard[key][0] != value:
+            self._heard[key] = (value, now)
 
     def is_led(self, now: float, overdue_s: float) -> bool:
         """Whether a read or a hint has shown within `overdue_s` that somebody leads."""
         if self.leader is None or not self.leader.lease.state.is_held:
             return False
-        _, hinted_at = self._hints.get(LEADER, ((), -math.inf))
-        return now < max(self.leader.since, hinted_at) + overdue_s
+        _, heard_at = self._heard.get(LEADER, (b"", -math.inf))
+        return now < max(self.leader.since, heard_at) + overdue_s
 
     def read_worker(self, worker: int, entry: RecordEntry | None, now: float) -> None:
         seen = self.workers.get(worker)
@@ -184,7 +185,7 @@ class FleetView:
             return
         lease = self.parse(worker_key(worker), entry)
         if isinstance(lease, WorkerLease):
-            self.workers[worker] = self._sighting(worker_key(worker), entry.revision, lease, now)
+            self.workers[worker] = self._sighting(worker_key(worker), entry, lease, now)
             self._inherit(lease)
 
     def read_leader(self, entry: RecordEntry | None, now: float) -> None:
@@ -197,7 +198,7 @@ class FleetView:
         lease = self.parse(LEADER, entry) if entry is not None else None
         if entry is not None and isinstance(lease, LeaderLease):
             self.leader_revision = entry.revision
-            self.leader = self._sighting(LEADER, entry.revision, lease, now)
+            self.leader = self._sighting(LEADER, entry, lease, now)
         else:
             self.leader_revision = entry.revision if entry is not None else 0
             self.leader = None
@@ -279,9 +280,10 @@ class FleetView:
             and now - seen.checked < self.lease_s
         )
 
-    def _sighting(self, key: str, revision: int, lease: WorkerLease | LeaderLease, now: float) -> Sighting:
-        rank, at = self._hints.get(key, ((), now))
-        return Sighting(revision, lease, max(at, self.steady_since) if rank == lease.rank else now, now)
+    def _sighting(self, key: str, entry: RecordEntry, lease: WorkerLease | LeaderLease, now: float) -> Sighting:
+        value, at = self._heard.get(key, (b"", now))
+        since = max(at, self.steady_since) if value == entry.value else now
+        return Sighting(entry.revision, lease, since, now)
 
     # ---- what follows from them ----------------------------------------------------------------------------
 
@@ -305,11 +307,12 @@ class FleetView:
         first, last = self.absent.get(worker, (0.0, 0.0))
         return last - first >= 2 * self.lease_s
 
-    def has_ended(self, worker: int, instance: str, claim_revision: int) -> bool:
+    def has_ended(self, worker: int, instance: str, claim_revision: int, claim_since: float) -> bool:
         """Whether the holder of a claim has lost its lease for good, so that it handles nothing any more.
 
         Another instance under the same id proves it only if it came after the claim: a stale read may show the
-        instance before.
+        instance before. A claim can also land late, when another instance has come and gone: an id that has ended for
+        twice lease_s since the claim was first seen (`claim_since`) is nobody's.
         """
         seen = self.workers.get(worker)
         if self.is_gone(worker):
@@ -318,6 +321,8 @@ class FleetView:
             return False
         if seen.lease.instance == instance:
             return not seen.lease.state.is_held
+        if not seen.lease.state.is_held and seen.checked - max(seen.since, claim_since) >= 2 * self.lease_s:
+            return True
         return seen.revision > claim_revision
 
     # ---- a store that went back ----------------------------------------------------------------------------

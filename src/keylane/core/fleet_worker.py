@@ -196,11 +196,15 @@ class FleetWorker:
             return None
         return self.ownership.token(partition)
 
-    def heeds(self, hint: RecordHint) -> bool:
-        """Whether a hint can matter. Most do not: every worker hears of every claim."""
+    def hears(self, hint: RecordHint, now: float) -> bool:
+        """Whether `step` must be told of a hint. Most do not matter: every worker hears of every claim and renewal."""
         if (partition := partition_of(hint.key)) is not None:
             return self.ownership is not None and self.ownership.heeds(partition, hint.value)
-        return worker_of(hint.key) is not None or hint.key in (ASSIGNMENT, LEADER, DRAINS)
+        if worker_of(hint.key) is not None:
+            if hint.value is not None:
+                self.view.heard(hint.key, hint.value, now)
+            return _leads(self) or (hint.value is not None and b'"leaving"' in hint.value)
+        return hint.key in (ASSIGNMENT, LEADER, DRAINS)
 
 
 def step(worker: FleetWorker, event: FleetEvent, now: float) -> list[FleetAction]:
@@ -416,7 +420,7 @@ def _not_confirmed(worker: FleetWorker, key: str, *, is_known: bool) -> None:
 
 def _hinted(worker: FleetWorker, event: RecordHint, now: float) -> None:
     key = event.key
-    if not worker.heeds(event):
+    if not worker.hears(event, now):
         return
     if key == DRAINS:
         worker.requests.read(DRAINS)
@@ -436,7 +440,7 @@ def _hinted_lease(worker: FleetWorker, event: RecordHint, value: bytes, now: flo
         record = from_json(key, value)
     except BrokenFleetRecord:
         return  # the next look reads it, and tells what is wrong
-    worker.view.hinted(key, record, now)
+    worker.view.heard(key, value, now)
     if isinstance(record, WorkerLease) and record.successors:
         _read_announced(worker, event)
     elif isinstance(record, LeaderLease):
@@ -447,8 +451,7 @@ def _hinted_lease(worker: FleetWorker, event: RecordHint, value: bytes, now: flo
         seen = worker.view.workers.get(record.worker)
         if seen is None or seen.lease.instance != record.instance or seen.lease.state is not record.state:
             worker.lists = True
-            if _leads(worker) or record.state is LeaseState.LEAVING:
-                worker.look_at = now
+            worker.look_at = now
 
 
 def _stop(worker: FleetWorker, now: float) -> None:

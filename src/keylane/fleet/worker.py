@@ -473,7 +473,7 @@ class Worker(Joined):
     def _hinted(self, hint: RecordHint) -> None:
         if hint.key == TABLE:
             self._table_hinted.set()
-        elif self._core.heeds(hint):
+        elif self._core.hears(hint, _clock()):
             self._tell(hint)
 
     async def _read_table(self) -> None:
