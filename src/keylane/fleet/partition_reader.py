@@ -158,6 +158,7 @@ class PartitionReader:
         """The server that has the consumer, in a cluster."""
         self.seen_floor = 0
         self._was_without_pull = False
+        self._was_delivered_to = False
         self._unanswered_since: float | None = None
         self._last: int | None = None
         self._beyond: dict[int, Message] = {}
@@ -227,6 +228,11 @@ class PartitionReader:
                 await consumers.unpin(self._connection, self._options.stream, self._consumer, PIN_GROUP)
         except (NotFound, RequestTimeout) as error:
             _log.debug("%r: %s", self, error)
+
+    def was_delivered_to(self) -> bool:
+        """Whether a message came since this was last asked."""
+        found, self._was_delivered_to = self._was_delivered_to, False
+        return found
 
     async def is_well(self, timeout_s: float) -> bool:
         """Whether the consumer is where it was, and has a pull of this reader. Raises if it does not answer."""
@@ -429,6 +435,7 @@ class PartitionReader:
     # ---- what the feed says -----------------------------------------------------------------------------------
 
     def _take(self, batch: list[Message]) -> None:
+        self._was_delivered_to = True
         if self._options.on_delivered is not None and self._mode is not _Mode.HOLDING:
             self._options.on_delivered(batch)
         if self._mode is _Mode.HOLDING:
