@@ -307,7 +307,7 @@ class FleetView:
         first, last = self.absent.get(worker, (0.0, 0.0))
         return last - first >= 2 * self.lease_s
 
-    def has_ended(self, worker: int, instance: str, claim_revision: int, claim_since: float) -> bool:
+    def has_ended(self, worker: int, instance: str, claim_revision: int, claim_since: float = math.inf) -> bool:
         """Whether the holder of a claim has lost its lease for good, so that it handles nothing any more.
 
         Another instance under the same id proves it only if it came after the claim: a stale read may show the

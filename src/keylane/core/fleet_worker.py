@@ -102,6 +102,8 @@ recovers it does so with every look: two workers may have started with claims of
 OVERDUE_SHARE = RENEW_SHARE * 2
 """A leader that has not renewed its lease for this share of lease_s may be gone."""
 ID_GRACE_S = 30.0
+_ENDS = tuple(f'"{state.value}"'.encode() for state in LeaseState if state is not LeaseState.LIVE)
+"""In a lease that is about to end, or has ended."""
 _READ_AGAIN_S = 0.01
 _MOST_READS = 5
 
@@ -201,9 +203,10 @@ class FleetWorker:
         if (partition := partition_of(hint.key)) is not None:
             return self.ownership is not None and self.ownership.heeds(partition, hint.value)
         if worker_of(hint.key) is not None:
-            if hint.value is not None:
-                self.view.heard(hint.key, hint.value, now)
-            return _leads(self) or (hint.value is not None and b'"leaving"' in hint.value)
+            if hint.value is None:
+                return _leads(self)
+            self.view.heard(hint.key, hint.value, now)
+            return _leads(self) or any(state in hint.value for state in _ENDS)
         return hint.key in (ASSIGNMENT, LEADER, DRAINS)
 
 
