@@ -11,15 +11,19 @@ from typing import TYPE_CHECKING
 from keylane.lazy import loader
 
 if TYPE_CHECKING:
+    from keylane.app import App, Message, PartitionBy
     from keylane.jetstream import Connection, connect
     from keylane.loop import run
 
 __version__ = "0.1.0"
 
-__all__ = ["Connection", "__version__", "connect", "run"]
+__all__ = ["App", "Connection", "Message", "PartitionBy", "__version__", "connect", "run"]
 
 _HOMES = {
+    "App": "keylane.app",
     "Connection": "keylane.jetstream",
+    "Message": "keylane.app",
+    "PartitionBy": "keylane.app",
     "connect": "keylane.jetstream",
     "run": "keylane.loop",
 }

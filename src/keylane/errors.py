@@ -342,6 +342,13 @@ class HandlerCrashed(KeylaneError):
     """
 
 
+class InvalidPayload(KeylaneError, ValueError):
+    """The payload of a message is not what its handler takes. No further try: it becomes a dead letter at once.
+
+    A handler may raise it too.
+    """
+
+
 class HandlerProcessDied(KeylaneError):
     """The handler's process ended before the handler was done."""
 

@@ -45,11 +45,12 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         ("groups", "marshal", "exactly_once", "fleet"), FOUNDATION | ADAPTERS | PACKAGES | {"dispatch", "processing"}
     ),
     "metrics": FOUNDATION | ADAPTERS | PACKAGES,
-    "testing": FOUNDATION | ADAPTERS | PACKAGES | {"server"},
+    "app": FOUNDATION | ADAPTERS | PACKAGES | {"dispatch", "loop", "processing"},
+    "testing": FOUNDATION | ADAPTERS | PACKAGES | {"app", "dispatch", "processing", "server"},
     "cli": EVERYTHING,
     "web": EVERYTHING,
     "spark.pipelines": EVERYTHING,
-    "__init__": FOUNDATION | ADAPTERS | PACKAGES | {"loop", "server", "metrics", "testing"},
+    "__init__": FOUNDATION | ADAPTERS | PACKAGES | {"app", "loop", "server", "metrics", "testing"},
     "__main__": EVERYTHING,
 }
 

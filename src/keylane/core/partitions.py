@@ -129,6 +129,41 @@ class Partitioning:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class PartitionBy:
+    """What is partitioned, and by which part of its subjects: a `Partitioning` that may have any number of partitions.
+
+    `key` counts the `*` of the filter from 1; left out, all of them together are the key. Without a `*`, and with
+    `key=()`, the whole subject is.
+
+    >>> PartitionBy("orders.*.*", key=[2]).over(10)
+    Partitioning(filter='orders.*.*', wildcards=(2,), partitions=10)
+    >>> PartitionBy("orders.*").key
+    (1,)
+    """
+
+    filter: str
+    key: Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        stars = len(wildcard_positions(check_filter(self.filter)))
+        key = range(1, stars + 1) if self.key is None else self.key
+        if not isinstance(key, Iterable) or not all(_is_whole(one) for one in key):
+            raise InvalidInput(f"key of {shown(self.filter)} is {shown(key)}: give a list of numbers, such as [1]")
+        object.__setattr__(self, "key", tuple(key))
+        self.over(1)
+
+    @classmethod
+    def of(cls, given: PartitionBy | str) -> PartitionBy:
+        """A filter stands for one with all its `*` as the key."""
+        if not isinstance(given, PartitionBy | str):
+            raise InvalidInput(f"partition_by is {shown(given)}: give a filter, or PartitionBy('orders.*', key=[1])")
+        return given if isinstance(given, PartitionBy) else cls(given)
+
+    def over(self, partitions: int) -> Partitioning:
+        return Partitioning(self.filter, tuple(self.key or ()), partitions)
+
+
 def check_partition_count(partitions: int) -> int:
     """Return a number of partitions unchanged, or raise `InvalidInput`."""
     if not _is_whole(partitions):

@@ -2,7 +2,7 @@
 
 from keylane.dispatch.dispatcher import Dispatcher, HandlerSlots, Policy, Settling, store_dead_letter
 from keylane.dispatch.error_text import error_line, traceback_text
-from keylane.dispatch.handler_call import Executor, HandlerCall, ThreadPool
+from keylane.dispatch.handler_call import Executor, HandlerCall, ThreadPool, is_coroutine_function
 
 __all__ = [
     "Dispatcher",
@@ -13,6 +13,7 @@ __all__ = [
     "Settling",
     "ThreadPool",
     "error_line",
+    "is_coroutine_function",
     "store_dead_letter",
     "traceback_text",
 ]

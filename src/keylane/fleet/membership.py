@@ -179,7 +179,7 @@ async def join(
         executor=executor,
         grace_s=grace_s,
         on_failure=on_failure,
-        give_up=DeadLetters(connection, stream, fleet).give_up if max_tries is not None else None,
+        give_up=DeadLetters(connection, stream, fleet).give_up,
         on_crowded=on_crowded,
         journal=journal,
         commits=acks,

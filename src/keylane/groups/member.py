@@ -157,7 +157,7 @@ async def join(
         grace_s=grace_s,
         on_failure=hooks.on_failure if hooks is not None else None,
         on_crowded=hooks.on_crowded if hooks is not None else None,
-        give_up=DeadLetters(connection, stream, group).give_up if max_tries is not None else None,
+        give_up=DeadLetters(connection, stream, group).give_up if wanted.ack_policy != "none" else None,
         journal=journal,
     )
     options.check()

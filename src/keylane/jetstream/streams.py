@@ -118,8 +118,10 @@ async def subjects(connection: Connection, stream: str, subject_filter: str) -> 
             return sorted(found)
 
 
-async def names(connection: Connection) -> list[str]:
-    return [name async for name in connection.api.paged("STREAM.NAMES", "streams")]
+async def names(connection: Connection, *, subject: str | None = None) -> list[str]:
+    """Every stream of the account, or those that take messages on a subject that this filter selects."""
+    wanted = None if subject is None else {"subject": check_filter(subject)}
+    return [name async for name in connection.api.paged("STREAM.NAMES", "streams", wanted)]
 
 
 async def list_all(connection: Connection) -> AsyncIterator[StreamInfo]:

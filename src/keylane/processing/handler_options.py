@@ -68,7 +68,7 @@ class HandlerOptions:
     on_crowded: Crowded | None = None
     """A lane has come to hold half of all that may be in flight: soon nothing else is delivered."""
     give_up: GiveUp | None = None
-    """Called with a message that had all its tries; it is terminated when this returns."""
+    """Called with a message that had all its tries, or whose payload is invalid; it is terminated when this returns."""
     gate: Gate | None = None
     """Called before each handler, where keys are parked: then `give_up` parks."""
     journal: MessageJournal | None = None

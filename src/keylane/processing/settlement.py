@@ -12,7 +12,7 @@ from functools import partial
 
 from keylane.core.lanes import Entry, Lanes
 from keylane.dispatch import Dispatcher, Settling, error_line, store_dead_letter
-from keylane.errors import Fenced, LedgerMismatch
+from keylane.errors import Fenced, InvalidPayload, LedgerMismatch
 from keylane.processing.handler_options import HandlerOptions
 from keylane.processing.message import GroupMessage, Outcome
 from keylane.retrying import backoff_s
@@ -184,7 +184,10 @@ class Settlement:
         self._lanes.release(entry)
 
     def _try_again(self, entry: Entry[GroupMessage], given: GroupMessage, error: BaseException) -> str | Settling:
-        """Retry later, here or by the server; give it up after its last try."""
+        """Retry later, here or by the server; give it up after its last try, or where no try can help."""
+        if isinstance(error, InvalidPayload) and self._options.give_up is not None:
+            self._report(given, error, entry.tries + 1)
+            return partial(self._give_up, entry, error, entry.tries + 1)
         if given.outcome is Outcome.AGAIN or self._options.server_retries:
             tries = given.delivered_count
             self._report(given, error, tries)
@@ -208,7 +211,7 @@ class Settlement:
             self._lanes.release(entry)
             return _CANCELLED
         if self._is_acked and not entry.item.delivery.settled:
-            entry.item.delivery.term("parked" if self._options.gate else f"given up after {tries} tries")
+            entry.item.delivery.term("parked" if self._options.gate else f"given up after {tries} {'try' if tries == 1 else 'tries'}")
         self._lanes.finished(entry)
         return "parked" if self._options.gate is not None else "dead"
 

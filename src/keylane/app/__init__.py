@@ -1,0 +1,29 @@
+"""`keylane.App`: the front door. Handlers by decoration, with typed payloads, on fleets or groups.
+
+`app` has `App`; `handler` one decorated function, with its `signatures`, `payloads` and `publishing`; `running` joins.
+"""
+
+from __future__ import annotations
+
+from keylane.app.app import App
+from keylane.app.handler import AppHandler
+from keylane.app.publishing import Publish, Results, SubjectTemplate, message_id
+from keylane.app.running import AppHooks, AppState, RunningApp
+from keylane.core.partitions import PartitionBy
+from keylane.processing.message import GroupMessage
+
+Message = GroupMessage
+
+__all__ = [
+    "App",
+    "AppHandler",
+    "AppHooks",
+    "AppState",
+    "Message",
+    "PartitionBy",
+    "Publish",
+    "Results",
+    "RunningApp",
+    "SubjectTemplate",
+    "message_id",
+]

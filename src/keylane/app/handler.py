@@ -1,0 +1,111 @@
+"""One handler of an app: what it was decorated with, checked, and the function that a group or a fleet calls for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from keylane.app.json_values import type_name
+from keylane.app.publishing import Results, SubjectTemplate
+from keylane.app.signatures import HandlerSignature
+from keylane.core.fleet_names import check_fleet_name
+from keylane.core.names import check_member_name, check_stream_name
+from keylane.core.partitions import PartitionBy, check_partition_count
+from keylane.dispatch import error_line
+from keylane.errors import InvalidInput, InvalidPayload
+from keylane.processing.handler_options import Handler
+from keylane.processing.message import GroupMessage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppHandler:
+    """A decorated handler."""
+
+    stream: str
+    group: str
+    function: Callable[..., Any]
+    signature: HandlerSignature
+    partition_by: PartitionBy | None
+    """None: as the stream's transform, or the group, says."""
+    partitions: int | None
+    member: str | None
+    """A static or elastic group is joined as this member; None: a fleet, whose workers share by themselves."""
+    publish: SubjectTemplate | None
+    options: dict[str, Any] = field(default_factory=dict)
+    """Those of `fleet.join` and of `groups.join` alike."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.stream}/{self.group}"
+
+    def check(self) -> None:
+        check_stream_name(self.stream)
+        check_fleet_name(self.group)
+        if self.member is not None:
+            check_member_name(self.member)
+            if self.partition_by is not None or self.partitions is not None:
+                raise InvalidInput(
+                    f"member={self.member!r} joins a static or elastic group, which has its partitions already: leave "
+                    "out partition_by and partitions, or leave out member for a fleet"
+                )
+        if self.partitions is not None:
+            check_partition_count(self.partitions)
+            if self.partition_by is None:
+                raise InvalidInput(
+                    f"partitions={self.partitions} says how many: say of what with partition_by='orders.*'"
+                )
+        if self.publish is not None and self.partition_by is not None:
+            self.publish.check_against(self.partition_by)
+        time_limit_s = self.options.get("time_limit_s")
+        if time_limit_s is not None and not self.signature.is_async:
+            raise InvalidInput(
+                "time_limit_s needs an async handler: a plain one runs in a thread, which nothing can end"
+            )
+
+    def bound(self, results: Results | None) -> Handler:
+        """The function of a message that is handed to `join`. `results`: for a handler that publishes."""
+        call = self._call()
+        if results is None:
+            return _async_call(call) if self.signature.is_async else call
+        prepared = results.prepared
+        if self.signature.is_async:
+
+            async def run(message: GroupMessage) -> None:
+                result = await call(message)
+                if result is not None:
+                    await prepared(message, result)
+
+            return run
+
+        def run_in_thread(message: GroupMessage) -> Any:
+            result = call(message)
+            return prepared(message, result) if result is not None else None
+
+        return run_in_thread
+
+    def _call(self) -> Callable[[GroupMessage], Any]:
+        """From a message to what the function returns: a coroutine, or its value."""
+        function, decode, takes_message = self.function, self.signature.decode, self.signature.takes_message
+        if decode is None:
+            return function
+        if decode is bytes:
+            if takes_message:
+                return lambda message: function(message.delivery.data, message)
+            return lambda message: function(message.delivery.data)
+
+        def call(message: GroupMessage) -> Any:
+            try:
+                payload = decode(message.delivery.data)
+            except Exception as error:  # a model's validators may raise anything
+                raise InvalidPayload(f"no {type_name(self.signature.payload)}: {error_line(error)}") from error
+            return function(payload, message) if takes_message else function(payload)
+
+        return call
+
+
+def _async_call(call: Callable[[GroupMessage], Any]) -> Handler:
+    async def run(message: GroupMessage) -> None:
+        await call(message)
+
+    return run
