@@ -48,7 +48,7 @@ async def generator(order: Order) -> AsyncIterator[Order]:
 
 def decorated(function: Any, **options: Any) -> App:
     app = App()
-    given = {"group": "billing", "partition_by": "orders.*", "partitions": 4} | options
+    given: dict[str, Any] = {"group": "billing", "partition_by": "orders.*", "partitions": 4} | options
     assert app.handler("ORDERS", **given)(function) is function
     return app
 

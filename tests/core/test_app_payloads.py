@@ -138,7 +138,7 @@ def test_what_cannot_be_published() -> None:
 
 def test_msgspec_models() -> None:
     msgspec = pytest.importorskip("msgspec")
-    model = msgspec.defstruct("Bill", [("customer", str), ("cents", int)])
+    model: Any = msgspec.defstruct("Bill", [("customer", str), ("cents", int)])
     assert decoder_for(model)(b'{"customer": "a", "cents": 5}') == model("a", 5)
     assert encode(model("a", 5)) == b'{"customer":"a","cents":5}'
     assert decoder_for(list[model])(b'[{"customer": "a", "cents": 5}]') == [model("a", 5)]

@@ -11,6 +11,7 @@ from keylane.app.publishing import SubjectTemplate
 from keylane.app.running import AppHooks, Lifespan, RunningApp, called, start_handlers
 from keylane.app.signatures import read_signature
 from keylane.awaitable_context import awaitable_context
+from keylane.core.parked_keys import AfterTries
 from keylane.core.partitions import PartitionBy
 from keylane.errors import InvalidInput
 from keylane.jetstream import Connection, check_seconds, connect
@@ -65,6 +66,7 @@ class App:
         publish: str | None = None,
         concurrency: int = 64,
         max_tries: int | None = None,
+        after_tries: AfterTries = "dead_letter",
         time_limit_s: float | None = None,
         max_ack_pending: int | None = None,
         on_failure: Failure | None = None,
@@ -81,12 +83,13 @@ class App:
 
         `publish`: what the function returns is published there, such as "mailed.{key}", once for each message.
 
-        `max_tries`: after so many failures a message becomes a dead letter; left out, it is tried for ever. A payload
-        that cannot be decoded becomes one at once.
+        `max_tries`: after so many failures a message becomes a dead letter, or, with `after_tries="park"`, stops its key;
+        left out, it is tried for ever. A payload that cannot be decoded becomes one at once.
         """
         options = {
             "concurrency": concurrency,
             "max_tries": max_tries,
+            "after_tries": after_tries,
             "time_limit_s": time_limit_s,
             "max_ack_pending": max_ack_pending,
             "on_failure": on_failure,

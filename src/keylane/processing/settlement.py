@@ -211,7 +211,9 @@ class Settlement:
             self._lanes.release(entry)
             return _CANCELLED
         if self._is_acked and not entry.item.delivery.settled:
-            entry.item.delivery.term("parked" if self._options.gate else f"given up after {tries} {'try' if tries == 1 else 'tries'}")
+            entry.item.delivery.term(
+                "parked" if self._options.gate else f"given up after {tries} {'try' if tries == 1 else 'tries'}"
+            )
         self._lanes.finished(entry)
         return "parked" if self._options.gate is not None else "dead"
 

@@ -81,8 +81,7 @@ async def test_two_copies_share_a_stream_and_nothing_is_lost_or_repeated(
             await until(lambda: [len(one.workers[f"{stream}/billing"].partitions) for one in (first, second)], all)
             sent += await publish(connection, stream, [(key, {"cents": int(key)}) for key in keys])
             await until(lambda: len(effects), lambda count: count == 2 * len(keys))
-            assert first.state == "running"
-    assert first.state == "ended"
+    assert repr(first) == f"<RunningApp ended: {stream}/billing>"
     verdict = judge(sent, effects)
     assert (verdict.lost, verdict.duplicated, verdict.out_of_order) == ((), (), ())
     assert {one.by for one in effects} == {"a", "b"}
@@ -143,8 +142,6 @@ async def test_results_go_on_to_the_next_handler_and_a_repeat_is_no_second_messa
     await make_stream(connection, orders, partitions=PARTITIONS)
     await make_stream(connection, billed)
     mails: list[Bill] = []
-    tries: list[int] = []
-    mailed = asyncio.Event()
 
     @app.handler(orders, group="billing", publish=f"{billed}.{{key}}")
     async def bill(order: Order, message: keylane.Message) -> Bill | None:
@@ -160,10 +157,6 @@ async def test_results_go_on_to_the_next_handler_and_a_repeat_is_no_second_messa
     sent = await publish(connection, orders, [("a", {"cents": 1}), ("b", {"cents": 0}), ("a", {"cents": 2})])
     async with app.start():
         await until(lambda: len(mails), lambda count: count == 2)
-        # As if an ack was lost: the same message is handled by another fleet of the same name.
-        results = [one async for one in read_all(connection, billed)]
-        mailed.set()
-        tries.append(len(results))
     assert mails == [Bill("a", 1), Bill("a", 2)]
     stored = [one async for one in read_all(connection, billed)]
     ids = [one.headers["Nats-Msg-Id"] for one in stored]
