@@ -83,7 +83,7 @@ class App:
 
         `publish`: what the function returns is published there, such as "mailed.{key}", once for each message.
 
-        `max_tries`: after so many failures a message becomes a dead letter, or, with `after_tries="park"`, stops its key;
+        `max_tries`: after so many failures it becomes a dead letter or, with `after_tries="park"`, stops its key;
         left out, it is tried for ever. A payload that cannot be decoded becomes one at once.
         """
         options = {
