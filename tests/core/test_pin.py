@@ -40,6 +40,14 @@ def test_every_event_has_its_place_in_every_phase(phase: Phase, event: Event) ->
     assert [in_table, impossible, too_late].count(True) == 1
 
 
+def test_a_reader_that_knows_where_it_is_resets_a_consumer_that_begins_elsewhere() -> None:
+    first = Delivered("other", 1, False)
+    assert event_of(Pin(), first, reset_on_takeover=True, resumes=True) is E.LATER
+    assert event_of(Pin(P.PINNED, "ours"), first, reset_on_takeover=True, resumes=True) is E.LATER
+    again = Delivered("ours", 1, False)
+    assert event_of(Pin(P.AWAITING, "ours"), again, reset_on_takeover=True, resumes=True) is E.RESTARTED
+
+
 @pytest.mark.parametrize(("key", "outcome"), TRANSITIONS.items())
 def test_a_step_follows_the_table(key: tuple[Phase, Event], outcome: tuple[Phase, tuple[Action, ...]]) -> None:
     (phase, event), (after, actions) = key, outcome

@@ -10,9 +10,13 @@ after the request, and a delivery in that moment corrupts their state of message
 the leader moves; observed on nats-server 2.15.1).
 
 That count has no gaps, so a gap means that deliveries got lost with a link or a leader. The server would redeliver them
-only after ack_wait, behind everything newer: the reader resets the consumer in this case too. A pin comes only with a
-delivery: if its last holder died and there is nothing new to deliver, or no more messages may be in flight, nobody is
-pinned before ack_wait ends. A waiting reader then resets the consumer for whoever will be pinned.
+only after ack_wait, behind everything newer: the reader resets the consumer in this case too. A reader that knows what
+it has handled has the consumer reset to that, not to its ack floor: a new leader may have a floor that has passed a
+message which was never acked (as above), and that message would be lost.
+
+A pin comes only with a delivery: if its last holder died and there is nothing new to deliver, or no more messages may
+be in flight, nobody is pinned before ack_wait ends. A waiting reader then resets the consumer for whoever will be
+pinned.
 
 `step` says what to do with each event; `jetstream/feed_pin.py` does it. Nothing here knows a clock or a socket.
 """
@@ -42,7 +46,8 @@ class Event(Enum):
     """What can happen to a reader."""
 
     FIRST = auto()
-    """A delivery under another pin id, and the consumer delivered nothing before it (or no reset is wanted)."""
+    """A delivery under another pin id, and neither the consumer delivered nor this reader handled anything before it
+    (or no reset is wanted)."""
     LATER = auto()
     """A delivery under another pin id, after deliveries to somebody else."""
     SAME = auto()
@@ -169,12 +174,15 @@ class Pin:
         return self.phase in (Phase.PINNED, Phase.AWAITING, Phase.DOUBTING)
 
 
-def event_of(pin: Pin, delivered: Delivered, *, reset_on_takeover: bool) -> Event:
-    """The event of a delivery for a reader in this state."""
+def event_of(pin: Pin, delivered: Delivered, *, reset_on_takeover: bool, resumes: bool = False) -> Event:
+    """The event of a delivery for a reader in this state.
+
+    `resumes`: the reader has handled messages of the consumer, and knows where it is.
+    """
     ours = pin.pin_id == delivered.pin_id
     if not reset_on_takeover:
         return Event.SAME if ours else Event.FIRST
-    if delivered.consumer_sequence == 1:
+    if delivered.consumer_sequence == 1 and (ours or not resumes):
         return Event.RESTARTED if ours else Event.FIRST
     if not ours:
         return Event.LATER

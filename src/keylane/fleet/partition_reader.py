@@ -140,6 +140,8 @@ class PartitionReader:
         self._feed: Feed | None = None
         self._feed_end: asyncio.Task[None] | None = None
         self._mode = _Mode.HOLDING
+        self._has_begun = False
+        """Something was handed to the processor since `start`: from then on this owner knows best where it is."""
         self._held: list[Message] = []
         self._passed_over = 0
         """What came while draining and is not acked: it is in flight until the consumer is reset."""
@@ -193,6 +195,7 @@ class PartitionReader:
                 group=PIN_GROUP,
                 timeout_s=options.pin_timeout_s,
                 reset_on_takeover=True,
+                resume_at=self._resume_at,
                 looks=_LOOKS,
                 on_pinned=self._callbacks.of_current(self._got_pin),
                 on_unpinned=self._callbacks.of_current(self._lost_pin),
@@ -337,6 +340,15 @@ class PartitionReader:
             position = self._progress.advance() if self._progress is not None else 0
             await self._feed.reset(position + 1 if position else None)
 
+    def _resume_at(self) -> int | None:
+        """Where this owner is, if it has begun. A work queue has only what is not handled, or was just acked here."""
+        if not self._has_begun:
+            return None
+        if self._progress is None:
+            return 1
+        position = self._progress.advance()
+        return position + 1 if position else None
+
     def limit(self, last: int | None) -> None:
         """Start nothing that comes after this sequence; None: no limit. What came before the limit goes on."""
         self._last = last
@@ -393,6 +405,7 @@ class PartitionReader:
         `lost`: another worker owns the partition by now. Handlers have their grace to end, and no ack is waited for.
         """
         self._mode = _Mode.DRAINING
+        self._has_begun = False
         self._drop_waiting()
         if lost:
             self._origin.token = 0
@@ -416,6 +429,7 @@ class PartitionReader:
         feed, self._feed = self._feed, None
         end, self._feed_end = self._feed_end, None
         self._mode = _Mode.HOLDING
+        self._has_begun = False
         self._drop_waiting()
         self._origin.token = 0
         self._processor.forget()
@@ -451,6 +465,7 @@ class PartitionReader:
         now = time.time()
         messages = [make(one, place(one.raw_subject), origin, now) for one in batch]
         if self._mode is _Mode.STARTED:
+            self._has_begun = True
             self._processor.offer(messages)
         else:
             self._processor.pass_over(messages)

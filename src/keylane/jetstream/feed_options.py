@@ -30,6 +30,9 @@ class PinOptions:
     timeout_s: float
     """The consumer's priority_timeout."""
     reset_on_takeover: bool
+    resume_at: Callable[[], int | None] | None = None
+    """Where a takeover resets the consumer to: the first sequence that this reader has not handled. None: it has
+    handled nothing yet, and the consumer's ack floor counts."""
     looks: int | None = None
     """How often a standby looks whether the last reader died at work, since it became one; None: for as long as it
     waits. Each look is a request."""

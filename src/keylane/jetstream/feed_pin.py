@@ -134,7 +134,12 @@ class FeedPin:
             delivered = Delivered(
                 parse_headers(message.raw_headers).get(PIN_HEADER, ""), sequence, sequence == expected
             )
-            event = event_of(self._pin, delivered, reset_on_takeover=self._options.reset_on_takeover)
+            event = event_of(
+                self._pin,
+                delivered,
+                reset_on_takeover=self._options.reset_on_takeover,
+                resumes=sequence == 1 and self._resume_at() is not None,
+            )
             for action in self._perform(event, delivered):
                 if action is Action.FORGET:
                     good.clear()
@@ -274,7 +279,7 @@ class FeedPin:
         event = Event.RESET_DONE
         try:
             async with asyncio.timeout(_RESET_S):
-                await self.reset()
+                await self.reset(self._resume_at())
         except PermissionDenied as error:
             self._buffer.end(error)
             return
@@ -284,6 +289,9 @@ class FeedPin:
             event = await self._why_reset_failed()
         if attempt == self._attempt:
             self._perform(event)
+
+    def _resume_at(self) -> int | None:
+        return self._options.resume_at() if self._options.resume_at is not None else None
 
     async def _why_reset_failed(self) -> Event:
         try:

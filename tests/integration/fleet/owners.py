@@ -1,4 +1,4 @@
-"""Owners of partitions in layout `worker`, without leases and claims: a test moves partitions as fast as it likes."""
+"""Owners of partitions, in either layout, without leases and claims: a test moves partitions as fast as it likes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from typing import Literal
 
+from keylane.core.fleet_names import partition_consumer
 from keylane.core.fleet_partitions import Partition
 from keylane.errors import KeylaneError
+from keylane.fleet.consumer_limit import CreationPace
 from keylane.fleet.origin import PartitionOrigin
+from keylane.fleet.partition_reader import PartitionReader, ReaderOptions
 from keylane.fleet.shared_consumer import ConsumerTerms
 from keylane.fleet.store import FLEET_BUCKET, FleetStore
 from keylane.fleet.worker_layout import Holder, WorkerLayout, WorkerLayoutOptions
@@ -18,44 +22,67 @@ from keylane.groups import GroupMessage
 from keylane.jetstream import Bucket, Connection, RetentionPolicy, streams
 from keylane.jetstream.transport import DirectTransport
 from keylane.processing.handler_options import HandlerOptions
-from keylane.processing.message import placing_by
+from keylane.processing.message import Placing, placing_by
 from keylane.processing.message_processor import MessageProcessor, handler_call
 from keylane.retrying import Backoff
 from tests.integration.fleet.rig import FleetGround
 
 FLEET = "f"
-_OPTIONS = HandlerOptions(order="key", concurrency=64, ack_wait_s=30.0, remember=1000)
+Layout = Literal["partition", "worker"]
+_ACK_WAIT_S = 30.0
+_MAX_ACK_PENDING = 500
+_PIN_TIMEOUT_S = 60.0
 _tokens = itertools.count(1)
 
 
 class Owner:
-    """One worker: a connection, a consumer, and the readers of what it owns."""
+    """One worker: a connection, the consumer of layout `worker`, and the readers of what it owns or is about to."""
 
-    def __init__(self, ground: FleetGround, number: int, connection: Connection, layout: WorkerLayout) -> None:
+    def __init__(
+        self,
+        ground: FleetGround,
+        number: int,
+        connection: Connection,
+        shared: WorkerLayout,
+        *,
+        is_queue: bool,
+        layout: Layout,
+    ) -> None:
         self._ground = ground
         self._holder = Holder(f"{FLEET}-{number}", number, f"run-{number}")
         self.connection = connection
-        self.layout = layout
-        self._call = handler_call(self._handle, _OPTIONS)
-        self._readers: dict[str, tuple[WorkerReader, MessageProcessor]] = {}
+        self.layout = shared
+        self._is_queue = is_queue
+        self._has_shared = layout == "worker"
+        self._options = HandlerOptions(
+            order="key",
+            concurrency=64,
+            ack_wait_s=_ACK_WAIT_S,
+            remember=2 * _MAX_ACK_PENDING,
+            tracks_position=not is_queue and not self._has_shared,
+        )
+        self._call = handler_call(self._handle, self._options)
+        self._pace = CreationPace(lambda _: None)
+        self._readers: dict[str, tuple[WorkerReader | PartitionReader, MessageProcessor]] = {}
 
     @classmethod
-    async def start(cls, ground: FleetGround, number: int, stack: AsyncExitStack) -> Owner:
+    async def start(cls, ground: FleetGround, number: int, stack: AsyncExitStack, layout: Layout = "worker") -> Owner:
         connection = await ground.client()
         config = (await streams.info(connection, ground.stream)).config
         await Bucket(connection, FLEET_BUCKET).ensure(replicas=config.num_replicas or 1)
         store = FleetStore(connection, ground.stream, FLEET, timeout_s=2.0, hinted=lambda _: None)
         await stack.enter_async_context(store)
+        is_queue = config.retention == RetentionPolicy.WORK_QUEUE
         terms = ConsumerTerms(
             stream=ground.stream,
-            is_queue=config.retention == RetentionPolicy.WORK_QUEUE,
-            ack_wait_s=30.0,
-            max_ack_pending=500,
-            pin_timeout_s=60.0,
+            is_queue=is_queue,
+            ack_wait_s=_ACK_WAIT_S,
+            max_ack_pending=_MAX_ACK_PENDING,
+            pin_timeout_s=_PIN_TIMEOUT_S,
         )
         failed: list[KeylaneError] = []
         troubles: list[str] = []
-        layout = WorkerLayout(
+        shared = WorkerLayout(
             connection,
             store,
             FLEET,
@@ -66,7 +93,7 @@ class Owner:
             updated=lambda _seconds, _error: None,
             on_delivered=None,
         )
-        owner = cls(ground, number, connection, layout)
+        owner = cls(ground, number, connection, shared, is_queue=is_queue, layout=layout)
         await owner._call.start()
         stack.push_async_callback(owner.stop)
         return owner
@@ -77,9 +104,9 @@ class Owner:
     async def _owns(self, partition: str) -> bool:
         return partition in self._readers
 
-    async def gain(self, partition: Partition) -> None:
-        source = self._ground.partitions
-        processor = MessageProcessor(self._call, _OPTIONS, partition.id, on_crash=lambda: None)
+    async def open(self, partition: Partition) -> None:
+        """Prepare for it. In layout `partition` this waits as the server's standby, while the owner before goes on."""
+        processor = MessageProcessor(self._call, self._options, partition.id, on_crash=lambda: None)
         origin = PartitionOrigin(
             self.connection,
             (self._ground.stream, FLEET, self._holder.worker_id),
@@ -88,10 +115,46 @@ class Owner:
             wait=lambda _: None,
             is_owner=self._owns,
         )
-        place = placing_by([source.partitioning], whole_subject=False)
-        reader = self.layout.reader(self._holder, partition, processor, place=place, origin=origin, ready=lambda: None)
+        place = placing_by([self._ground.partitions.partitioning], whole_subject=False)
+        reader: WorkerReader | PartitionReader
+        if self._has_shared:
+            reader = self.layout.reader(
+                self._holder, partition, processor, place=place, origin=origin, ready=lambda: None
+            )
+        else:
+            reader = self._partition_reader(partition, processor, place, origin)
         self._readers[partition.id] = reader, processor
-        await reader.start(next(_tokens))
+        await reader.open()
+
+    def _partition_reader(
+        self, partition: Partition, processor: MessageProcessor, place: Placing, origin: PartitionOrigin
+    ) -> PartitionReader:
+        options = ReaderOptions(
+            stream=self._ground.stream,
+            is_queue=self._is_queue,
+            ack_wait_s=_ACK_WAIT_S,
+            max_ack_pending=_MAX_ACK_PENDING,
+            pin_timeout_s=_PIN_TIMEOUT_S,
+        )
+        return PartitionReader(
+            self.connection,
+            partition,
+            partition_consumer(FLEET, partition.id),
+            options,
+            processor,
+            place=place,
+            origin=origin,
+            pinned=lambda: None,
+            unpinned=lambda: None,
+            lost=lambda _: None,
+            redelivered=lambda: None,
+            pace=self._pace,
+        )
+
+    async def gain(self, partition: Partition) -> None:
+        if partition.id not in self._readers:
+            await self.open(partition)
+        await self._readers[partition.id][0].start(next(_tokens))
 
     async def lose(self, partition: Partition) -> None:
         reader, processor = self._readers.pop(partition.id)

@@ -6,18 +6,20 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from nats.js.api import RetentionPolicy
 
 from keylane.core.fleet_partitions import Partition
 from keylane.core.pull_budget import PullBudget
 from keylane.errors import Disconnected
 from keylane.fleet.consumer_limit import CreationPace
 from keylane.fleet.origin import PartitionOrigin
-from keylane.fleet.partition_reader import MOST_BYTES, PartitionReader, ReaderOptions
-from keylane.jetstream import Feed, consumers
+from keylane.fleet.partition_reader import MOST_BYTES, PIN_GROUP, PartitionReader, ReaderOptions
+from keylane.jetstream import Feed, consumers, streams
 from keylane.processing.handler_options import HandlerOptions
 from keylane.processing.message import GroupMessage, Place
 from keylane.processing.message_processor import MessageProcessor, handler_call
-from tests.integration.fleet.rig import FleetGround
+from tests.integration.fleet.rig import PARTITIONS, FleetGround
+from tests.integration.groups.conftest import MakeGround
 from tests.waiter import until
 
 CONSUMER = "f-p0"
@@ -55,7 +57,9 @@ async def always(_partition: str) -> bool:
 async def one_reader(ground: FleetGround) -> AsyncIterator[OneReader]:
     connection = await ground.client()
     ground.clients.append(connection)
-    handling = HandlerOptions(order="key", concurrency=4, ack_wait_s=30.0, remember=100, tracks_position=True)
+    config = (await streams.info(connection, ground.stream)).config
+    is_queue = config.retention == RetentionPolicy.WORK_QUEUE
+    handling = HandlerOptions(order="key", concurrency=4, ack_wait_s=30.0, remember=100, tracks_position=not is_queue)
 
     async def handle(message: GroupMessage) -> None:
         one.handled.append(message.sequence)
@@ -67,7 +71,7 @@ async def one_reader(ground: FleetGround) -> AsyncIterator[OneReader]:
         connection,
         Partition("0", f"*.{ground.stream}.*"),
         CONSUMER,
-        ReaderOptions(stream=ground.stream, is_queue=False, ack_wait_s=30.0, max_ack_pending=50, pin_timeout_s=60.0),
+        ReaderOptions(stream=ground.stream, is_queue=is_queue, ack_wait_s=30.0, max_ack_pending=50, pin_timeout_s=60.0),
         processor,
         place=lambda subject: Place.of(0, subject.decode(), "k"),
         origin=PartitionOrigin(
@@ -144,4 +148,24 @@ async def test_a_start_whose_reset_failed_resets_when_it_is_tried_again(
             await one.reader.start(2)
         sent.append(await one.send())
         await one.reader.start(2)
+        await one.all_handled(*sent)
+
+
+@pytest.mark.parametrize("retention", ["limits", "workqueue"])
+async def test_a_new_pin_resumes_where_the_owner_is_whatever_the_ack_floor(make: MakeGround, retention: str) -> None:
+    """As after the loss of a leader whose successor has an ack floor above a message that waits here."""
+    ground = FleetGround(await make(partitions=PARTITIONS, retention=RetentionPolicy(retention), allow_direct=True))
+    async with one_reader(ground) as one:
+        sent = [await one.send()]
+        await one.all_handled(*sent)
+        may_start = False
+        one.processor.may_start = lambda: may_start
+        one.processor.guard(True)
+        sent.append(await one.send())
+        connection, stream = ground.connection, ground.stream
+        await consumers.reset(connection, stream, CONSUMER, sequence=sent[-1] + 1)
+        await consumers.unpin(connection, stream, CONSUMER, PIN_GROUP)
+        sent.append(await one.send())
+        may_start = True
+        one.processor.guard(False)
         await one.all_handled(*sent)

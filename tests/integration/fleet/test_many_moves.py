@@ -1,4 +1,4 @@
-"""Layout `worker`: many moves, one after the other, under load. `KEYLANE_MOVES=1000` makes it a thousand."""
+"""Both layouts: many moves, one after the other, under load. `KEYLANE_MOVES=1000` makes it a thousand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from tests.integration.fleet.owners import Owner, paced
+from tests.integration.fleet.owners import Layout, Owner, paced
 from tests.integration.fleet.rig import KEYS, FleetGround
 from tests.integration.groups.rig import flawless
 
@@ -17,7 +17,7 @@ MANY = int(os.environ.get("KEYLANE_MOVES", "60"))
 PER_SECOND = 2000
 
 
-async def moved(ground: FleetGround, moves: int, per_second: int, seed: int) -> None:
+async def moved(ground: FleetGround, layout: Layout, moves: int, per_second: int, seed: int) -> None:
     dice = random.Random(seed)  # noqa: S311 - to repeat a run
     partitions = ground.partitions.resolve().partitions
     sent: list[int] = []
@@ -27,16 +27,18 @@ async def moved(ground: FleetGround, moves: int, per_second: int, seed: int) -> 
         sent.extend(await ground.publish(KEYS))
 
     async with AsyncExitStack() as stack:
-        owners = [await Owner.start(ground, number, stack) for number in range(3)]
+        owners = [await Owner.start(ground, number, stack, layout) for number in range(3)]
         owned = {partition: dice.choice(owners) for partition in partitions}
         for partition, owner in owned.items():
             await owner.gain(partition)
         load = asyncio.create_task(paced(publish, over, len(KEYS) / per_second))
         for _ in range(moves):
             partition = dice.choice(partitions)
-            await owned[partition].lose(partition)
-            owned[partition] = dice.choice([one for one in owners if one is not owned[partition]])
-            await owned[partition].gain(partition)
+            before, after = owned[partition], dice.choice([one for one in owners if one is not owned[partition]])
+            await after.open(partition)
+            await before.lose(partition)
+            await after.gain(partition)
+            owned[partition] = after
         over.set()
         await load
         await ground.evidence.all_of(sent)
@@ -45,17 +47,20 @@ async def moved(ground: FleetGround, moves: int, per_second: int, seed: int) -> 
     assert len({line.by for line in ground.evidence.lines}) == 3
 
 
-async def test_partitions_move_between_consumers_without_loss_or_repeats(ground: FleetGround) -> None:
-    await moved(ground, moves=8, per_second=500, seed=1)
+@pytest.mark.parametrize("layout", ["partition", "worker"])
+async def test_partitions_move_without_loss_or_repeats(ground: FleetGround, layout: Layout) -> None:
+    await moved(ground, layout, moves=8, per_second=500, seed=1)
 
 
 @pytest.mark.long("many moves under a steady load")
 @pytest.mark.timeout(60 + 2 * MANY)
-async def test_many_moves_at_a_steady_load(ground: FleetGround) -> None:
-    await moved(ground, MANY, PER_SECOND, seed=2)
+@pytest.mark.parametrize("layout", ["partition", "worker"])
+async def test_many_moves_at_a_steady_load(ground: FleetGround, layout: Layout) -> None:
+    await moved(ground, layout, MANY, PER_SECOND, seed=2)
 
 
 @pytest.mark.long("a cluster of three servers, and a stream with three replicas")
 @pytest.mark.timeout(60 + 2 * MANY)
-async def test_many_moves_on_a_cluster(cluster_ground_of_both: FleetGround) -> None:
-    await moved(cluster_ground_of_both, max(8, MANY // 4), PER_SECOND // 4, seed=3)
+@pytest.mark.parametrize("layout", ["partition", "worker"])
+async def test_many_moves_on_a_cluster(cluster_ground_of_both: FleetGround, layout: Layout) -> None:
+    await moved(cluster_ground_of_both, layout, max(8, MANY // 4), PER_SECOND // 4, seed=3)
