@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Literal
 
 from keylane.core.fleet_names import partition_consumer
@@ -32,6 +33,8 @@ Layout = Literal["partition", "worker"]
 _ACK_WAIT_S = 30.0
 _MAX_ACK_PENDING = 500
 _PIN_TIMEOUT_S = 60.0
+_UNPIN_AFTER_S = 1.0
+"""As a worker with a lease of 3 s."""
 _tokens = itertools.count(1)
 
 
@@ -63,7 +66,11 @@ class Owner:
         )
         self._call = handler_call(self._handle, self._options)
         self._pace = CreationPace(lambda _: None)
+        self.unpins = 0
+        """How often a pin had to be cleared."""
         self._readers: dict[str, tuple[WorkerReader | PartitionReader, MessageProcessor]] = {}
+        self._pinned: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self._pinning: dict[str, asyncio.Task[None]] = {}
 
     @classmethod
     async def start(cls, ground: FleetGround, number: int, stack: AsyncExitStack, layout: Layout = "worker") -> Owner:
@@ -144,8 +151,8 @@ class Owner:
             processor,
             place=place,
             origin=origin,
-            pinned=lambda: None,
-            unpinned=lambda: None,
+            pinned=self._pinned[partition.id].set,
+            unpinned=self._pinned[partition.id].clear,
             lost=lambda _: None,
             redelivered=lambda: None,
             pace=self._pace,
@@ -154,13 +161,34 @@ class Owner:
     async def gain(self, partition: Partition) -> None:
         if partition.id not in self._readers:
             await self.open(partition)
-        await self._readers[partition.id][0].start(next(_tokens))
+        reader = self._readers[partition.id][0]
+        await reader.start(next(_tokens))
+        if not self._has_shared:
+            self._pinning[partition.id] = asyncio.create_task(self._unpin_late(partition.id, reader))
+
+    async def _unpin_late(self, partition: str, reader: WorkerReader | PartitionReader) -> None:
+        """An owner before may leave a pin behind, as the server pins pulls that are just being closed."""
+        while not self._pinned[partition].is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_UNPIN_AFTER_S):
+                    await self._pinned[partition].wait()
+                    return
+            self.unpins += 1
+            await reader.take_pin()
 
     async def lose(self, partition: Partition) -> None:
         reader, processor = self._readers.pop(partition.id)
+        await self._stop_pinning(partition.id)
         await Backoff("drain").call(lambda: reader.drain(lost=False))
         await reader.close()
         await processor.close()
+
+    async def _stop_pinning(self, partition: str) -> None:
+        pinning = self._pinning.pop(partition, None)
+        if pinning is not None:
+            pinning.cancel()
+            await asyncio.gather(pinning, return_exceptions=True)
+        self._pinned.pop(partition, None)
 
     def cut_link(self) -> None:
         transport = self.connection.nats._transport
@@ -169,7 +197,8 @@ class Owner:
             transport._wire.transport.abort()  # the link ends, unnoticed so far
 
     async def stop(self) -> None:
-        for reader, processor in self._readers.values():
+        for partition, (reader, processor) in self._readers.items():
+            await self._stop_pinning(partition)
             await reader.close()
             await processor.close()
         await self.layout.leave()
