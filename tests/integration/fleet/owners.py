@@ -11,10 +11,11 @@ from typing import Literal
 
 from keylane.core.fleet_names import partition_consumer
 from keylane.core.fleet_partitions import Partition
+from keylane.core.pull_budget import PullBudget
 from keylane.errors import KeylaneError
 from keylane.fleet.consumer_limit import CreationPace
 from keylane.fleet.origin import PartitionOrigin
-from keylane.fleet.partition_reader import PartitionReader, ReaderOptions
+from keylane.fleet.partition_reader import MOST_BYTES, PartitionReader, ReaderOptions
 from keylane.fleet.shared_consumer import ConsumerTerms
 from keylane.fleet.store import FLEET_BUCKET, FleetStore
 from keylane.fleet.worker_layout import Holder, WorkerLayout, WorkerLayoutOptions
@@ -66,6 +67,7 @@ class Owner:
         )
         self._call = handler_call(self._handle, self._options)
         self._pace = CreationPace(lambda _: None)
+        self._budget = PullBudget(_MAX_ACK_PENDING, MOST_BYTES)
         self.unpins = 0
         """How often a pin had to be cleared."""
         self._readers: dict[str, tuple[WorkerReader | PartitionReader, MessageProcessor]] = {}
@@ -156,6 +158,7 @@ class Owner:
             lost=lambda _: None,
             redelivered=lambda: None,
             pace=self._pace,
+            budget=self._budget,
         )
 
     async def gain(self, partition: Partition) -> None:
