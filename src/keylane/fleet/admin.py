@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from keylane.core.fleet_generations import in_words
 from keylane.core.fleet_names import check_fleet_name, partition_consumer
 from keylane.core.fleet_partitions import HashedPartitions, Partition, source_from_wire
+from keylane.core.fleet_positions import position_of
 from keylane.core.fleet_records import (
     ASSIGNMENT,
     DRAINS,
@@ -20,16 +23,19 @@ from keylane.core.fleet_records import (
     FleetSpec,
     LeaderLease,
     WorkerLease,
+    WorkerPositions,
     from_json,
     read_spec,
 )
 from keylane.core.names import check_stream_name
-from keylane.errors import NoSuchFleet
-from keylane.fleet.lag import partition_lag
+from keylane.errors import KeylaneError, NoSuchFleet
+from keylane.fleet.lag import PartitionLag, partition_lag, unread_lag
 from keylane.fleet.partition_table import FleetPartitions
 from keylane.fleet.store import FLEET_BUCKET
 from keylane.fleet.stream_copy import copy_name
-from keylane.jetstream import Bucket, Connection, consumers
+from keylane.jetstream import Bucket, Connection, RetentionPolicy, consumers, streams
+
+_log = logging.getLogger("keylane.fleet")
 
 _LOOKS_AT_ONCE = 16
 
@@ -59,8 +65,10 @@ class PartitionStatus:
     owner: str | None
     token: int
     lag: int | None
-    """Messages that are not acked; None: the partition has no consumer yet."""
+    """Messages that are not acked; None: unknown, as the partition has no consumer yet. In layout `worker` those above
+    the recorded position."""
     in_flight: int | None
+    """Delivered and not acked; None: unknown, also in layout `worker`."""
     oldest_s: float | None
     """The age of the oldest message that is not acked; None: there is none, or it is not known."""
 
@@ -113,14 +121,18 @@ async def status(connection: Connection, stream: str, fleet: str) -> FleetStatus
     claims = {one.partition: one for one in records.values() if isinstance(one, FleetClaim)}
     source = source_from_wire(spec.source)
     reads = copy_name(stream, fleet) if isinstance(source, HashedPartitions) and source.copy is not None else stream
-    found = {info.name: info async for info in consumers.list_all(connection, reads)}
+    if spec.layout == "worker":
+        positions = [one for one in records.values() if isinstance(one, WorkerPositions)]
+        lag_of = await _shared_lags(connection, stream, positions)
+    else:
+        lag_of = await _own_lags(connection, reads, fleet)
     owners = assignment.owners if isinstance(assignment, FleetAssignment) else {}
     limit = asyncio.Semaphore(_LOOKS_AT_ONCE)
 
     async def look(partition: Partition) -> PartitionStatus:
-        claim, info = claims.get(partition.id), found.get(partition_consumer(fleet, partition.id))
+        claim = claims.get(partition.id)
         async with limit:
-            lag = await partition_lag(connection, partition.filter, info) if info is not None else None
+            lag = await lag_of(partition)
         return PartitionStatus(
             id=partition.id,
             assigned=f"{spec.prefix}-{owners[partition.id]}" if partition.id in owners else None,
@@ -159,6 +171,37 @@ async def status(connection: Connection, stream: str, fleet: str) -> FleetStatus
         partitions=looked,
         change=in_words(known.table) if known.table.generations else None,
     )
+
+
+LagOf = Callable[[Partition], Awaitable[PartitionLag | None]]
+
+
+async def _own_lags(connection: Connection, stream: str, fleet: str) -> LagOf:
+    """Of partitions that have consumers of their own."""
+    found = {info.name: info async for info in consumers.list_all(connection, stream)}
+
+    async def lag_of(partition: Partition) -> PartitionLag | None:
+        info = found.get(partition_consumer(fleet, partition.id))
+        return await partition_lag(connection, partition.filter, info) if info is not None else None
+
+    return lag_of
+
+
+async def _shared_lags(connection: Connection, stream: str, positions: list[WorkerPositions]) -> LagOf:
+    """Of partitions that share consumers: above what their workers have recorded within the last second or so."""
+    info = await streams.info(connection, stream)
+    state = await streams.state(connection, stream)
+    is_queue = info.config.retention == RetentionPolicy.WORK_QUEUE
+
+    async def lag_of(partition: Partition) -> PartitionLag | None:
+        position = position_of(partition.id, positions, state.created.isoformat(), state.last_sequence)
+        try:
+            return await unread_lag(connection, stream, partition.filter, position, is_queue=is_queue)
+        except KeylaneError as error:
+            _log.warning("the lag of partition %s of stream %s is unknown: %s", partition.id, stream, error)
+            return None
+
+    return lag_of
 
 
 async def _records(connection: Connection, stream: str, fleet: str) -> dict[str, FleetRecord]:

@@ -17,8 +17,8 @@ class PartitionLag(NamedTuple):
 
     messages: int
     """Not acked: waiting, or delivered."""
-    in_flight: int
-    """Delivered and not acked."""
+    in_flight: int | None
+    """Delivered and not acked; None: partitions share a consumer, which does not tell."""
     oldest_s: float | None
     """The age of the oldest message that is not acked; None: there is none, or it is not known."""
 
@@ -56,7 +56,7 @@ async def unread_lag(
         consumers.post_delete(connection, stream, info.name)
         messages = info.num_pending
     oldest_s = await _age_s(connection, stream, subject_filter, position + 1) if messages else None
-    return PartitionLag(messages, 0, oldest_s)
+    return PartitionLag(messages, None, oldest_s)
 
 
 async def _oldest_s(connection: Connection, subject_filter: str, info: ConsumerInfo) -> float | None:

@@ -60,6 +60,7 @@ from keylane.fleet.partition_table import FleetPartitions
 from keylane.fleet.planner import FleetPlanner
 from keylane.fleet.positions import CHECKPOINT_S, PositionStore
 from keylane.fleet.store import FleetStore
+from keylane.fleet.worker_consumer import UpdateCounts
 from keylane.fleet.worker_layout import Holder, WorkerLayout, WorkerLayoutOptions
 from keylane.fleet.worker_reader import WorkerReader
 from keylane.groups import KeyOwner, KeyParking, KeyRelease
@@ -246,6 +247,16 @@ class Worker(Joined):
     def partitions(self) -> tuple[str, ...]:
         """The partitions that are handled here now."""
         return tuple(sorted((one for one, run in self._runs.items() if run.token), key=_natural))
+
+    @property
+    def consumer_counts(self) -> UpdateCounts | None:
+        """Changes of the worker's consumer so far; None in layout `partition`, where nothing of a consumer changes."""
+        return self._layout.counts if self._layout is not None else None
+
+    @property
+    def max_subjects(self) -> int | None:
+        """How many subjects the worker's consumer may have; None in layout `partition`."""
+        return self._layout.max_subjects if self._layout is not None else None
 
     async def lag_of(self, partition_id: str) -> PartitionLag:
         """How far behind one of its partitions is, as the server says now."""

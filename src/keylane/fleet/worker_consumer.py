@@ -81,6 +81,7 @@ class WorkerConsumer:
         max_subjects: int = SUBJECT_CAP,
         may_split: bool = False,
         pace: UpdatePace | None = None,
+        counts: UpdateCounts | None = None,
     ) -> None:
         """`may_change`: whether this process surely holds the worker id. `on_trouble`: for the leader.
 
@@ -103,7 +104,7 @@ class WorkerConsumer:
         self._by_token: dict[str, list[str]] = {}
         self._handler: BatchHandler = self._deliver
         self._pin_id: str | None = None
-        self.counts = UpdateCounts()
+        self.counts = counts or UpdateCounts()
 
     def __repr__(self) -> str:
         return f"<WorkerConsumer {self.worker_id} {self._parts!r}>"

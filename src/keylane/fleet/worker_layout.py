@@ -18,13 +18,13 @@ from keylane.core.consumer_filters import SUBJECT_CAP
 from keylane.core.fleet_names import worker_in
 from keylane.core.fleet_partitions import Partition
 from keylane.core.fleet_view import FleetView
-from keylane.errors import KeylaneError, NotFound
+from keylane.errors import FleetError, KeylaneError, NotFound
 from keylane.fleet.lag import PartitionLag, unread_lag
 from keylane.fleet.origin import PartitionOrigin
 from keylane.fleet.positions import PositionStore
 from keylane.fleet.shared_consumer import ConsumerTerms
 from keylane.fleet.store import FleetStore
-from keylane.fleet.worker_consumer import WorkerConsumer
+from keylane.fleet.worker_consumer import UpdateCounts, WorkerConsumer
 from keylane.fleet.worker_reader import WorkerReader
 from keylane.jetstream import Connection, Message, consumers
 from keylane.processing.message import Placing
@@ -81,6 +81,12 @@ class WorkerLayout:
         self._reported: dict[int, str] = {}
         self._positions: PositionStore | None = None
         self.consumer: WorkerConsumer | None = None
+        self.counts = UpdateCounts()
+        """Of all consumers, under whatever id."""
+
+    @property
+    def max_subjects(self) -> int:
+        return self._options.max_subjects
 
     def reader(
         self,
@@ -105,6 +111,7 @@ class WorkerLayout:
                 on_trouble=self._on_trouble,
                 updated=self._updated,
                 on_delivered=self._on_delivered,
+                counts=self.counts,
                 max_subjects=self._options.max_subjects,
                 may_split=self._options.split_consumer,
             )
@@ -132,10 +139,10 @@ class WorkerLayout:
         """How far behind a partition is: the shared consumer counts all partitions in one."""
         reader = self._readers.get(partition.id)
         position = reader.position if reader is not None else None
+        if position is None:
+            raise FleetError(f"the position of partition {partition.id} is not read yet")
         terms = self._options.terms
-        return await unread_lag(
-            self._connection, terms.stream, partition.filter, position or 0, is_queue=terms.is_queue
-        )
+        return await unread_lag(self._connection, terms.stream, partition.filter, position, is_queue=terms.is_queue)
 
     async def leave(self) -> None:
         """Read nothing more under this id. A consumer that has filters stays: the id may be another's by now."""

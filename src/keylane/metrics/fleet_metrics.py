@@ -169,6 +169,10 @@ class FleetMetrics:
             "fleet_leader": int(worker.is_leader),
             "fleet_degraded": int(worker.state.is_degraded),
         }
+        if worker.consumer_counts is not None:
+            values["consumer_update_skipped_total"] = worker.consumer_counts.skipped
+            values["consumer_duplicate_subjects_total"] = worker.consumer_counts.duplicates
+            values["consumer_subject_limit"] = worker.max_subjects
         if self._assignment is not None:
             values["fleet_assignment_version"] = self._assignment.version
             values["fleet_assignment_epoch"] = self._assignment.epoch

@@ -9,7 +9,7 @@ import pytest
 from nats.js.api import RetentionPolicy
 
 import keylane
-from keylane.server import NatsCluster
+from keylane.server import NatsCluster, NatsServer
 from tests.integration.fleet.rig import PARTITIONS, FleetGround
 from tests.integration.groups.conftest import MakeGround, make, stack
 from tests.integration.groups.rig import make_ground
@@ -74,3 +74,23 @@ async def cluster_ground_of_both(
             retention=RetentionPolicy(request.param),
         )
     )
+
+
+@pytest.fixture(params=["limits", "workqueue"])
+async def own_server(
+    stack: AsyncExitStack, unique: Callable[..., str], request: pytest.FixtureRequest
+) -> tuple[FleetGround, NatsServer]:
+    """A stream in files on a server that the test may stop."""
+    server = stack.enter_context(NatsServer.start())
+    connection = await stack.enter_async_context(await keylane.connect(server.url))
+    ground = await make_ground(
+        stack,
+        connection,
+        unique("fleet"),
+        server.url,
+        partitions=PARTITIONS,
+        storage="file",
+        retention=RetentionPolicy(request.param),
+        allow_direct=True,
+    )
+    return FleetGround(ground), server

@@ -22,12 +22,11 @@ from keylane.fleet.worker_layout import Holder, WorkerLayout, WorkerLayoutOption
 from keylane.fleet.worker_reader import WorkerReader
 from keylane.groups import GroupMessage
 from keylane.jetstream import Bucket, Connection, RetentionPolicy, streams
-from keylane.jetstream.transport import DirectTransport
 from keylane.processing.handler_options import HandlerOptions
 from keylane.processing.message import Placing, placing_by
 from keylane.processing.message_processor import MessageProcessor, handler_call
 from keylane.retrying import Backoff
-from tests.integration.fleet.rig import FleetGround
+from tests.integration.fleet.rig import FleetGround, cut_link
 
 FLEET = "f"
 Layout = Literal["partition", "worker"]
@@ -194,10 +193,7 @@ class Owner:
         self._pinned.pop(partition, None)
 
     def cut_link(self) -> None:
-        transport = self.connection.nats._transport
-        assert isinstance(transport, DirectTransport)
-        if transport._wire is not None and transport._wire.transport is not None:
-            transport._wire.transport.abort()  # the link ends, unnoticed so far
+        cut_link(self.connection)
 
     async def stop(self) -> None:
         for partition, (reader, processor) in self._readers.items():

@@ -13,6 +13,7 @@ from typing import Any
 from keylane import Connection, fleet
 from keylane.errors import KeylaneError
 from keylane.fleet import HashedPartitions, Worker, hashed
+from keylane.jetstream.transport import DirectTransport
 from tests.integration.groups.rig import Ground, Line
 from tests.waiter import until
 
@@ -100,6 +101,14 @@ class FleetGround:
             lambda: [worker.partitions for worker in workers],
             lambda owned: all(owned) and sorted(sum(owned, ())) == sorted(map(str, range(PARTITIONS))),
         )
+
+
+def cut_link(connection: Connection) -> None:
+    """End the link of a connection, unnoticed so far."""
+    transport = connection.nats._transport
+    assert isinstance(transport, DirectTransport)
+    if transport._wire is not None and transport._wire.transport is not None:
+        transport._wire.transport.abort()
 
 
 class WorkerProcess:

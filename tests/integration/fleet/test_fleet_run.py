@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from keylane import fleet
 from keylane.cli.fleet.run import FleetRunOptions
+from keylane.core.consumer_filters import SUBJECT_CAP
 from keylane.core.fleet_records import FleetSpec
 from keylane.testing import DeliveryVerdict, Effect, judge
 from tests.integration.fleet.rig import PARTITIONS, FleetGround
@@ -282,7 +283,8 @@ def test_what_is_not_given_is_as_in_the_fleet() -> None:
 
 
 async def test_one_port_has_the_metrics_and_the_health_of_all_workers(limits: FleetGround, tmp_path: Path) -> None:
-    async with running(limits, tmp_path, "--metrics-port", "0", "--metrics-host", "127.0.0.1", workers=2) as command:
+    options = ("--metrics-port", "0", "--metrics-host", "127.0.0.1", "--layout", "worker")
+    async with running(limits, tmp_path, *options, workers=2) as command:
         await command.owned(2)
         port = command.all("metrics")[0]["port"]
         sent = await limits.publish([f"k{number}" for number in range(40)])
@@ -302,6 +304,9 @@ async def test_one_port_has_the_metrics_and_the_health_of_all_workers(limits: Fl
         assert sum((await samples("keylane_consumer_messages_total")).values()) == len(sent)
         assert sum((await samples("keylane_fleet_partitions")).values()) == PARTITIONS
         assert (await samples("keylane_supervisor_workers_ready")) == {"": 2}
+        assert (await samples("keylane_consumer_subject_limit")) == {"f-0": SUBJECT_CAP, "f-1": SUBJECT_CAP}
+        families = text_string_to_metric_families((await asyncio.to_thread(ask, port, "/metrics"))[1])
+        assert not [family.name for family in families if not family.samples], "declared, and set by nobody"
         code, body = await asyncio.to_thread(ask, port, "/readyz")
         assert (code, json.loads(body)["status"]) == (200, "ok")
         os.kill(command.pids()[1], signal.SIGSTOP)

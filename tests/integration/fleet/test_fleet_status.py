@@ -18,6 +18,29 @@ from tests.integration.fleet.rig import KEYS, PARTITIONS, FleetGround
 from tests.waiter import until
 
 
+async def test_how_far_behind_partitions_are_that_share_a_consumer(ground: FleetGround) -> None:
+    go_on = asyncio.Event()
+    handled = 0
+
+    async def slow(message: GroupMessage) -> None:
+        nonlocal handled
+        if message.data == b"late":
+            await go_on.wait()
+        handled += 1
+
+    await ground.shared(await ground.join("a", slow, layout="worker"))
+    await ground.publish(KEYS)
+    await until(lambda: handled, lambda count: count == len(KEYS))
+    await ground.publish(KEYS * 2, data=b"late")
+    found = await until(
+        lambda: fleet.status(ground.connection, ground.stream, "f"), lambda seen: seen.lag == 2 * len(KEYS)
+    )
+    assert all((one.oldest_s is not None) == bool(one.lag) for one in found.partitions)
+    assert {one.in_flight for one in found.partitions} == {None}  # nobody knows
+    go_on.set()
+    await until(lambda: fleet.status(ground.connection, ground.stream, "f"), lambda seen: seen.lag == 0)
+
+
 async def test_who_owns_what_and_how_far_behind_it_is(limits: FleetGround) -> None:
     go_on = asyncio.Event()
 

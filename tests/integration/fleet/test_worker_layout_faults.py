@@ -3,40 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 
-import pytest
-from nats.js.api import RetentionPolicy
-
-import keylane
 from keylane.fleet import FleetHooks, Partition
 from keylane.jetstream import consumers
 from keylane.server import NatsServer
 from tests.integration.fleet.owners import Owner
-from tests.integration.fleet.rig import KEYS, PARTITIONS, FleetGround
-from tests.integration.groups.rig import flawless, make_ground
+from tests.integration.fleet.rig import KEYS, FleetGround
+from tests.integration.groups.rig import flawless
 from tests.waiter import until
-
-
-@pytest.fixture(params=["limits", "workqueue"])
-async def own_server(
-    stack: AsyncExitStack, unique: Callable[..., str], request: pytest.FixtureRequest
-) -> tuple[FleetGround, NatsServer]:
-    """A stream in files on a server that the test may stop."""
-    server = stack.enter_context(NatsServer.start())
-    connection = await stack.enter_async_context(await keylane.connect(server.url))
-    ground = await make_ground(
-        stack,
-        connection,
-        unique("fleet"),
-        server.url,
-        partitions=PARTITIONS,
-        storage="file",
-        retention=RetentionPolicy(request.param),
-        allow_direct=True,
-    )
-    return FleetGround(ground), server
 
 
 async def test_a_deleted_consumer_of_a_worker_heals(ground: FleetGround) -> None:
