@@ -14,17 +14,9 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from keylane.errors import ConsumerGone, KeylaneError, NotFound
-from keylane.fleet.shared_consumer import PIN_GROUP, ConsumerTerms
-from keylane.jetstream import (
-    Connection,
-    ConsumerConfig,
-    FeedOptions,
-    Message,
-    PinOptions,
-    consumers,
-    open_feed,
-    streams,
-)
+from keylane.fleet.pinned_consumer import pinned_consumer, pinned_pulls
+from keylane.fleet.shared_consumer import ConsumerTerms
+from keylane.jetstream import Connection, Message, consumers, open_feed, streams
 
 _log = logging.getLogger("keylane.fleet")
 
@@ -82,21 +74,14 @@ class CatchUp:
 
     async def _read(self) -> None:
         terms = self._terms
-        config = ConsumerConfig(
+        config = pinned_consumer(
+            terms,
+            self._filter,
+            self._after() + 1,
             name=f"{self._worker_id}-catch-up-{secrets.token_hex(6)}",
-            filter_subject=self._filter,
-            deliver_policy="by_start_sequence",
-            opt_start_seq=self._after() + 1,
-            ack_policy="explicit",
-            ack_wait_s=terms.ack_wait_s,
-            max_deliver=-1,
-            max_ack_pending=terms.max_ack_pending,
             inactive_threshold_s=_IDLE_S,
             num_replicas=1,
             mem_storage=True,
-            priority_groups=(PIN_GROUP,),
-            priority_policy="pinned_client",
-            priority_timeout_s=terms.pin_timeout_s,
         )
         made = await consumers.create(self._connection, terms.stream, config, action="create")
         try:
@@ -106,16 +91,8 @@ class CatchUp:
                 consumers.post_delete(self._connection, terms.stream, made.name)
 
     async def _read_from(self, consumer: str) -> None:
-        terms = self._terms
-        options = FeedOptions(
-            max_messages=terms.max_ack_pending,
-            expires_s=terms.pin_timeout_s / 2,
-            heartbeat_s=terms.pin_timeout_s / 4,
-            pull_fields={"group": PIN_GROUP},
-            pin=PinOptions(group=PIN_GROUP, timeout_s=terms.pin_timeout_s, reset_on_takeover=True),
-            on_messages=self._took,
-        )
-        feed = await open_feed(self._connection, terms.stream, consumer, options)
+        options = pinned_pulls(self._terms, self._took)
+        feed = await open_feed(self._connection, self._terms.stream, consumer, options)
         end = asyncio.create_task(feed.wait())
         try:
             while True:

@@ -32,9 +32,10 @@ from keylane.errors import ApiError, BrokenFleetRecord, FleetError, InvalidInput
 from keylane.fleet.admin import stored_spec
 from keylane.fleet.collisions import refuse_collisions
 from keylane.fleet.consumer_limit import TOO_MANY_CONSUMERS, ensure_room
-from keylane.fleet.partition_reader import PIN_GROUP, ReaderOptions
+from keylane.fleet.partition_reader import ReaderOptions
 from keylane.fleet.partition_source import KvLookup, PartitionLookup, SourceKeeper, SubjectLookup, first_look
 from keylane.fleet.partition_table import FleetPartitions
+from keylane.fleet.pinned_consumer import PIN_GROUP
 from keylane.fleet.planner import FleetPlanner
 from keylane.fleet.positions import CHECKPOINT_S
 from keylane.fleet.repartition import GenerationKeeper

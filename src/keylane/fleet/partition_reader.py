@@ -22,6 +22,7 @@ from keylane.core.pull_budget import PullBudget, PullShare
 from keylane.errors import ApiError, FleetError, KeylaneError, NotFound, RequestTimeout
 from keylane.fleet.consumer_limit import TOO_MANY_CONSUMERS, CreationPace, ensure_room
 from keylane.fleet.origin import PartitionOrigin
+from keylane.fleet.pinned_consumer import PIN_GROUP, pin_in, pinned_consumer
 from keylane.fleet.positions import PositionStore
 from keylane.jetstream import (
     Connection,
@@ -42,7 +43,6 @@ from keylane.processing.message_processor import MessageProcessor
 
 _log = logging.getLogger("keylane.fleet")
 
-PIN_GROUP = "fleet"
 _ANSWER_S = 1.0
 _LEFT_TO_OWNER_S = 3.0
 _EXISTS = 10148
@@ -75,21 +75,15 @@ class ReaderOptions:
     on_delivered: Callable[[list[Message]], None] | None = None
 
     def consumer(self, name: str, subject_filter: str, start: int | None) -> ConsumerConfig:
-        return ConsumerConfig(
+        return pinned_consumer(
+            self,
+            subject_filter,
+            start,
             durable_name=name,
-            filter_subject=subject_filter,
-            deliver_policy="all" if start is None else "by_start_sequence",
-            opt_start_seq=start,
             ack_policy="all" if self.commits == "prefix" else "explicit",
-            ack_wait_s=self.ack_wait_s,
-            max_deliver=-1,
             max_ack_pending=max(self.max_ack_pending, _LEAST_ACK_PENDING),
-            max_waiting=256,
             num_replicas=1 if self.is_checkpointed else None,
             mem_storage=True if self.is_checkpointed else None,
-            priority_groups=(PIN_GROUP,),
-            priority_policy="pinned_client",
-            priority_timeout_s=self.pin_timeout_s,
         )
 
 
@@ -227,7 +221,7 @@ class PartitionReader:
     async def _return_pin(self, pin_id: str) -> None:
         """The consumer may be well after all: then its pin would keep the next feed out."""
         try:
-            if self._pin_of(await self._info(_ANSWER_S)) == pin_id:
+            if pin_in(await self._info(_ANSWER_S)) == pin_id:
                 await consumers.unpin(self._connection, self._options.stream, self._consumer, PIN_GROUP)
         except (NotFound, RequestTimeout) as error:
             _log.debug("%r: %s", self, error)
@@ -362,7 +356,7 @@ class PartitionReader:
         assert feed is not None
         try:
             info = await self._info()
-            pin = self._pin_of(info)
+            pin = pin_in(info)
             is_idle = pin is None and not info.num_pending and not info.num_ack_pending
             if not is_idle and (pin is None or pin != feed.pin_id):  # idle, as most are: the next message comes here
                 await feed.take_pin()
@@ -381,7 +375,7 @@ class PartitionReader:
         replaced; another is elected when they have heard nothing of it for 4 s. So it must have heard from them since.
         """
         info = await consumers.info(self._connection, self._options.stream, self._consumer, timeout_s=timeout_s)
-        return self._pin_of(info) == pin_id and info.quorum_age_s < _QUORUM_AGE_S
+        return pin_in(info) == pin_id and info.quorum_age_s < _QUORUM_AGE_S
 
     async def step_aside(self) -> None:
         """Stop pulling, so that another worker gets the pin. `reopen` ends it."""
@@ -516,7 +510,3 @@ class PartitionReader:
 
     async def _info(self, timeout_s: float | None = None) -> ConsumerInfo:
         return await consumers.info(self._connection, self._options.stream, self._consumer, timeout_s=timeout_s)
-
-    @staticmethod
-    def _pin_of(info: ConsumerInfo) -> str | None:
-        return next((one.pinned_client_id for one in info.priority_groups if one.group == PIN_GROUP), None)

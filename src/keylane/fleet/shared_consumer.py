@@ -39,22 +39,11 @@ from keylane.errors import (
     NotFound,
     RequestTimeout,
 )
-from keylane.jetstream import (
-    Connection,
-    ConsumerConfig,
-    ConsumerInfo,
-    Feed,
-    FeedOptions,
-    Message,
-    PinOptions,
-    consumers,
-    open_feed,
-    streams,
-)
+from keylane.fleet.pinned_consumer import PIN_GROUP, pin_in, pinned_consumer, pinned_pulls
+from keylane.jetstream import Connection, ConsumerConfig, ConsumerInfo, Feed, Message, consumers, open_feed, streams
 
 _log = logging.getLogger("keylane.fleet")
 
-PIN_GROUP = "fleet"
 _FILTERS_OVERLAP = 10100
 _NOT_CHANGEABLE = 10012
 _EXISTS_DIFFERENTLY = 10148
@@ -77,20 +66,7 @@ class ConsumerTerms:
     pin_timeout_s: float
 
     def consumer(self, name: str, filters: Filters, start: int | None) -> ConsumerConfig:
-        return ConsumerConfig(
-            durable_name=name,
-            filter_subjects=tuple(sorted(filters)),
-            deliver_policy="all" if start is None else "by_start_sequence",
-            opt_start_seq=start,
-            ack_policy="explicit",
-            ack_wait_s=self.ack_wait_s,
-            max_deliver=-1,
-            max_ack_pending=self.max_ack_pending,
-            max_waiting=256,
-            priority_groups=(PIN_GROUP,),
-            priority_policy="pinned_client",
-            priority_timeout_s=self.pin_timeout_s,
-        )
+        return pinned_consumer(self, filters, start, durable_name=name)
 
 
 def with_filters(config: ConsumerConfig, filters: Filters) -> ConsumerConfig:
@@ -304,7 +280,7 @@ class SharedConsumer:
     async def _free_pin(self, feed: Feed) -> None:
         """A reset closes the pulls. If the server has just pinned one of them, nobody heard of it: clear that pin."""
         for _ in range(_PIN_LOOKS):
-            if feed.pin_id is not None or _pin_in(await self._info()) is None:
+            if feed.pin_id is not None or pin_in(await self._info()) is None:
                 return
             await asyncio.sleep(_PIN_S)
         if feed.pin_id is None:
@@ -340,19 +316,11 @@ class SharedConsumer:
 
     async def _open_feed(self) -> None:
         terms = self._terms
-        options = FeedOptions(
-            max_messages=terms.max_ack_pending,
-            expires_s=terms.pin_timeout_s / 2,
-            heartbeat_s=terms.pin_timeout_s / 4,
-            pull_fields={"group": PIN_GROUP},
-            pin=PinOptions(
-                group=PIN_GROUP,
-                timeout_s=terms.pin_timeout_s,
-                reset_on_takeover=True,
-                on_pinned=self._events.pinned,
-                on_unpinned=lambda _: self._events.pinned(None),
-            ),
-            on_messages=self._events.take,
+        options = pinned_pulls(
+            terms,
+            self._events.take,
+            on_pinned=self._events.pinned,
+            on_unpinned=lambda _: self._events.pinned(None),
         )
         self._feed = await open_feed(self._connection, terms.stream, self.name, options)
         self._feed_end = asyncio.create_task(self._feed.wait(), name=f"end of {self.name}")
@@ -383,10 +351,6 @@ class SharedConsumer:
 def _filters_of(info: ConsumerInfo) -> Filters:
     config = info.config
     return frozenset(config.filter_subjects or (() if config.filter_subject is None else (config.filter_subject,)))
-
-
-def _pin_in(info: ConsumerInfo) -> str | None:
-    return next((one.pinned_client_id for one in info.priority_groups if one.group == PIN_GROUP), None)
 
 
 def _words(change: FilterChange) -> str:
