@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from keylane.core.fleet_positions import merged, position_of, pruned
-from keylane.core.fleet_records import WorkerPositions
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keylane.core.fleet_positions import both_gaps, gap_of, merged, merged_gaps, position_of, pruned
+from keylane.core.fleet_records import HandledBut, WorkerPositions
+
+GAPS = st.builds(HandledBut, st.integers(0, 30), st.frozensets(st.integers(0, 30)))
 
 
 def record(worker: int, created: str = "then", **positions: int) -> WorkerPositions:
@@ -35,3 +40,30 @@ def test_a_position_never_goes_back() -> None:
 def test_what_no_other_record_says_is_kept() -> None:
     others = [record(1, p1=5, p2=9), record(2, "before", p3=99)]
     assert pruned({"1": 6, "2": 9, "3": 1, "4": 2}, {"4"}, others, "then") == {"1": 6, "3": 1, "4": 2}
+
+
+@given(GAPS, GAPS)
+def test_what_either_gap_covers_is_covered(first: HandledBut, second: HandledBut) -> None:
+    both = both_gaps(first, second)
+    assert [both.covers(one) for one in range(40)] == [first.covers(one) or second.covers(one) for one in range(40)]
+
+
+def test_a_gap_ends_where_a_position_has_passed_it() -> None:
+    gap = HandledBut(9, frozenset({3}))
+    assert merged_gaps({"1": gap}, {}, {"1": 8}) == {"1": gap}
+    assert merged_gaps({"1": gap}, {}, {"1": 9}) == {}
+
+
+def test_a_gap_of_another_stream_or_above_its_end_does_not_count() -> None:
+    one = WorkerPositions(
+        worker=0,
+        instance="a",
+        beat=1,
+        stream_created="then",
+        positions={"1": 2},
+        gaps={"1": HandledBut(9, frozenset({3}))},
+    )
+    assert gap_of("1", [one], "then", 9) == HandledBut(9, frozenset({3}))
+    assert gap_of("1", [one], "then", 8) is None
+    assert gap_of("1", [one], "later", 9) is None
+    assert gap_of("2", [one], "then", 9) is None

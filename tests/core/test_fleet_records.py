@@ -13,6 +13,7 @@ from keylane.core.fleet_records import (
     FleetRecord,
     FleetSpec,
     Generation,
+    HandledBut,
     LeaderLease,
     LeaseState,
     PartitionTable,
@@ -33,7 +34,12 @@ ASSIGNMENT = FleetAssignment(epoch=4, version=12, owners=OWNERS, workers={0: "b.
 TABLE = PartitionTable(version=7, entries=({"subject": "a.*"},), generations=(Generation(1, 16, 5, 9),), numbers=(10,))
 CLAIM = FleetClaim(partition="tool-1.chamber-2", worker=3, instance="a.1", token=99, held=True)
 POSITIONS = WorkerPositions(
-    worker=3, instance="a.1", beat=8, stream_created="2026-01-01T00:00:00Z", positions={"0": 17, "tool-1.chamber-2": 0}
+    worker=3,
+    instance="a.1",
+    beat=8,
+    stream_created="2026-01-01T00:00:00Z",
+    positions={"0": 17, "tool-1.chamber-2": 0},
+    gaps={"0": HandledBut(25, frozenset({18, 21}))},
 )
 
 

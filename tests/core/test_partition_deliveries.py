@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keylane.core.fleet_records import HandledBut
 from keylane.core.partition_deliveries import PartitionDeliveries
 
 
@@ -50,6 +51,21 @@ def test_one_message_that_stays_open_does_not_keep_the_others() -> None:
     assert len(deliveries._open) < 200
     assert deliveries.is_handled(5000)
     assert deliveries.position == 0
+
+
+def test_what_an_owner_before_has_handled_above_a_failing_message() -> None:
+    before = PartitionDeliveries(0)
+    for sequence in (1, 2, 3, 4):
+        before.offered(sequence, Delivery(settled=sequence not in (2, 4)))
+    assert (before.position, before.gap) == (1, HandledBut(4, frozenset({2, 4})))
+    after = PartitionDeliveries(before.position, before.gap)
+    assert [after.is_handled(sequence) for sequence in range(1, 7)] == [True, False, True, False, False, False]
+    second = Delivery()
+    after.offered(2, second)
+    after.passed(3)
+    assert (after.position, after.gap) == (1, HandledBut(3, frozenset({2})))
+    second.settled = True
+    assert (after.position, after.gap) == (3, None)
 
 
 @given(st.lists(st.integers(min_value=0, max_value=200), max_size=300))

@@ -278,6 +278,16 @@ class PartitionTable:
         return (self.version,)
 
 
+class HandledBut(NamedTuple):
+    """Of one partition: everything up to `upto` is handled, but these."""
+
+    upto: int
+    sequences: frozenset[int]
+
+    def covers(self, sequence: int) -> bool:
+        return sequence <= self.upto and sequence not in self.sequences
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPositions:
     """How far partitions are handled, as one worker knows it. `worker` is the number in its key.
@@ -292,6 +302,8 @@ class WorkerPositions:
     """Of which stream: one that was made again counts its sequences from 1."""
     positions: Mapping[str, int]
     """Partition -> all its messages up to this sequence of the stream are handled."""
+    gaps: Mapping[str, HandledBut] = field(default_factory=dict)
+    """Partition -> what is handled above its position, written where it was given away below a message that fails."""
     extra: Extra = field(default_factory=_no_extra, compare=False)
 
     @property
@@ -447,6 +459,17 @@ def _positions(value: Any) -> Mapping[str, int]:
     if not isinstance(value, dict) or not all(_PARTITION.fullmatch(one) for one in value):
         raise _Wrong('an object of sequences by partition: {"0": 17}')
     return {partition: _number(one) for partition, one in value.items()}
+
+
+def _gaps(value: Any) -> Mapping[str, HandledBut]:
+    """From `{"3": [120, 101, 105]}`: up to 120, but not 101 and 105."""
+    if not isinstance(value, dict) or not all(
+        _PARTITION.fullmatch(partition) and isinstance(one, list) and one for partition, one in value.items()
+    ):
+        raise _Wrong('an object of lists of sequences by partition: {"0": [120, 101, 105]}')
+    return {
+        partition: HandledBut(_number(one[0]), frozenset(map(_number, one[1:]))) for partition, one in value.items()
+    }
 
 
 def _owners(value: Any) -> Mapping[str, int]:
@@ -613,6 +636,7 @@ _FIELDS: dict[type, _Fields] = {
         "beat": _number,
         "stream_created": _some_text,
         "positions": _positions,
+        "gaps": _gaps,
     },
 }
 
@@ -625,7 +649,7 @@ _REQUIRED: dict[type, frozenset[str]] = {
     HistoryEntry: frozenset({"epoch", "version", "at_ms"}),
     FleetClaim: frozenset(_FIELDS[FleetClaim]),
     PartitionTable: frozenset({"version"}),
-    WorkerPositions: frozenset(_FIELDS[WorkerPositions]),
+    WorkerPositions: frozenset({"instance", "beat", "stream_created", "positions"}),
 }
 """A field that a later version adds to this list must have a default here for records of an earlier one."""
 
@@ -662,6 +686,8 @@ def to_json(record: FleetRecord) -> bytes:
         content["generations"] = [one._asdict() for one in record.generations]
     elif isinstance(record, WorkerLease):
         content["successors"] = _compact(record.successors)
+    elif isinstance(record, WorkerPositions):
+        content["gaps"] = {name: [one.upto, *sorted(one.sequences)] for name, one in record.gaps.items()}
     elif isinstance(record, HistoryEntry):
         content["moves"] = [[one.before, one.after, _compact_list(one.partitions)] for one in record.moves]
     return json.dumps(content, separators=(",", ":")).encode()

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from keylane.core.fleet_records import HandledBut
+
 _LOOK_FROM = 64
 
 
@@ -27,10 +29,12 @@ class PartitionDeliveries:
     (True, False)
     """
 
-    __slots__ = ("_look_at", "_open", "highest")
+    __slots__ = ("_before", "_look_at", "_open", "_upto", "highest")
 
-    def __init__(self, handled: int) -> None:
-        """`handled`: everything up to this sequence."""
+    def __init__(self, handled: int, before: HandledBut | None = None) -> None:
+        """`handled`: everything up to this sequence. `before`: what owners before have handled above it."""
+        self._before = before
+        self._upto = before.upto if before is not None else 0
         self.highest = handled
         """Everything up to here was offered, now or to an owner before."""
         self._open: dict[int, Settleable] = {}
@@ -41,7 +45,7 @@ class PartitionDeliveries:
 
     def is_handled(self, sequence: int) -> bool:
         if sequence > self.highest:
-            return False
+            return sequence <= self._upto and self._before is not None and self._before.covers(sequence)
         known = self._open.get(sequence)
         return known is None or known.settled
 
@@ -53,6 +57,16 @@ class PartitionDeliveries:
             if len(self._open) > self._look_at:
                 self._close_settled()
                 self._look_at = max(_LOOK_FROM, 2 * len(self._open))
+
+    def passed(self, sequence: int) -> None:
+        """It is handled, and was not offered here."""
+        self.highest = max(self.highest, sequence)
+
+    @property
+    def gap(self) -> HandledBut | None:
+        """What is handled above the position; None: nothing."""
+        self._close_settled()
+        return HandledBut(self.highest, frozenset(self._open)) if self._open else None
 
     @property
     def position(self) -> int:

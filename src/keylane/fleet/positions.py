@@ -10,8 +10,8 @@ import logging
 from collections.abc import Mapping
 
 from keylane.core.fleet_events import WriteConfirmed, WriteRecord
-from keylane.core.fleet_positions import merged, position_of, pruned
-from keylane.core.fleet_records import POSITIONS, WorkerPositions, from_json, position_key
+from keylane.core.fleet_positions import gap_of, highest_of, merged, merged_gaps, position_of, pruned
+from keylane.core.fleet_records import POSITIONS, HandledBut, WorkerPositions, from_json, position_key
 from keylane.errors import BrokenFleetRecord, RequestTimeout
 from keylane.fleet.store import FleetStore
 from keylane.jetstream import Connection, streams
@@ -37,6 +37,7 @@ class PositionStore:
         self._is_read = False
         self._writing = asyncio.Lock()
         self._pending: Mapping[str, int] = {}
+        self._pending_gaps: Mapping[str, HandledBut] = {}
         self._reading: asyncio.Task[tuple[list[WorkerPositions], str, int]] | None = None
         self._rounds = 0
 
@@ -45,9 +46,14 @@ class PositionStore:
 
     async def position_of(self, partition: str) -> int:
         """Up to which sequence a partition is handled, as its owners before have written. Read after your claim."""
+        return (await self.handled_of(partition))[0]
+
+    async def handled_of(self, partition: str) -> tuple[int, HandledBut | None]:
+        """The same, and what is handled above."""
         if self._reading is None:  # many partitions are gained at once: one read for all that ask in one turn
             self._reading = asyncio.create_task(self._read_all())
-        return position_of(partition, *await asyncio.shield(self._reading))
+        found = await asyncio.shield(self._reading)
+        return position_of(partition, *found), gap_of(partition, *found)
 
     async def _read_all(self) -> tuple[list[WorkerPositions], str, int]:
         await asyncio.sleep(0)
@@ -73,24 +79,35 @@ class PositionStore:
         self._is_read = True
         return found
 
-    async def write(self, positions: Mapping[str, int], owned: frozenset[str] | None = None) -> None:
+    async def write(
+        self,
+        positions: Mapping[str, int],
+        owned: frozenset[str] | None = None,
+        gaps: Mapping[str, HandledBut] | None = None,
+    ) -> None:
         """Record that partitions are handled up to here. Returns when the store has it; raises if it has not.
 
         `owned`: what this worker has now; given by whoever writes at an interval, so that the record stays small.
+        `gaps`: what is handled above a position, of a partition that is given away.
         """
         self._pending = merged(self._pending, positions)
+        self._pending_gaps = merged_gaps(self._pending_gaps, gaps or {}, {})
         async with self._writing:
-            if self._has(positions):
+            if self._has(positions) and not self._pending_gaps:
                 return  # whoever wrote before took these along
             pending, self._pending = self._pending, {}
+            pending_gaps, self._pending_gaps = self._pending_gaps, {}
+            is_written = False
             try:
                 for _ in range(_TRIES):
-                    if await self._write(pending, owned):
+                    is_written = await self._write(pending, pending_gaps, owned)
+                    if is_written:
                         return
                     self._is_read = False  # another run of this worker wrote it, or the outcome is unknown
             finally:
-                if not self._has(pending):
+                if not is_written:
                     self._pending = merged(pending, self._pending)
+                    self._pending_gaps = merged_gaps(pending_gaps, self._pending_gaps, {})
         raise RequestTimeout(
             f"the positions of worker {self._worker} could not be written: {self._store.failure or 'others write them'}"
         )
@@ -99,7 +116,9 @@ class PositionStore:
         written = self._written.positions if self._written is not None and self._is_read else {}
         return all(written.get(name, -1) >= one for name, one in positions.items())
 
-    async def _write(self, positions: Mapping[str, int], owned: frozenset[str] | None) -> bool:
+    async def _write(
+        self, positions: Mapping[str, int], gaps: Mapping[str, HandledBut], owned: frozenset[str] | None
+    ) -> bool:
         others: list[WorkerPositions] | None = None
         self._rounds += owned is not None
         is_due = owned is not None and self._rounds % _LOOKS_PER_PRUNE == 0
@@ -107,11 +126,13 @@ class PositionStore:
             others = [one for one in await self._records() if one.worker != self._worker]
         created = (await streams.state(self._connection, self._stream)).created.isoformat()
         before = self._written
-        kept = before.positions if before is not None and before.stream_created == created else {}
-        after = merged(kept, positions)
+        is_same = before is not None and before.stream_created == created
+        after = merged(before.positions if before is not None and is_same else {}, positions)
+        gaps_after = merged_gaps(before.gaps if before is not None and is_same else {}, gaps, after)
         if owned is not None and others is not None:
             after = pruned(after, owned, others, created)
-        if before is not None and (before.positions, before.stream_created) == (after, created):
+            gaps_after = merged_gaps(gaps_after, {}, highest_of(others, created))
+        if before is not None and (before.positions, before.gaps, is_same) == (after, gaps_after, True):
             return True
         record = WorkerPositions(
             worker=self._worker,
@@ -119,6 +140,7 @@ class PositionStore:
             beat=before.beat + 1 if before is not None else 1,
             stream_created=created,
             positions=after,
+            gaps=gaps_after,
         )
         answer = await self._store.write(WriteRecord(position_key(self._worker), self._revision, record))
         if isinstance(answer, WriteConfirmed):

@@ -21,6 +21,7 @@ from enum import Enum, auto
 
 from keylane.core.fleet_names import worker_in
 from keylane.core.fleet_partitions import Partition
+from keylane.core.fleet_records import HandledBut
 from keylane.core.partition_deliveries import PartitionDeliveries
 from keylane.errors import KeylaneError, NotFound, SubjectCapExceeded
 from keylane.fleet.catch_up import CatchUp
@@ -91,6 +92,7 @@ class WorkerReader:
         self._held: dict[int, Message] = {}
         self._join_at = 0
         self._final: int | None = None
+        self._final_gap: HandledBut | None = None
         self._gaining: asyncio.Task[None] | None = None
         self._catching: asyncio.Task[None] | None = None
 
@@ -162,7 +164,7 @@ class WorkerReader:
             self._failed(error)
 
     async def _gain(self) -> None:
-        self._deliveries = PartitionDeliveries(await self._positions.position_of(self._partition.id))
+        self._deliveries = PartitionDeliveries(*await self._positions.handled_of(self._partition.id))
         self._known = True
         while True:
             try:
@@ -192,8 +194,10 @@ class WorkerReader:
         dropped = await self._processor.finish_without_gaps()
         if self._final is None and self._known:
             self._final = self._deliveries.position
+            self._final_gap = self._deliveries.gap if not self._terms.is_queue else None
         if self._final is not None:
-            await self._positions.write({self._partition.id: self._final})
+            name, gap = self._partition.id, self._final_gap
+            await self._positions.write({name: self._final}, gaps={name: gap} if gap is not None else None)
         self._pass_on(dropped)
         await self._consumer.remove(self._partition.filter)
 
@@ -295,6 +299,7 @@ class WorkerReader:
         messages, now = [], time.time()
         for one in batch:
             if deliveries.is_handled(one.sequence):
+                deliveries.passed(one.sequence)
                 one.ack()
             else:
                 deliveries.offered(one.sequence, one)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from keylane.fleet import Worker
+from keylane.groups import GroupMessage
 from keylane.jetstream import consumers
 from tests.integration.fleet.rig import KEYS, PARTITIONS, FleetGround
 from tests.integration.groups.rig import flawless
@@ -63,3 +64,25 @@ async def test_a_killed_worker_with_one_consumer_is_replaced_in_order(ground: Fl
             await until(lambda: consumers.names(ground.connection, ground.stream), lambda names: "f-1" not in names)
         await ground.evidence.all_of(sent)
     assert ground.evidence.verdict(sent).clean
+
+
+async def test_what_was_handled_above_a_failing_message_does_not_move_with_its_partition(ground: FleetGround) -> None:
+    failed: set[int] = set()
+    record = ground.evidence.handler("a")
+
+    async def fails_for_k1(message: GroupMessage) -> None:
+        if message.key == "k1":
+            failed.add(message.sequence)
+            raise ValueError("no")
+        await record(message)
+
+    a = await ground.join("a", fails_for_k1, layout="worker")
+    await ground.shared(a)
+    keys = ["k1", *KEYS * 5]
+    sent = await ground.publish(keys)
+    await ground.evidence.all_of([one for one, key in zip(sent, keys, strict=True) if key != "k1"])
+    await until(lambda: bool(failed))
+    await a.stop()
+    await ground.shared(await ground.join("b", layout="worker"))
+    await ground.evidence.all_of(sent)
+    assert flawless(ground.evidence.verdict(sent))
