@@ -18,12 +18,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import keylane
-from bench.contestants.keylane_group import Result
+from bench.contestants.keylane_group import DEADLINE_S, Result, answer, in_step, said, started_processes
 from keylane import fleet
 from keylane.groups import GroupMessage
 from tests.peers import tether
 
-_DEADLINE_S = 110.0
 _TELL_EVERY_S = 0.01
 
 
@@ -59,8 +58,8 @@ class Seen:
 async def take_part(given: dict[str, Any]) -> None:
     """The workers of this process. Tells how many messages were handled, until a line says that all are."""
     seen = Seen()
-    async with asyncio.timeout(_DEADLINE_S), await keylane.connect(given["url"]) as connection:
-        await _in_step("ready")
+    async with asyncio.timeout(DEADLINE_S), await keylane.connect(given["url"]) as connection:
+        await in_step("ready")
         partitions = fleet.hashed(given["partitions"], given["filter"], key=[1])
         workers = [
             await fleet.join(
@@ -82,42 +81,29 @@ async def take_part(given: dict[str, Any]) -> None:
             await worker.stop()
 
 
-async def _in_step(line: str) -> None:
-    """Say something to the process that started this one, and wait for its answer."""
-    print(line, flush=True)
-    await asyncio.to_thread(sys.stdin.readline)
-
-
 async def in_processes(given: dict[str, Any]) -> Result:
     """Processes that join together, until they have handled everything."""
     shares = [given["workers"]] if given.get("in_process") else [1] * given["workers"]
-    started: list[Process] = []
     counts = [0] * len(shares)
-    async with asyncio.timeout(_DEADLINE_S):
-        try:
-            started += [await _start({**given, "workers": share}) for share in shares]
-            for one in started:
-                await _said(one)
-            _answer(started)
-            everything = asyncio.Event()
+    async with started_processes() as started:
+        started += [await _start({**given, "workers": share}) for share in shares]
+        for one in started:
+            await said(one)
+        answer(started)
+        everything = asyncio.Event()
 
-            async def follow(number: int) -> Result:
-                while True:
-                    line = await _said(started[number])
-                    if line.startswith(b"{"):
-                        return Result.read(line)
-                    counts[number] = int(line)
-                    if sum(counts) >= given["count"] and not everything.is_set():
-                        everything.set()
-                        _answer(started)
+        async def follow(number: int) -> Result:
+            while True:
+                line = await said(started[number])
+                if line.startswith(b"{"):
+                    return Result.read(line)
+                counts[number] = int(line)
+                if sum(counts) >= given["count"] and not everything.is_set():
+                    everything.set()
+                    answer(started)
 
-            results = await asyncio.gather(*(follow(number) for number in range(len(started))))
-            await asyncio.gather(*(one.wait() for one in started))
-        finally:
-            for one in started:
-                if one.returncode is None:
-                    one.kill()
-                    await one.wait()
+        results = await asyncio.gather(*(follow(number) for number in range(len(started))))
+        await asyncio.gather(*(one.wait() for one in started))
     return Result.of_all([one for one in results if one.count])
 
 
@@ -126,20 +112,6 @@ async def _start(given: dict[str, Any]) -> Process:
         sys.executable, tether.__file__, sys.executable, "-m", "bench.contestants.keylane_fleet",
         json.dumps({**given, "child": True}), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
-
-
-async def _said(process: Process) -> bytes:
-    assert process.stdout is not None
-    line = await process.stdout.readline()
-    if not line:
-        raise SystemExit("a worker ended before it was done")
-    return line
-
-
-def _answer(processes: list[Process]) -> None:
-    for one in processes:
-        assert one.stdin is not None
-        one.stdin.write(b"\n")
 
 
 def main() -> None:

@@ -13,7 +13,8 @@ import subprocess
 import sys
 import time
 from asyncio.subprocess import Process
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, fields
 
 import keylane
@@ -21,7 +22,7 @@ from keylane import groups
 from keylane.groups import GroupMessage
 from tests.peers import tether
 
-_DEADLINE_S = 110.0
+DEADLINE_S = 110.0
 
 Handler = Callable[[GroupMessage], Awaitable[None]]
 
@@ -120,7 +121,7 @@ async def take_part(options: argparse.Namespace) -> None:
     """All given members in this process, until they have handled what they were to."""
     members = shares(options.members)
     tally = Tally(sum(members.values()), options.sleep)
-    async with asyncio.timeout(_DEADLINE_S), await keylane.connect(options.url) as connection:
+    async with asyncio.timeout(DEADLINE_S), await keylane.connect(options.url) as connection:
         if options.in_step:
             await in_step("ready")
         joined = [
@@ -155,22 +156,29 @@ async def in_step(line: str) -> None:
 
 async def in_processes(options: argparse.Namespace) -> Result:
     """Each member in a process of its own; they join together, and none leaves before all are done."""
+    async with started_processes() as started:
+        for name, count in shares(options.members).items():
+            started.append(await start(options, f"{name}={count}"))
+        await asyncio.gather(*(said(one) for one in started))
+        answer(started)
+        lines = await asyncio.gather(*(said(one) for one in started))
+        answer(started)
+        await asyncio.gather(*(one.wait() for one in started))
+    return Result.of_all([Result.read(line) for line in lines])
+
+
+@asynccontextmanager
+async def started_processes() -> AsyncIterator[list[Process]]:
+    """For processes that end with the block, which has a deadline."""
     started: list[Process] = []
-    async with asyncio.timeout(_DEADLINE_S):
+    async with asyncio.timeout(DEADLINE_S):
         try:
-            for name, count in shares(options.members).items():
-                started.append(await start(options, f"{name}={count}"))
-            await asyncio.gather(*(said(one) for one in started))
-            answer(started)
-            lines = await asyncio.gather(*(said(one) for one in started))
-            answer(started)
-            await asyncio.gather(*(one.wait() for one in started))
+            yield started
         finally:
             for one in started:
                 if one.returncode is None:
                     one.kill()
                     await one.wait()
-    return Result.of_all([Result.read(line) for line in lines])
 
 
 async def start(options: argparse.Namespace, member: str) -> Process:
@@ -187,7 +195,7 @@ async def said(process: Process) -> bytes:
     assert process.stdout is not None
     line = await process.stdout.readline()
     if not line:
-        raise SystemExit("a member ended before it was done")
+        raise SystemExit("a process ended before it was done")
     return line
 
 

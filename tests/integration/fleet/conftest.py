@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
 import pytest
@@ -15,6 +15,8 @@ from tests.integration.groups.conftest import MakeGround, make, stack
 from tests.integration.groups.rig import make_ground
 
 __all__ = ["make", "stack"]
+
+MakeOnCluster = Callable[[str], Awaitable[FleetGround]]
 
 
 @pytest.fixture(params=["limits", "workqueue"])
@@ -38,42 +40,37 @@ async def queue(make: MakeGround) -> FleetGround:
 
 
 @pytest.fixture
-async def cluster_ground(stack: AsyncExitStack, nats_cluster: NatsCluster, unique: Callable[..., str]) -> FleetGround:
+def make_on_cluster(stack: AsyncExitStack, nats_cluster: NatsCluster, unique: Callable[..., str]) -> MakeOnCluster:
     """A stream with three replicas in files, in the cluster."""
-    connection = await stack.enter_async_context(await keylane.connect(nats_cluster.urls))
-    return FleetGround(
-        await make_ground(
-            stack,
-            connection,
-            unique("fleet"),
-            nats_cluster.urls,
-            partitions=PARTITIONS,
-            storage="file",
-            num_replicas=3,
-            allow_direct=True,
+
+    async def made(retention: str) -> FleetGround:
+        connection = await stack.enter_async_context(await keylane.connect(nats_cluster.urls))
+        return FleetGround(
+            await make_ground(
+                stack,
+                connection,
+                unique("fleet"),
+                nats_cluster.urls,
+                partitions=PARTITIONS,
+                storage="file",
+                num_replicas=3,
+                allow_direct=True,
+                retention=RetentionPolicy(retention),
+            )
         )
-    )
+
+    return made
+
+
+@pytest.fixture
+async def cluster_ground(make_on_cluster: MakeOnCluster) -> FleetGround:
+    return await make_on_cluster("limits")
 
 
 @pytest.fixture(params=["limits", "workqueue"])
-async def cluster_ground_of_both(
-    stack: AsyncExitStack, nats_cluster: NatsCluster, unique: Callable[..., str], request: pytest.FixtureRequest
-) -> FleetGround:
-    """The same with both kinds of retention."""
-    connection = await stack.enter_async_context(await keylane.connect(nats_cluster.urls))
-    return FleetGround(
-        await make_ground(
-            stack,
-            connection,
-            unique("fleet"),
-            nats_cluster.urls,
-            partitions=PARTITIONS,
-            storage="file",
-            num_replicas=3,
-            allow_direct=True,
-            retention=RetentionPolicy(request.param),
-        )
-    )
+async def cluster_ground_of_both(make_on_cluster: MakeOnCluster, request: pytest.FixtureRequest) -> FleetGround:
+    """With both kinds of retention."""
+    return await make_on_cluster(request.param)
 
 
 @pytest.fixture(params=["limits", "workqueue"])

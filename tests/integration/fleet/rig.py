@@ -14,7 +14,8 @@ from keylane import Connection, fleet
 from keylane.errors import KeylaneError
 from keylane.fleet import HashedPartitions, Worker, hashed
 from keylane.jetstream.transport import DirectTransport
-from tests.integration.groups.rig import Ground, Line
+from keylane.testing import DeliveryVerdict
+from tests.integration.groups.rig import Ground, Line, flawless
 from tests.waiter import until
 
 PARTITIONS = 8
@@ -94,6 +95,40 @@ class FleetGround:
                 yield sent
             finally:
                 over.set()  # a publish that is cut off may be stored all the same
+
+    async def come_and_go(self, **options: Any) -> None:
+        """Two workers join, stop and join again under load; each leads for a while. Nothing may be lost or repeated."""
+        async with self.load() as sent:
+            a = await self.join("a", **options)
+            await self.shared(a)
+            b = await self.join("b", **options)
+            await self.shared(a, b)
+            await a.stop()  # the leader
+            await self.shared(b)
+            a = await self.join("a", **options)
+            await self.shared(a, b)
+            await b.stop()
+            await self.shared(a)
+        await self.evidence.all_of(sent)
+        assert flawless(self.evidence.verdict(sent))
+        assert {line.by for line in self.evidence.lines} == {"a", "b"}
+
+    async def lose_a_worker(self, **options: Any) -> DeliveryVerdict:
+        """A worker in a process is killed under load, and another one takes over: nothing is lost or out of order."""
+        a = await self.join("a", **options)
+        async with self.process("b", **options) as b:
+            await until(lambda: bool(b.partitions) and bool(a.partitions), deadline_s=45)  # it takes time to start
+            async with self.load() as sent:
+                await self.evidence.until(lambda lines: len({one.partition for one in lines if one.by == "b"}) > 1)
+                b.process.kill()
+                await self.shared(a)
+                await self.evidence.all_of(list(sent))
+            await self.evidence.all_of(sent)
+        verdict = self.evidence.verdict(sent)
+        assert verdict.clean
+        # A takeover begins above the ack floor of a partition, or its record: what was done above it comes again.
+        assert len(verdict.duplicated) <= 500 * len(b.partitions)
+        return verdict
 
     async def shared(self, *workers: Worker) -> None:
         """Wait until these own all partitions together, each some."""

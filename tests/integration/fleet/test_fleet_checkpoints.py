@@ -31,19 +31,7 @@ async def records(ground: FleetGround) -> list[WorkerPositions]:
 
 
 async def test_workers_come_and_go_under_load(ground: FleetGround) -> None:
-    async with ground.load() as sent:
-        a = await ground.join("a", **STATE)
-        await ground.shared(a)
-        b = await ground.join("b", **STATE)
-        await ground.shared(a, b)
-        await a.stop()
-        await ground.shared(b)
-        a = await ground.join("a", **STATE)
-        await ground.shared(a, b)
-        await b.stop()
-        await ground.shared(a)
-    await ground.evidence.all_of(sent)
-    assert flawless(ground.evidence.verdict(sent))
+    await ground.come_and_go(**STATE)
     info = await consumers.info(ground.connection, ground.stream, "f-p0")
     assert (info.config.mem_storage, info.config.num_replicas) == (True, 1)
 

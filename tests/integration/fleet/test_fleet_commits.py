@@ -32,33 +32,11 @@ async def test_the_prefix_is_committed_with_few_acks(limits: FleetGround) -> Non
 
 
 async def test_workers_come_and_go_under_load(limits: FleetGround) -> None:
-    async with limits.load() as sent:
-        a = await limits.join("a", acks="prefix")
-        await limits.shared(a)
-        b = await limits.join("b", acks="prefix")
-        await limits.shared(a, b)
-        await a.stop()
-        await limits.shared(b)
-        a = await limits.join("a", acks="prefix")
-        await limits.shared(a, b)
-        await b.stop()
-        await limits.shared(a)
-    await limits.evidence.all_of(sent)
-    assert flawless(limits.evidence.verdict(sent))
+    await limits.come_and_go(acks="prefix")
 
 
 async def test_a_killed_worker_loses_nothing(limits: FleetGround) -> None:
-    a = await limits.join("a", acks="prefix")
-    async with limits.process("b", acks="prefix") as b, limits.load() as sent:
-        await until(lambda: bool(b.partitions) and bool(a.partitions))
-        await limits.evidence.until(lambda lines: len({line.partition for line in lines if line.by == "b"}) > 1)
-        b.process.kill()
-        await limits.shared(a)
-        await limits.evidence.all_of(list(sent))
-    await limits.evidence.all_of(sent)
-    verdict = limits.evidence.verdict(sent)
-    assert verdict.clean
-    assert len(verdict.duplicated) <= 500 * len(b.partitions)
+    await limits.lose_a_worker(acks="prefix")
 
 
 async def test_what_is_handled_and_not_committed_is_kept_alive(

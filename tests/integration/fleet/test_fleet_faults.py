@@ -21,18 +21,7 @@ from tests.waiter import until
 
 
 async def test_a_killed_worker_is_replaced_in_order(ground: FleetGround) -> None:
-    a = await ground.join("a")
-    async with ground.process("b") as b, ground.load() as sent:
-        await until(lambda: bool(b.partitions) and bool(a.partitions))
-        await ground.evidence.until(lambda lines: len({line.partition for line in lines if line.by == "b"}) > 1)
-        b.process.kill()
-        await ground.shared(a)
-        await ground.evidence.all_of(list(sent))
-    await ground.evidence.all_of(sent)
-    verdict = ground.evidence.verdict(sent)
-    assert verdict.clean
-    # A takeover begins above the ack floor of a partition: what was done above it comes again.
-    assert len(verdict.duplicated) <= 500 * len(b.partitions)
+    await ground.lose_a_worker()
 
 
 async def test_a_frozen_worker_handles_nothing_after_it_wakes_up(limits: FleetGround) -> None:

@@ -119,21 +119,9 @@ async def test_tokens_grow_with_every_change_of_owner(limits: FleetGround) -> No
         assert seen == sorted(seen)
 
 
-@pytest.mark.long("a cluster of three servers, and three workers that come and go on it")
+@pytest.mark.long("a cluster of three servers, and workers that come and go on it")
 async def test_workers_come_and_go_on_a_cluster(cluster_ground: FleetGround) -> None:
-    async with cluster_ground.load() as sent:
-        a = await cluster_ground.join("a")
-        await cluster_ground.shared(a)
-        b = await cluster_ground.join("b")
-        await cluster_ground.shared(a, b)
-        await a.stop()
-        await cluster_ground.shared(b)
-        c = await cluster_ground.join("c")
-        await cluster_ground.shared(b, c)
-        await b.stop()
-        await cluster_ground.shared(c)
-    await cluster_ground.evidence.all_of(sent)
-    assert flawless(cluster_ground.evidence.verdict(sent))
+    await cluster_ground.come_and_go()
 
 
 async def test_a_stop_does_not_wait_for_the_leader(limits: FleetGround) -> None:

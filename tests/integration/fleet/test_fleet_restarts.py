@@ -31,6 +31,7 @@ async def test_a_rebalance_that_is_cut_off_is_finished(
     await moving.wait()
     if fault == "server killed":
         server.kill()
+        await until(lambda: not ground.connection.is_connected)
         server.restart()
     else:
         for client in ground.clients:

@@ -36,34 +36,12 @@ async def test_a_worker_has_one_consumer(ground: FleetGround) -> None:
 
 
 async def test_workers_with_one_consumer_come_and_go_under_load(ground: FleetGround) -> None:
-    async with ground.load() as sent:
-        a = await ground.join("a", layout="worker")
-        await ground.shared(a)
-        b = await ground.join("b", layout="worker")
-        await ground.shared(a, b)
-        await a.stop()  # the leader
-        await ground.shared(b)
-        a = await ground.join("a", layout="worker")
-        await ground.shared(a, b)
-        await b.stop()
-        await ground.shared(a)
-    await ground.evidence.all_of(sent)
-    assert flawless(ground.evidence.verdict(sent))
-    assert {line.by for line in ground.evidence.lines} == {"a", "b"}
+    await ground.come_and_go(layout="worker")
 
 
 async def test_a_killed_worker_with_one_consumer_is_replaced_in_order(ground: FleetGround) -> None:
-    a = await ground.join("a", layout="worker")
-    async with ground.process("b", layout="worker") as b:
-        await until(lambda: bool(b.partitions) and bool(a.partitions), deadline_s=45)  # a process takes time to start
-        async with ground.load() as sent:
-            await ground.evidence.until(lambda lines: len({line.partition for line in lines if line.by == "b"}) > 1)
-            b.process.kill()
-            await ground.shared(a)
-            await ground.evidence.all_of(list(sent))
-            await until(lambda: consumers.names(ground.connection, ground.stream), lambda names: "f-1" not in names)
-        await ground.evidence.all_of(sent)
-    assert ground.evidence.verdict(sent).clean
+    await ground.lose_a_worker(layout="worker")
+    await until(lambda: consumers.names(ground.connection, ground.stream), lambda names: "f-1" not in names)
 
 
 async def test_what_was_handled_above_a_failing_message_does_not_move_with_its_partition(ground: FleetGround) -> None:
