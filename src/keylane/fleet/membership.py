@@ -230,9 +230,9 @@ async def join(
     )
     if lookup is not None:
         worker.keep(SourceKeeper(lookup, known, worker.report_source))
-    elif copies:
+    if copies:
         worker.keep(CopyKeeper(connection, info.config, fleet, known))
-    elif isinstance(source, HashedPartitions) and layout == "partition":
+    if isinstance(source, HashedPartitions) and layout == "partition":
         keeper = GenerationKeeper(
             connection,
             stream,

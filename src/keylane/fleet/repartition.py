@@ -37,6 +37,7 @@ from keylane.core.partitions import Partitioning, check_partition_count, parse_t
 from keylane.errors import FleetError, InvalidInput, NoSuchFleet, NotFound
 from keylane.fleet.partition_table import FleetPartitions
 from keylane.fleet.store import FLEET_BUCKET
+from keylane.fleet.stream_copy import CopyOrigin, copy_name
 from keylane.jetstream import Bucket, Connection, change, check_seconds, consumers, streams
 
 _AT_ONCE = 64
@@ -100,8 +101,6 @@ async def fleet_partitions(connection: Connection, stream: str, fleet: str) -> F
         raise FleetError(
             f"the partitions of fleet {fleet!r} are {spec.source.get('kind')}, not hashed: only numbers can be changed"
         )
-    if source.copy is not None:
-        raise FleetError(f"fleet {fleet!r} reads a copy of its stream: its number of partitions cannot change yet")
     if spec.layout != "partition":
         raise FleetError(f"fleet {fleet!r} has the layout {spec.layout!r}: only the layout 'partition' can change")
     found = FleetPartitions(connection, stream, fleet, source)
@@ -114,15 +113,22 @@ async def _write_wish(connection: Connection, stream: str, fleet: str, found: Fl
         table = wanted(found.table, partitions)
         if table is found.table:
             return
+        reads = _read_stream(stream, fleet, found)
         if not found.table.target and len(found.table.generations) == 1:
-            await _check_transform(connection, stream, found)
-        await _refuse_others(connection, stream, fleet)
+            await _check_transform(connection, reads, found)
+        await _refuse_others(connection, reads, fleet)
         await found.write(table)
 
     async def read() -> None:
         await found.read()
 
     await change(read, write)
+
+
+def _read_stream(stream: str, fleet: str, found: FleetPartitions) -> str:
+    """The stream that carries the numbers."""
+    is_copy = isinstance(found.source, HashedPartitions) and found.source.copy is not None
+    return copy_name(stream, fleet) if is_copy else stream
 
 
 async def _check_transform(connection: Connection, stream: str, found: FleetPartitions) -> None:
@@ -166,7 +172,8 @@ async def _others(connection: Connection, stream: str, fleet: str) -> AsyncItera
 
 def numbering_of(config: dict[str, Any]) -> Partitioning:
     """How a stream numbers its subjects, by its configuration as JSON."""
-    transform = config.get("subject_transform") or {}
+    [copied, *_] = config.get("sources") or [{}]
+    [transform, *_] = copied.get("subject_transforms") or [config.get("subject_transform") or {}]
     known = parse_transform(transform.get("src") or ">", transform["dest"]) if transform.get("dest") else None
     if known is None:
         raise FleetError(
@@ -203,13 +210,15 @@ class GenerationKeeper:
         leads: Callable[[], bool],
     ) -> None:
         self._connection = connection
-        self._stream = stream
+        self._stream = _read_stream(stream, fleet, partitions)
+        source = partitions.source
+        assert isinstance(source, HashedPartitions)
+        self._copy = CopyOrigin(connection, stream, fleet, source) if source.copy is not None else None
         self._fleet = fleet
         self._partitions = partitions
         self._view = view
         self._is_held = is_held
         self._leads = leads
-        self._bucket = Bucket(connection, FLEET_BUCKET)
 
     def watch(self, changed: Callable[[], None]) -> AbstractAsyncContextManager[None]:
         return nullcontext()  # the worker reads the table when it changes
@@ -244,7 +253,9 @@ class GenerationKeeper:
         if later:
             return ChangeFacts(handled=await self._is_handled(front))
         if table.target and front.last is not None and followed:
-            return ChangeFacts(followed=True, numbered=numbering_of(await self._config()).partitions)
+            config = await self._config()
+            is_stopped = self._copy is not None and not config.get("sources")  # a leader before was cut off
+            return ChangeFacts(followed=True, numbered=0 if is_stopped else numbering_of(config).partitions)
         return ChangeFacts()
 
     # ---- what is so -------------------------------------------------------------------------------------
@@ -288,6 +299,9 @@ class GenerationKeeper:
     # ---- what is done -----------------------------------------------------------------------------------
 
     async def _update(self, partitions: int) -> None:
+        if self._copy is not None:
+            await self._copy.renumber(partitions, self._leads)
+            return
         config = renumbered(await self._config(), partitions)
         if self._leads():  # a leader that was replaced must not undo what its successor has done since
             await streams.update_json(self._connection, config)

@@ -11,11 +11,13 @@ import base64
 import logging
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from keylane.core.fleet_copy import ConsumerPosition, handled_floor, trim_before
 from keylane.core.fleet_names import partition_consumer
 from keylane.core.fleet_partitions import HashedPartitions
+from keylane.core.partitions import Partitioning
 from keylane.errors import FleetError, NotFound
 from keylane.fleet.partition_table import FleetPartitions
 from keylane.jetstream import Connection, RetentionPolicy, StreamConfig, consumers, parse_headers, streams
@@ -24,6 +26,7 @@ _log = logging.getLogger("keylane.fleet")
 
 _TRIM_S = 1.0
 _MARK = "keylane_fleet"
+_FROM = "keylane_copies_from"
 _GAP = 1_000_000
 """A copy that is made again counts from here on above the old one: no consumer takes new messages for old ones."""
 
@@ -46,10 +49,6 @@ def copy_config(
 ) -> dict[str, Any]:
     assert source.copy is not None
     stream = config.name or ""
-    origin: dict[str, Any] = {
-        "name": stream,
-        "subject_transforms": [{"src": source.partitioning.filter, "dest": source.partitioning.destination}],
-    }
     made: dict[str, Any] = {
         "name": copy_name(stream, fleet),
         "retention": "limits",
@@ -62,9 +61,48 @@ def copy_config(
         "metadata": {_MARK: f"{stream}/{fleet}"},
     }
     if start is not None:
-        origin["opt_start_seq"] = start.source
         made["first_seq"] = start.sequence + _GAP
-    return made | {"sources": [origin]}
+    return made | {"sources": [_origin(stream, source.partitioning, start.source if start is not None else 0)]}
+
+
+def _origin(stream: str, numbering: Partitioning, first: int) -> dict[str, Any]:
+    """The source of a copy. `first`: its first sequence to copy; 0: all."""
+    transforms = [{"src": numbering.filter, "dest": numbering.destination}]
+    return {"name": stream, "subject_transforms": transforms, **({"opt_start_seq": first} if first else {})}
+
+
+class CopyOrigin:
+    """How a copy numbers what it copies, and how that is changed while it is read.
+
+    The server takes a source with another transform for a new one, and would copy everything again. So the copy is
+    without a source for a moment: then its newest message says where it stopped, and it goes on from there.
+    """
+
+    def __init__(self, connection: Connection, stream: str, fleet: str, source: HashedPartitions) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._partitioning = source.partitioning
+        self.name = copy_name(stream, fleet)
+
+    async def renumber(self, partitions: int, may_change: Callable[[], bool]) -> None:
+        """Number what is copied from now on for so many partitions. What was cut off is taken up again."""
+        config = (await streams.info_json(self._connection, self.name))["config"]
+        if config.get("sources"):
+            first = str(config["sources"][0].get("opt_start_seq", 0))
+            stopped = {**config, "sources": None, "metadata": {**(config.get("metadata") or {}), _FROM: first}}
+            if not may_change():
+                return
+            await streams.update_json(self._connection, stopped)
+        wire = await streams.info_json(self._connection, self.name)
+        if wire.get("sources") or wire["config"].get("sources"):
+            raise FleetError(f"stream {self.name!r} still copies: its partitions are not numbered anew yet")
+        first = int((wire["config"].get("metadata") or {}).get(_FROM, 0))
+        if wire["state"]["messages"]:
+            first = await source_of(self._connection, self.name, wire["state"]["last_seq"]) + 1
+        numbering = replace(self._partitioning, partitions=partitions)
+        changed = {**wire["config"], "subjects": [], "sources": [_origin(self._stream, numbering, first)]}
+        if may_change():
+            await streams.update_json(self._connection, changed)
 
 
 async def ensure_copy(
@@ -98,6 +136,13 @@ async def ensure_copy(
     return str(name)
 
 
+async def source_of(connection: Connection, name: str, sequence: int) -> int:
+    """The sequence of the original of a message of the copy, or of the next one."""
+    found = await streams.get_message(connection, name, sequence=sequence, next_by_subject=">")
+    headers = parse_headers(base64.b64decode(found.get("hdrs", "")))
+    return int(headers["Nats-Stream-Source"].split(" ")[1])
+
+
 class CopyKeeper:
     """Deletes from the copy what every partition has handled, and makes a copy again that was deleted."""
 
@@ -116,9 +161,18 @@ class CopyKeeper:
     async def tend(self) -> float:
         try:
             await self._trim()
+            await self._go_on_copying()
         except NotFound:
             await self._make_again()
         return _TRIM_S
+
+    async def _go_on_copying(self) -> None:
+        """A leader that was replaced while it changed the numbers may have left the copy without a source."""
+        table, source = self._partitions.table, self._partitions.source
+        assert isinstance(source, HashedPartitions)
+        if not table.target and not (await streams.info_json(self._connection, self._name))["config"].get("sources"):
+            origin = CopyOrigin(self._connection, self._config.name or "", self._fleet, source)
+            await origin.renumber(table.generations[-1].partitions, lambda: not self._partitions.table.target)
 
     async def _trim(self) -> None:
         state = await streams.state(self._connection, self._name)  # before the consumers: see core/fleet_copy.py
@@ -136,17 +190,11 @@ class CopyKeeper:
         if not state.messages or self._seen == (floor, state.last_sequence):
             return
         before = trim_before(state.last_sequence, floor)
-        source = await self._source_of(before)
+        source = await source_of(self._connection, self._name, before)
         self._start = CopyStart(source + (floor >= before), state.last_sequence)
         if before > state.first_sequence:
             await streams.purge(self._connection, self._name, before_sequence=before)
         self._seen = (floor, state.last_sequence)
-
-    async def _source_of(self, sequence: int) -> int:
-        """The sequence of the original of a message of the copy, or of the next one."""
-        found = await streams.get_message(self._connection, self._name, sequence=sequence, next_by_subject=">")
-        headers = parse_headers(base64.b64decode(found.get("hdrs", "")))
-        return int(headers["Nats-Stream-Source"].split(" ")[1])
 
     async def _make_again(self) -> None:
         """Only what may not be handled yet is copied again: it repeats what was handled since the last look."""
@@ -161,4 +209,6 @@ class CopyKeeper:
         _log.warning(
             "stream %r is gone: it is made again from sequence %d of its source", self._name, self._start.source
         )
-        await streams.create_json(self._connection, copy_config(self._config, self._fleet, source, self._start))
+        numbering = replace(source.partitioning, partitions=self._partitions.table.generations[-1].partitions)
+        present = replace(source, partitioning=numbering)
+        await streams.create_json(self._connection, copy_config(self._config, self._fleet, present, self._start))

@@ -138,6 +138,14 @@ class FleetGround:
         )
 
 
+async def owns_all(count: int, *workers: Worker) -> None:
+    """Wait until these workers own this many partitions together, each some."""
+    await until(
+        lambda: [worker.partitions for worker in workers],
+        lambda owned: all(owned) and len(sum(owned, ())) == len(set(sum(owned, ()))) == count,
+    )
+
+
 def cut_link(connection: Connection) -> None:
     """End the link of a connection, unnoticed so far."""
     transport = connection.nats._transport

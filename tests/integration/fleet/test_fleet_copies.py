@@ -14,7 +14,7 @@ from keylane.fleet import HashedPartitions, StreamCopy, hashed
 from keylane.groups import GroupMessage
 from keylane.jetstream import consumers, streams
 from keylane.server import NatsServer
-from tests.integration.fleet.rig import KEYS, PARTITIONS, FleetGround
+from tests.integration.fleet.rig import KEYS, PARTITIONS, FleetGround, owns_all
 from tests.integration.groups.conftest import MakeGround, own_server_ground
 from tests.integration.groups.rig import Ground, flawless
 from tests.waiter import until
@@ -122,8 +122,34 @@ async def test_what_is_refused(make: MakeGround, plain: FleetGround) -> None:
     wrong: Any = -1
     with pytest.raises(InvalidInput, match="max_messages of the copy is -1"):
         hashed(8, "a.*", key=[1], copy=StreamCopy(max_messages=wrong))
-    worker = await plain.join("a", partitions=copied(plain))
-    await plain.shared(worker)
-    with pytest.raises(FleetError, match="reads a copy of its stream: its number of partitions cannot change yet"):
-        await fleet.repartition(plain.connection, plain.stream, "f", 16)
-    assert len(await consumers.names(plain.connection, f"{plain.stream}-f")) == PARTITIONS
+
+
+async def test_another_number_of_partitions_under_load(plain: FleetGround) -> None:
+    async with plain.load() as sent:
+        workers = [await plain.join(name, partitions=copied(plain)) for name in "ab"]
+        await plain.shared(*workers)
+        for count in (2 * PARTITIONS, PARTITIONS + 3):
+            await fleet.repartition(plain.connection, plain.stream, "f", count, wait_s=60)
+            await owns_all(count, *workers)
+            await plain.evidence.all_of(list(sent))
+    await plain.evidence.all_of(sent)
+    assert flawless(plain.evidence.verdict(sent))
+    assert {line.partition for line in plain.evidence.lines} == set(range(2 * PARTITIONS))
+    idle = await until(lambda: copy_state(plain), lambda state: state.messages == 1)
+    assert isinstance(idle, streams.StreamState)
+    assert idle.last_sequence == len(sent), "nothing was copied twice, and it is trimmed as before"
+    names = await consumers.names(plain.connection, f"{plain.stream}-f")
+    assert sorted(names) == sorted(f"f-p{number}g2" for number in range(PARTITIONS + 3))
+
+
+async def test_a_copy_that_was_left_without_its_source_goes_on(plain: FleetGround) -> None:
+    """As a leader leaves it that is replaced at the wrong moment."""
+    await plain.shared(await plain.join("a", partitions=copied(plain)))
+    sent = await plain.publish(KEYS * 3)
+    await plain.evidence.all_of(sent)
+    config = (await streams.info_json(plain.connection, f"{plain.stream}-f"))["config"]
+    await streams.update_json(plain.connection, {**config, "sources": None})
+    sent += await plain.publish(KEYS)
+    await plain.evidence.all_of(sent)
+    assert flawless(plain.evidence.verdict(sent))
+    assert (await copy_state(plain)).last_sequence == len(sent)

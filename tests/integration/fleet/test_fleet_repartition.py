@@ -10,12 +10,12 @@ import pytest
 from keylane import fleet, groups
 from keylane.core.fleet_generations import in_words
 from keylane.errors import FleetError
-from keylane.fleet import Worker, hashed
+from keylane.fleet import hashed
 from keylane.fleet.repartition import GenerationKeeper, fleet_partitions
 from keylane.fleet.store import FLEET_BUCKET
 from keylane.groups import GroupMessage
 from keylane.jetstream import Bucket, ConsumerConfig, consumers
-from tests.integration.fleet.rig import KEYS, PARTITIONS, FleetGround
+from tests.integration.fleet.rig import KEYS, PARTITIONS, FleetGround, owns_all
 from tests.integration.groups.rig import flawless
 from tests.waiter import until
 
@@ -25,21 +25,13 @@ async def partitions_of(ground: FleetGround) -> int:
     return table.generations[0].partitions if in_words(table) is None else 0
 
 
-async def owns_all(ground: FleetGround, count: int, *workers: Worker) -> None:
-    """Wait until these workers own this many partitions together, each some."""
-    await until(
-        lambda: [worker.partitions for worker in workers],
-        lambda owned: all(owned) and len(sum(owned, ())) == len(set(sum(owned, ()))) == count,
-    )
-
-
 async def there_and_back(ground: FleetGround, pause_s: float = 0.01) -> None:
     async with ground.load(pause_s) as sent:
         workers = [await ground.join(name) for name in "abc"]
         await ground.shared(*workers)
         for count in (2 * PARTITIONS, PARTITIONS + 3):
             await fleet.repartition(ground.connection, ground.stream, "f", count, wait_s=90)
-            await owns_all(ground, count, *workers)
+            await owns_all(count, *workers)
             so_far = list(sent)
             await ground.evidence.all_of(so_far)
     await ground.evidence.all_of(sent)
@@ -133,7 +125,7 @@ async def test_a_worker_is_killed_in_the_middle_of_a_change(limits: FleetGround)
         await until(lambda: fleet.status(limits.connection, limits.stream, "f"), lambda seen: seen.change is not None)
         b.process.kill()
         await change
-        await owns_all(limits, 16, a)
+        await owns_all(16, a)
         await limits.evidence.all_of(list(sent))
     await limits.evidence.all_of(sent)
     assert limits.evidence.verdict(sent).clean, "what the killed one had handled and not acked comes again"
@@ -147,7 +139,7 @@ async def test_workers_may_bring_the_old_number_or_the_new_one(limits: FleetGrou
         await limits.join("b", partitions=new)
     await fleet.repartition(limits.connection, limits.stream, "f", 12)
     b, c = await limits.join("b", partitions=new), await limits.join("c")
-    await owns_all(limits, 12, a, b, c)
+    await owns_all(12, a, b, c)
     sent = await limits.publish(KEYS)
     await limits.evidence.all_of(sent)
     assert flawless(limits.evidence.verdict(sent))
