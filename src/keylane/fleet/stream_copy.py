@@ -88,8 +88,8 @@ class CopyOrigin:
         """Number what is copied from now on for so many partitions. What was cut off is taken up again."""
         config = (await streams.info_json(self._connection, self.name))["config"]
         if config.get("sources"):
-            first = str(config["sources"][0].get("opt_start_seq", 0))
-            stopped = {**config, "sources": None, "metadata": {**(config.get("metadata") or {}), _FROM: first}}
+            begun = str(config["sources"][0].get("opt_start_seq", 0))
+            stopped = {**config, "sources": None, "metadata": {**(config.get("metadata") or {}), _FROM: begun}}
             if not may_change():
                 return
             await streams.update_json(self._connection, stopped)
