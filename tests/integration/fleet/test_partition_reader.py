@@ -13,7 +13,8 @@ from keylane.core.pull_budget import PullBudget
 from keylane.errors import Disconnected
 from keylane.fleet.consumer_limit import CreationPace
 from keylane.fleet.origin import PartitionOrigin
-from keylane.fleet.partition_reader import MOST_BYTES, PIN_GROUP, PartitionReader, ReaderOptions
+from keylane.fleet.partition_reader import MOST_BYTES, PartitionReader, ReaderOptions
+from keylane.fleet.pinned_consumer import PIN_GROUP
 from keylane.jetstream import Feed, consumers, streams
 from keylane.processing.handler_options import HandlerOptions
 from keylane.processing.message import GroupMessage, Place
