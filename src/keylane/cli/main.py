@@ -47,6 +47,8 @@ def _options(
 
 def _app(first: str) -> typer.Typer:
     """The command for a line with this first argument: with one family if it names one, else with all."""
+    from keylane.cli.app.run import run_app
+    from keylane.cli.command import expand_options
     from keylane.cli.demo.commands import demo
 
     app = typer.Typer(
@@ -60,6 +62,7 @@ def _app(first: str) -> typer.Typer:
     )
     for name in [first] if first in _FAMILIES else _FAMILIES:
         app.add_typer(import_module(f"keylane.cli.{_FAMILIES[name]}").app, name=name)
+    app.command("run")(expand_options(run_app))
     app.command()(demo)
     return app
 

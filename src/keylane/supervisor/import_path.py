@@ -21,14 +21,7 @@ def load_handler(path: str) -> Callable[[Any], Any]:
     >>> load_handler("math:sqrt")(4.0)
     2.0
     """
-    module, _, name = path.partition(":")
-    if not module or not name:
-        raise InvalidInput(f"handler {path!r} names no function: write module:function, such as shop:handle")
-    found: Any = _module(module)
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise InvalidInput(f"module {module!r} has no {name!r}{_others(found, part)}")
-        found = getattr(found, part)
+    found = load_named(path, "handler", "module:function, such as shop:handle")
     if not callable(found):
         raise InvalidInput(f"handler {path!r} is {found!r}: name a function of one message")
     try:
@@ -38,6 +31,19 @@ def load_handler(path: str) -> Callable[[Any], Any]:
     except ValueError:
         pass  # it is not written in Python and does not say what it takes
     return found  # type: ignore[no-any-return]
+
+
+def load_named(path: str, what: str, form: str) -> Any:
+    """What `path` names. `what` and `form`: what it is for, and how it is written, for errors."""
+    module, _, name = path.partition(":")
+    if not module or not name:
+        raise InvalidInput(f"{what} {path!r} has no module and name: write {form}")
+    found: Any = _module(module)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise InvalidInput(f"module {module!r} has no {name!r}{_others(found, part)}")
+        found = getattr(found, part)
+    return found
 
 
 def _module(name: str) -> Any:

@@ -257,7 +257,7 @@ def _watch(stream: str, fleet: str, link: ConnectionOptions, *, as_json: bool) -
 
 
 def _assignment_text(told: dict[str, Any], given: dict[str | None, list[str]]) -> str:
-    from keylane.cli.fleet.worker import owns
+    from keylane.cli.fleet.worker_reports import owns
 
     lines = [f"version {told['version']}, epoch {told['epoch']}: {told['reason']}"]
     lines += [f"{worker or 'nobody'}  {owns(tuple(ids))}" for worker, ids in given.items()]

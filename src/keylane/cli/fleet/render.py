@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from keylane.cli.display import facts_panel
-from keylane.cli.fleet.worker import owns
+from keylane.cli.fleet.worker_reports import owns
 from keylane.cli.formatting import as_utc
 from keylane.fleet import FleetStatus, MovedPartitions, PartitionStatus, PastAssignment, WorkerStatus
 

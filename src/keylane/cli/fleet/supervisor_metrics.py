@@ -1,4 +1,4 @@
-"""The metrics and the health of all workers of `keylane fleet run`, on one port.
+"""The metrics and the health of all workers of `keylane fleet run` or `keylane run`, on one port.
 
 The supervisor asks every worker when it is asked itself. A worker that does not answer in time is left out: its series
 are absent, not 0.
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 async def served_metrics(
     supervisor: Supervisor, stream: str, fleet: str, options: MetricsOptions
 ) -> AsyncIterator[int | None]:
-    """Serve while the block runs; yields the port, or None if metrics are not wanted."""
+    """Serve while the block runs; yields the port, or None if metrics are not wanted.
+
+    `stream`, `fleet`: the labels of the supervisor's own metrics.
+    """
     if options.metrics_port is None:
         yield None
         return

@@ -16,7 +16,7 @@ from keylane import fleet as fleets
 from keylane.cli.command import ConnectionOptions
 from keylane.cli.display import Display, WatchEvent
 from keylane.cli.fleet.render import lag_text, state_text, worker_table
-from keylane.cli.fleet.worker import owns
+from keylane.cli.fleet.worker_reports import owns
 from keylane.cli.formatting import clock
 from keylane.errors import KeylaneError
 from keylane.fleet import FleetStatus

@@ -1,0 +1,1 @@
+"""`keylane run`: the processes of an app."""
