@@ -21,7 +21,7 @@ def load_handler(path: str) -> Callable[[Any], Any]:
     >>> load_handler("math:sqrt")(4.0)
     2.0
     """
-    found = load_named(path, "handler", "module:function, such as shop:handle")
+    found = load_named(path, "handler", "function", "shop:handle")
     if not callable(found):
         raise InvalidInput(f"handler {path!r} is {found!r}: name a function of one message")
     try:
@@ -33,11 +33,11 @@ def load_handler(path: str) -> Callable[[Any], Any]:
     return found  # type: ignore[no-any-return]
 
 
-def load_named(path: str, what: str, form: str) -> Any:
-    """What `path` names. `what` and `form`: what it is for, and how it is written, for errors."""
+def load_named(path: str, role: str, what: str, example: str) -> Any:
+    """What `path` names. The others are for errors: as what it is given, what it should name, and how."""
     module, _, name = path.partition(":")
     if not module or not name:
-        raise InvalidInput(f"{what} {path!r} has no module and name: write {form}")
+        raise InvalidInput(f"{role} {path!r} names no {what}: write module:{what}, such as {example}")
     found: Any = _module(module)
     for part in name.split("."):
         if not hasattr(found, part):

@@ -128,7 +128,7 @@ def test_how_an_app_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.chdir(tmp_path)
     for app, words in (
         ("named_shop:ap", "module 'named_shop' has no 'ap'"),
-        ("named_shop", "app 'named_shop' has no module and name: write module:app"),
+        ("named_shop", "argument 'named_shop' names no app: write module:app, such as shop:app"),
         ("named_shop:empty", "app 'named_shop:empty' has no handlers"),
     ):
         with pytest.raises(InvalidInput, match=words):

@@ -38,7 +38,7 @@ async def serve(link: SupervisorLink, settings: dict[str, Any]) -> None:
 
 
 def load_app(path: str) -> App:
-    app = load_named(path, "app", "module:app, such as shop:app")
+    app = load_named(path, "argument", "app", "shop:app")
     if not isinstance(app, App):
         raise InvalidInput(f"app {path!r} is {app!r}: name a keylane.App")
     if not app.handlers:
