@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from datetime import UTC, datetime
 from typing import Literal
 
 import pytest
+from nats.aio.msg import Msg
 
 from keylane.fleet import MessageContext
 from keylane.groups import GroupMessage
@@ -74,6 +76,25 @@ async def test_a_partition_that_hangs_does_not_stop_the_others(limits: FleetGrou
     await limits.evidence.until(lambda lines: len(lines) == others)
     goes_on.set()
     await limits.evidence.all_of(sent)
+    assert flawless(limits.evidence.verdict(sent))
+
+
+async def test_pulls_grow_with_the_work(limits: FleetGround) -> None:
+    """A pull that the server has filled ends with a status as well: its partition is not idle because of that."""
+    batches: list[int] = []
+
+    async def note(message: Msg) -> None:
+        batches.append(json.loads(message.data)["batch"])
+
+    sent = await limits.publish(KEYS * 100)
+    observer = await limits.client()
+    await observer.nats.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{limits.stream}.>", cb=note)
+    await observer.flush()
+    await limits.join("a")
+    await limits.evidence.all_of(sent)
+    await observer.flush()
+    assert batches[0] == 100 // PARTITIONS, "a partition begins with its part of the reserve"
+    assert sum(batches) / len(batches) > 25, batches
     assert flawless(limits.evidence.verdict(sent))
 
 
