@@ -23,6 +23,7 @@ from bench import (
     rebalance,
     spark_read,
     spark_write,
+    start,
     strict,
     world,
 )
@@ -38,6 +39,7 @@ ROWS: dict[str, Callable[..., tuple[dict[str, Any], str]]] = {
     "rebalance": rebalance.run,
     "spark-read": spark_read.run,
     "spark-write": spark_write.run,
+    "start": start.run,
     "strict": strict.run,
     "world": world.run,
 }

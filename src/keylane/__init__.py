@@ -6,25 +6,63 @@ NATS client, which takes longer than everything else a command line needs to ans
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from keylane.lazy import loader, public_names
 
-from keylane.lazy import loader
-
+TYPE_CHECKING = False  # that of `typing` costs its import, which takes longer than Python's start
 if TYPE_CHECKING:
+    from keylane import (
+        app,
+        errors,
+        exactly_once,
+        fleet,
+        groups,
+        jetstream,
+        journal,
+        kafka,
+        marshal,
+        metrics,
+        priority,
+        server,
+        spark,
+        testing,
+    )
     from keylane.app import App, Message, PartitionBy
-    from keylane.jetstream import Connection, connect
+    from keylane.jetstream import Connection, Publisher, connect, publish, streams
     from keylane.loop import run
 
 __version__ = "0.1.0"
 
-__all__ = ["App", "Connection", "Message", "PartitionBy", "__version__", "connect", "run"]
+__all__ = [
+    "App",
+    "Connection",
+    "Message",
+    "PartitionBy",
+    "Publisher",
+    "__version__",
+    "app",
+    "connect",
+    "errors",
+    "exactly_once",
+    "fleet",
+    "groups",
+    "jetstream",
+    "journal",
+    "kafka",
+    "marshal",
+    "metrics",
+    "priority",
+    "publish",
+    "run",
+    "server",
+    "spark",
+    "streams",
+    "testing",
+]
 
 _HOMES = {
-    "App": "keylane.app",
-    "Connection": "keylane.jetstream",
-    "Message": "keylane.app",
-    "PartitionBy": "keylane.app",
-    "connect": "keylane.jetstream",
+    **dict.fromkeys(__all__, __name__),
+    **dict.fromkeys(("App", "Message", "PartitionBy"), "keylane.app"),
+    **dict.fromkeys(("Connection", "Publisher", "connect", "publish", "streams"), "keylane.jetstream"),
     "run": "keylane.loop",
 }
 
@@ -32,6 +70,4 @@ _HOMES = {
 if not TYPE_CHECKING:  # a type checker that saw this would take every misspelt name for good
     __getattr__ = loader(__name__, _HOMES)
 
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__dir__ = public_names(__all__)

@@ -93,18 +93,38 @@ class ApiError(KeylaneError):
     `code` is the HTTP-like class, `err_code` the exact reason, `description` the server's text.
     """
 
-    def __init__(self, code: int, err_code: int, description: str, *, doing: str = "") -> None:
+    def __init__(self, code: int, err_code: int, description: str, *, doing: str = "", text: str = "") -> None:
         self.code = code
         self.err_code = err_code
         self.description = description
         self.doing = doing
         self.is_transient = code == _UNAVAILABLE
         prefix = f"{doing}: " if doing else ""
-        super().__init__(f"{prefix}{description} (code {code}, error {err_code})")
+        super().__init__(text or f"{prefix}{description} (code {code}, error {err_code})")
 
 
 class NotFound(ApiError):
-    """The stream, consumer or message does not exist."""
+    """The stream, consumer or message does not exist.
+
+    `stream` and `consumer` are the names that were not found; both are empty where a message is missing.
+    """
+
+    def __init__(
+        self,
+        code: int,
+        err_code: int,
+        description: str,
+        *,
+        doing: str = "",
+        text: str = "",
+        stream: str = "",
+        consumer: str = "",
+        names_are_listed: bool = False,
+    ) -> None:
+        self.stream = stream
+        self.consumer = consumer
+        self.names_are_listed = names_are_listed
+        super().__init__(code, err_code, description, doing=doing, text=text)
 
 
 class AckFailed(KeylaneError):
@@ -434,3 +454,7 @@ class ExtraMissing(KeylaneError, ImportError):
 
 class WrongTables(KeylaneError):
     """The database has tables with keylane's names that are not keylane's; nothing was written."""
+
+
+def __dir__() -> list[str]:
+    return sorted(name for name, value in globals().items() if isinstance(value, type))

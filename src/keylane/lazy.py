@@ -1,14 +1,17 @@
-"""Loads public names at their first use, so that importing a package stays cheap."""
+"""Loads public names at their first use, so that importing a package stays cheap.
+
+`import keylane` imports this module, so it imports nothing itself: `typing` alone takes longer than Python's start.
+"""
 
 from __future__ import annotations
 
-import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from importlib import import_module
-from types import ModuleType
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+    from types import ModuleType, TracebackType
+    from typing import Any
 
 
 def loader(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
@@ -18,6 +21,8 @@ def loader(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
     """
 
     def load(name: str) -> object:
+        from importlib import import_module
+
         home = homes.get(name)
         if home is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
@@ -28,6 +33,11 @@ def loader(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
     return load
 
 
+def public_names(names: Collection[str]) -> Callable[[], list[str]]:
+    """The `__dir__` of a module: its public names and nothing that it imports for itself."""
+    return lambda: sorted(names)
+
+
 def load_when_used(name: str) -> ModuleType | None:
     """Let `import` of a module succeed at once, and load it when something in it is used.
 
@@ -35,6 +45,9 @@ def load_when_used(name: str) -> ModuleType | None:
 
     `importlib.util.LazyLoader` does not do: in Python 3.11 an `import` of such a module loads it.
     """
+    import importlib.util
+    from types import ModuleType
+
     spec = importlib.util.find_spec(name)
     if name in sys.modules or spec is None:
         return None
@@ -44,19 +57,24 @@ def load_when_used(name: str) -> ModuleType | None:
     def look_up(attribute: str) -> Any:
         if sys.modules.get(name) is placeholder:
             del sys.modules[name]
-        return getattr(import_module(name), attribute)
+        return getattr(importlib.import_module(name), attribute)
 
     placeholder.__getattr__ = look_up  # type: ignore[method-assign]
     sys.modules[name] = placeholder
     return placeholder
 
 
-@contextmanager
-def deferred(name: str) -> Iterator[None]:
+class deferred:  # noqa: N801 - used as a function: `with deferred("aiohttp"):`
     """What is imported in the block gets a module that loads itself when it is used; others then import it as usual."""
-    placeholder = load_when_used(name)
-    try:
-        yield
-    finally:
-        if placeholder is not None and sys.modules.get(name) is placeholder:
-            del sys.modules[name]
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._placeholder = load_when_used(self._name)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._placeholder is not None and sys.modules.get(self._name) is self._placeholder:
+            del sys.modules[self._name]

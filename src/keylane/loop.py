@@ -41,7 +41,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     >>> keylane.run(main())
     """
     gc.set_threshold(*_GC_THRESHOLDS)
-    with _Signals() as signals, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with _Signals() as signals, asyncio.Runner(loop_factory=loop_factory()) as runner:
         try:
             return runner.run(signals.run(main))
         except asyncio.CancelledError:
@@ -50,7 +50,8 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     raise SystemExit(0)
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's event loop where it is installed, else None for asyncio's own."""
     try:
         import uvloop
     except ImportError:

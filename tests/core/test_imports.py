@@ -23,7 +23,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "keylane"
 
 PACKAGES = frozenset({"groups", "priority", "exactly_once", "journal", "fleet", "marshal", "kafka", "spark"})
 ADAPTERS = frozenset({"jetstream"})
-FOUNDATION = frozenset({"awaitable_context", "core", "errors", "lazy", "retrying"})
+FOUNDATION = frozenset({"awaitable_context", "core", "errors", "extras", "lazy", "retrying"})
 EVERYTHING = frozenset({"*"})
 
 # What each part may import of keylane besides itself. Of another package only its face, `keylane.<package>`, never
@@ -31,6 +31,7 @@ EVERYTHING = frozenset({"*"})
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "awaitable_context": frozenset(),
     "errors": frozenset(),
+    "extras": frozenset({"errors"}),
     "lazy": frozenset(),
     "loop": frozenset(),
     "retrying": frozenset({"errors"}),

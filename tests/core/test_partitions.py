@@ -215,7 +215,7 @@ def test_strip_and_insert() -> None:
 def test_only_a_number_the_server_writes_is_stripped(subject: str) -> None:
     with pytest.raises(InvalidInput) as raised:
         strip_partition(subject)
-    assert str(raised.value).startswith(f"subject {subject!a} does not start with a partition number")
+    assert str(raised.value).startswith(f"subject {subject!r} does not start with a partition number")
 
 
 def test_partition_filters_go_filter_by_filter_and_ascend_by_number() -> None:

@@ -10,6 +10,7 @@ from keylane.app.handler import AppHandler
 from keylane.app.publishing import Publish, Results, SubjectTemplate, message_id
 from keylane.app.running import AppHooks, AppState, RunningApp
 from keylane.core.partitions import PartitionBy
+from keylane.lazy import public_names
 from keylane.processing.message import GroupMessage
 
 Message = GroupMessage
@@ -27,3 +28,5 @@ __all__ = [
     "SubjectTemplate",
     "message_id",
 ]
+
+__dir__ = public_names(__all__)

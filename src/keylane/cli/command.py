@@ -16,52 +16,82 @@ import inspect
 import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Coroutine
 
-    from keylane.errors import NotFound
     from keylane.jetstream import Connection, ConsumerInfo, PriorityGroupState
     from keylane.priority import Pinned, Unpinned
+
+
+CONNECTION_PANEL = "Connection options"
+COMPLETION_VARIABLE = "_KEYLANE_COMPLETE"
+"""In the environment of a command that a shell runs to learn how the line may go on."""
+_COMPLETION_S = 1.0
+
+
+def connection_option(*names: str, metavar: str, text: str, **more: Any) -> Any:
+    """An option that help shows apart from those of the command itself."""
+    return typer.Option(*names, metavar=metavar, help=text, rich_help_panel=CONNECTION_PANEL, **more)
+
+
+ServerOption = Annotated[
+    str | None,
+    connection_option(
+        "--server",
+        "-s",
+        metavar="URL",
+        text="Server URL, or several with commas. Else NATS_URL, else the context, else 127.0.0.1:4222.",
+    ),
+]
+ContextOption = Annotated[str | None, connection_option(metavar="NAME", text="Use this context of the `nats` tool.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)  # a repr would show the password
 class ConnectionOptions:
     """Where to connect and as whom, as given on the command line. Each field is one option."""
 
-    server: Annotated[
-        str | None,
-        typer.Option(
-            "--server",
-            "-s",
-            metavar="URL",
-            help="Server URL, or several with commas. Else NATS_URL, else the context, else 127.0.0.1:4222.",
-        ),
-    ] = None
-    context: Annotated[str | None, typer.Option(metavar="NAME", help="Use this context of the `nats` tool.")] = None
-    creds: Annotated[Path | None, typer.Option(metavar="FILE", help="Log in with a creds file.")] = None
+    server: ServerOption = None
+    context: ContextOption = None
+    creds: Annotated[Path | None, connection_option(metavar="FILE", text="Log in with a creds file.")] = None
     user: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Log in as this user; without a password it is a token.")
+        str | None, connection_option(metavar="NAME", text="Log in as this user; without a password it is a token.")
     ] = None
     password: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="Its password. Others can see it here; NATS_USER and NATS_PASSWORD hide it."),
+        connection_option(
+            metavar="TEXT", text="Its password. Others can see it here; NATS_USER and NATS_PASSWORD hide it."
+        ),
     ] = None
-    nkey: Annotated[Path | None, typer.Option(metavar="FILE", help="Log in with an nkey seed file.")] = None
-    tlsca: Annotated[Path | None, typer.Option(metavar="FILE", help="Trust this certificate authority.")] = None
-    tlscert: Annotated[Path | None, typer.Option(metavar="FILE", help="Client certificate.")] = None
-    tlskey: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key.")] = None
-    domain: Annotated[str | None, typer.Option(metavar="NAME", help="JetStream domain.")] = None
-    timeout: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How long to wait for the server.")] = 5.0
+    nkey: Annotated[Path | None, connection_option(metavar="FILE", text="Log in with an nkey seed file.")] = None
+    tlsca: Annotated[Path | None, connection_option(metavar="FILE", text="Trust this certificate authority.")] = None
+    tlscert: Annotated[Path | None, connection_option(metavar="FILE", text="Client certificate.")] = None
+    tlskey: Annotated[Path | None, connection_option(metavar="FILE", text="The certificate's key.")] = None
+    domain: Annotated[str | None, connection_option(metavar="NAME", text="JetStream domain.")] = None
+    timeout: Annotated[
+        float, connection_option(metavar="SECONDS", text="How long to wait for the server.", min=0.1)
+    ] = 5.0
+
+    @asynccontextmanager
+    async def open(self, **hooks: Callable[[str], None]) -> AsyncIterator[Connection]:
+        """Connected for as long as the block lasts; a name that does not exist is an error with those that do.
+
+        `on_disconnect` and its like are handed on to `keylane.connect`.
+        """
+        from keylane.jetstream import naming_missing
+
+        async with await self.connect(**hooks) as connection, naming_missing(connection):
+            yield connection
 
     async def connect(self, **hooks: Callable[[str], None]) -> Connection:
-        """Connect; `on_disconnect` and its like are handed on to `keylane.connect`."""
+        """A connection for a program that closes it itself; a command uses `open`."""
         import keylane
 
         # A command prints what happens to the connection itself; log lines would break its screen.
@@ -119,7 +149,23 @@ Answer = TypeVar("Answer")
 INTERRUPTED = 130
 """The exit code after a second Ctrl-C."""
 
-StreamArgument = Annotated[str, typer.Argument(metavar="STREAM", help="The stream's name.")]
+
+def complete_stream(ctx: typer.Context, incomplete: str) -> list[str]:
+    """For the completion of the shell: the streams whose names begin like this."""
+    from keylane.errors import KeylaneError
+    from keylane.jetstream import stream_names
+
+    given = {**ctx.find_root().params, **{name: one for name, one in ctx.params.items() if one is not None}}
+    link = ConnectionOptions(server=given.get("server"), context=given.get("context"), timeout=_COMPLETION_S)
+    try:
+        return [name for name in connected(link, stream_names) if name.startswith(incomplete)]
+    except KeylaneError:
+        return []  # without a server there are no names to complete
+
+
+StreamArgument = Annotated[
+    str, typer.Argument(metavar="STREAM", help="The stream's name.", autocompletion=complete_stream)
+]
 GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 JsonChangesOption = Annotated[bool, typer.Option("--json", help="Print one JSON object for each change.")]
@@ -127,9 +173,30 @@ JsonEventsOption = Annotated[bool, typer.Option("--json", help="Print one JSON o
 ForceOption = Annotated[bool, typer.Option("--force", "-f", help="Do not ask.")]
 
 
+class SectionedCommand(TyperCommand):
+    """A command whose help shows the options of each panel apart, without the cost of loading rich."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for one in self.get_params(ctx):
+            title = "Arguments" if one.param_type_name == "argument" else "Options"
+            if (row := one.get_help_record(ctx)) is not None:
+                sections.setdefault(getattr(one, "rich_help_panel", None) or title, []).append(row)
+        for title in sorted(sections, key=lambda title: title == CONNECTION_PANEL):
+            with formatter.section(title):
+                formatter.write_dl(sections[title])
+
+
 def family(text: str, callback: Callable[..., None] | None = None) -> typer.Typer:
     """The app of one family of commands, such as `keylane elastic`."""
     return typer.Typer(help=text, callback=callback, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+
+
+def single_command(function: Callable[..., None]) -> typer.Typer:
+    """The app of a command that has no family, such as `keylane pub`."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(cls=SectionedCommand)(expand_options(function))
+    return app
 
 
 def command(app: typer.Typer, name: str, *aliases: str) -> Callable[[Callable[..., None]], None]:
@@ -137,48 +204,67 @@ def command(app: typer.Typer, name: str, *aliases: str) -> Callable[[Callable[..
 
     def add(function: Callable[..., None]) -> None:
         expanded = expand_options(function)
-        app.command(name)(expanded)
+        app.command(name, cls=SectionedCommand)(expanded)
         for alias in aliases:
-            app.command(alias, hidden=True)(expanded)
+            app.command(alias, cls=SectionedCommand, hidden=True)(expanded)
 
     return add
 
 
-def connected(link: ConnectionOptions, work: Callable[[Connection], Awaitable[Answer]]) -> Answer:
-    """Connect, do the work, close. Warnings of the library go to stderr."""
+def default_map(command: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """The values as defaults of this command and all its subcommands."""
+    below = getattr(command, "commands", None)
+    if below is None:
+        return values
+    return {name: default_map(one, values) for name, one in below.items()}
+
+
+def run_loop(work: Coroutine[Any, Any, Answer]) -> Answer:
+    """`asyncio.run` on uvloop where it is installed. Unlike `keylane.run` it leaves the signals alone."""
     import asyncio
 
+    from keylane.loop import loop_factory
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(work)
+
+
+def connected(link: ConnectionOptions, work: Callable[[Connection], Awaitable[Answer]]) -> Answer:
+    """Connect, do the work, close. Warnings of the library go to stderr."""
+
     async def run() -> Answer:
-        async with await link.connect() as connection:
+        async with link.open() as connection:
             return await work(connection)
 
     with _warnings_on_stderr():
-        return asyncio.run(run())
+        return run_loop(run())
 
 
 def print_answer(as_json: bool, value: Any, text: str) -> None:
     """The answer of a command: JSON for programs, text for people."""
-    import json
+    from keylane.cli.formatting import json_text
 
-    typer.echo(json.dumps(value, indent=2) if as_json else text)
+    typer.echo(json_text(value, indent=2) if as_json else text)
 
 
 def run_until_signal(work: Coroutine[Any, Any, None]) -> None:
     """Run `work` until it returns. Ctrl-C or SIGTERM cancels it, which is no failure."""
     import asyncio
     import signal
+    import threading
 
     async def run() -> None:
         loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, task.cancel)
+        if threading.current_thread() is threading.main_thread():  # only there signals can be handled
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, task.cancel)
         try:
             await task
         except asyncio.CancelledError:
             if not task.cancelled():
                 raise
 
-    asyncio.run(run())
+    run_loop(run())
 
 
 class _StderrHandler(logging.Handler):
@@ -214,8 +300,6 @@ def confirm(question: str, *, otherwise: str, option: str = "--force") -> None:
 
 
 _INVALID_INPUT = 2
-_STREAM_NOT_FOUND = 10059
-_LISTED_NAMES = 10
 
 
 @contextmanager
@@ -228,36 +312,6 @@ def exit_on_invalid_input() -> Iterator[None]:
     except (InvalidInput, JavaMissing, ExtraMissing) as error:
         typer.echo(f"keylane: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(_INVALID_INPUT) from None
-
-
-async def naming_the_stream(connection: Connection, stream: str, work: Awaitable[Answer]) -> Answer:
-    """Await `work`. If the stream does not exist, the error names the streams that do."""
-    from keylane.errors import NotFound
-
-    try:
-        return await work
-    except NotFound as error:
-        raise await with_existing_names(connection, error, stream, None) from error
-
-
-async def with_existing_names(connection: Connection, error: NotFound, stream: str, consumer: str | None) -> NotFound:
-    """Return the same error with the name that was not found and the names that exist."""
-    from keylane.errors import KeylaneError, NotFound
-    from keylane.jetstream import consumers, streams
-
-    try:
-        if error.err_code == _STREAM_NOT_FOUND or consumer is None:
-            problem, names = f"there is no stream {stream!r}", await streams.names(connection)
-        else:
-            problem = f"stream {stream!r} has no consumer {consumer!r}"
-            names = await consumers.names(connection, stream)
-    except KeylaneError as failure:
-        return NotFound(
-            error.code, error.err_code, f"{error.description}, and the existing names cannot be listed: {failure}"
-        )
-    listed = ", ".join(sorted(names)[:_LISTED_NAMES]) or "none"
-    more = f" and {len(names) - _LISTED_NAMES} more" if len(names) > _LISTED_NAMES else ""
-    return NotFound(error.code, error.err_code, f"{problem}; there is: {listed}{more}")
 
 
 NEXT_PIN_S = 1.0

@@ -8,7 +8,6 @@ and the lines; the view owns the columns.
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from keylane.cli.formatting import as_utc, clock
+from keylane.cli.formatting import as_utc, clock, json_text
 
 _PIPE_WIDTH = 160
 
@@ -108,7 +107,7 @@ class _Lines:
 
     def add(self, event: WatchEvent) -> None:
         if self._as_json:
-            print(json.dumps({"time": as_utc(event.time), "event": event.name} | event.facts), flush=True)
+            print(json_text({"time": as_utc(event.time), "event": event.name} | event.facts), flush=True)
         else:
             print(f"{clock(event.time)}  {event.text}", flush=True)
 

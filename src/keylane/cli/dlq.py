@@ -23,7 +23,6 @@ from keylane.cli.command import (
     confirm,
     connected,
     family,
-    naming_the_stream,
     print_answer,
 )
 
@@ -411,7 +410,7 @@ async def _check_stream(connection: Connection, stream: str) -> None:
     try:
         await streams.state(connection, dead_letter_stream(stream))
     except NotFound:
-        await naming_the_stream(connection, stream, streams.state(connection, stream))
+        await streams.state(connection, stream)
 
 
 def _dead_letter_object(one: DeadLetter, *, data: bool = False) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -14,8 +14,8 @@ from typing import Any
 
 import typer
 
-from keylane.cli.command import INTERRUPTED
-from keylane.cli.formatting import as_utc
+from keylane.cli.command import INTERRUPTED, run_loop
+from keylane.cli.formatting import as_utc, json_text
 
 
 class EventLines:
@@ -30,7 +30,7 @@ class EventLines:
     def write(self, event: str, text: str, /, **facts: Any) -> None:
         now = datetime.now(UTC)
         line = (
-            json.dumps({"time": as_utc(now), "event": event} | facts)
+            json_text({"time": as_utc(now), "event": event} | facts)
             if self.as_json
             else f"{now.astimezone():%H:%M:%S.%f}"[:-3] + f"  {text}"
         )
@@ -53,7 +53,8 @@ def stop_on_signals(stop: asyncio.Event) -> Iterator[None]:
             os._exit(INTERRUPTED)  # at once: tasks that are cut off would still say so on stderr
         stop.set()
 
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    is_main = threading.current_thread() is threading.main_thread()  # only there signals can be handled
+    numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
     for number in numbers:
         loop.add_signal_handler(number, request_stop)
     try:
@@ -85,6 +86,6 @@ async def wait_for_end(
 def run_consumer(work: Coroutine[Any, Any, None]) -> None:
     """Run `work`; an interruption before it listens to signals ends the command with exit code 130."""
     try:
-        asyncio.run(work)
+        run_loop(work)
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise typer.Exit(INTERRUPTED) from None

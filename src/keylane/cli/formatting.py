@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import base64
+import json
+import sys
 from datetime import UTC, datetime
+from typing import Any
 
 _EXCERPT_CHARS = 60
 
@@ -38,6 +41,16 @@ def excerpt(data: bytes) -> str:
     """The beginning of a payload, on one line."""
     text = printable(data[: 2 * _EXCERPT_CHARS].decode("utf-8", "backslashreplace"))
     return text if len(text) <= _EXCERPT_CHARS else f"{text[:_EXCERPT_CHARS]}… ({len(data):,} bytes)"
+
+
+def json_text(value: Any, *, indent: int | None = None) -> str:
+    """JSON in which names are as they are, escaped only where the output cannot show them."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return json.dumps(value, indent=indent)
+    return text
 
 
 def payload_fields(data: bytes) -> dict[str, str]:

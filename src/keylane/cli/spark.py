@@ -173,7 +173,7 @@ def _machine() -> Machine:
 def _spark_home() -> Path:
     import importlib.util
 
-    from keylane.errors import ExtraMissing
+    from keylane.extras import extra_missing
 
     if chosen := os.environ.get("SPARK_HOME"):
         home = Path(chosen)
@@ -181,7 +181,7 @@ def _spark_home() -> Path:
     else:
         spec = importlib.util.find_spec("pyspark")
         if spec is None or spec.origin is None:
-            raise ExtraMissing("pyspark is not installed, and SPARK_HOME is not set: `pip install 'keylane[spark]'`")
+            raise extra_missing("pyspark is not installed, and SPARK_HOME is not set", "spark")
         home = Path(spec.origin).parent
         where = f"the pyspark in {home}"
     if not (home / "bin" / "spark-submit").is_file():

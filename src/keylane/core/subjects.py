@@ -37,14 +37,14 @@ _UNSENDABLE = re.compile("[\\s\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def shown(value: object) -> str:
-    """The value for an error message: quoted, escaped, and truncated if it is very long."""
-    text = ascii(value)
+    """The value for an error message: quoted, truncated if it is very long; escaped is only what no screen can show."""
+    text = repr(value)
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}... ({len(text)} characters)"
 
 
 def describe_char(text: str, index: int) -> str:
     """One character of a text and its position, for an error message."""
-    return f"{text[index]!a} at position {index + 1}"
+    return f"{text[index]!r} at position {index + 1}"
 
 
 def check_characters(text: str, what: str) -> None:

@@ -8,7 +8,8 @@ Needs SQLAlchemy, which `import keylane` alone never loads.
 
 from __future__ import annotations
 
-from keylane.errors import ExtraMissing
+from keylane.extras import extra_missing
+from keylane.lazy import public_names
 
 try:
     from keylane.exactly_once.double_ack import ack_then_commit
@@ -16,8 +17,8 @@ try:
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] != "sqlalchemy":
         raise
-    raise ExtraMissing(
-        "keylane.exactly_once needs SQLAlchemy, which is not installed: pip install 'keylane[sql]'"
-    ) from error
+    raise extra_missing("keylane.exactly_once needs SQLAlchemy, which is not installed", "sql") from error
 
 __all__ = ["ExactlyOnce", "ack_then_commit"]
+
+__dir__ = public_names(__all__)

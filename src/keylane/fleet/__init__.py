@@ -30,6 +30,7 @@ from keylane.fleet.membership import join
 from keylane.fleet.migration import Migration
 from keylane.fleet.repartition import repartition
 from keylane.fleet.worker import FleetHooks, Worker
+from keylane.lazy import public_names
 from keylane.processing.message import MessageContext
 
 __all__ = [
@@ -66,3 +67,5 @@ __all__ = [
     "status",
     "stored_spec",
 ]
+
+__dir__ = public_names(__all__)

@@ -27,13 +27,14 @@ from keylane.core.fleet_records import (
     from_json,
     read_spec,
 )
+from keylane.core.name_suggestions import name_missing
 from keylane.core.names import check_stream_name
-from keylane.errors import KeylaneError, NoSuchFleet
+from keylane.errors import KeylaneError, NoSuchFleet, NotFound
 from keylane.fleet.lag import PartitionLag, partition_lag, unread_lag
 from keylane.fleet.partition_table import FleetPartitions
 from keylane.fleet.store import FLEET_BUCKET
 from keylane.fleet.stream_copy import copy_name
-from keylane.jetstream import Bucket, Connection, RetentionPolicy, consumers, streams
+from keylane.jetstream import Bucket, Connection, RetentionPolicy, consumers, existing_stream, streams
 
 _log = logging.getLogger("keylane.fleet")
 
@@ -108,6 +109,29 @@ async def stored_spec(connection: Connection, stream: str, fleet: str) -> FleetS
     return read_spec(entry.value) if entry is not None and entry.value is not None else None
 
 
+async def required_spec(connection: Connection, stream: str, fleet: str) -> FleetSpec:
+    """As `stored_spec`; a fleet that does not exist raises `NoSuchFleet`, which names those that do."""
+    check_stream_name(stream)
+    check_fleet_name(fleet)
+    spec = await stored_spec(connection, stream, fleet)
+    if spec is None:
+        raise await _no_such_fleet(connection, stream, fleet)
+    return spec
+
+
+async def _no_such_fleet(connection: Connection, stream: str, fleet: str) -> KeylaneError:
+    problem = f"stream {stream!r} has no fleet {fleet!r}"
+    try:
+        there = [name for _, name in await list_fleets(connection, stream)]
+        if not there:
+            await existing_stream(connection, stream)
+    except NotFound as missing:
+        return missing
+    except KeylaneError as failure:
+        return NoSuchFleet(f"{problem}, and the existing names cannot be listed: {failure}")
+    return NoSuchFleet(name_missing(problem, fleet, there))
+
+
 async def status(connection: Connection, stream: str, fleet: str) -> FleetStatus:
     """Who works, who owns what, and how far behind each partition is."""
     check_stream_name(stream)
@@ -115,7 +139,7 @@ async def status(connection: Connection, stream: str, fleet: str) -> FleetStatus
     records = await _records(connection, stream, fleet)
     spec = records.get(SPEC)
     if not isinstance(spec, FleetSpec):
-        raise NoSuchFleet(f"stream {stream!r} has no fleet {fleet!r}: `keylane fleet ls` lists all")
+        raise await _no_such_fleet(connection, stream, fleet)
     assignment, leader, drains = records.get(ASSIGNMENT), records.get(LEADER), records.get(DRAINS)
     drained = drains.workers if isinstance(drains, DrainedWorkers) else {}
     claims = {one.partition: one for one in records.values() if isinstance(one, FleetClaim)}

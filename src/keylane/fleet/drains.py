@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
-from keylane.core.fleet_names import check_fleet_name
 from keylane.core.fleet_records import DRAINS, DrainedWorkers, WorkerLease, from_json, to_json, worker_key
-from keylane.core.names import check_stream_name
-from keylane.errors import BrokenFleetRecord, InvalidInput, NoSuchFleet, NotAMember
-from keylane.fleet.admin import stored_spec
+from keylane.errors import BrokenFleetRecord, InvalidInput, NotAMember
+from keylane.fleet.admin import required_spec
 from keylane.fleet.store import FLEET_BUCKET
 from keylane.jetstream import Bucket, Connection, KvEntry, change
 
@@ -41,11 +39,7 @@ async def resume(connection: Connection, stream: str, fleet: str, worker_id: str
 
 
 async def _number(connection: Connection, stream: str, fleet: str, worker_id: str) -> int:
-    check_stream_name(stream)
-    check_fleet_name(fleet)
-    spec = await stored_spec(connection, stream, fleet)
-    if spec is None:
-        raise NoSuchFleet(f"stream {stream!r} has no fleet {fleet!r}: `keylane fleet ls` lists all")
+    spec = await required_spec(connection, stream, fleet)
     number = worker_id.removeprefix(f"{spec.prefix}-")
     if number == worker_id or not number.isdecimal():
         raise InvalidInput(

@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from keylane.core.fleet_names import check_fleet_name
 from keylane.core.fleet_records import HISTORY, HistoryEntry, from_json
-from keylane.core.names import check_stream_name
-from keylane.errors import NoSuchFleet
-from keylane.fleet.admin import stored_spec
+from keylane.fleet.admin import required_spec
 from keylane.fleet.store import FLEET_BUCKET
 from keylane.jetstream import Bucket, Connection
 
@@ -40,11 +37,7 @@ class PastAssignment:
 
 async def history(connection: Connection, stream: str, fleet: str) -> list[PastAssignment]:
     """The last assignments of a fleet, the oldest first; 100 at most. One is missing if its leader died with it."""
-    check_stream_name(stream)
-    check_fleet_name(fleet)
-    spec = await stored_spec(connection, stream, fleet)
-    if spec is None:
-        raise NoSuchFleet(f"stream {stream!r} has no fleet {fleet!r}: `keylane fleet ls` lists all")
+    spec = await required_spec(connection, stream, fleet)
     prefix = f"{stream}.{fleet}."
     found = await Bucket(connection, FLEET_BUCKET).get_matching(f"{prefix}{HISTORY}")
     records = [from_json(one.key.removeprefix(prefix), one.value) for one in found if one.value is not None]

@@ -54,6 +54,7 @@ from keylane.jetstream import (
     StreamConfig,
     check_seconds,
     consumers,
+    existing_stream,
     streams,
 )
 from keylane.processing.handler_options import Commits, Crowded, Failure, Handler, HandlerOptions, MessageJournal
@@ -143,7 +144,7 @@ async def join(
     if not isinstance(partitions, PartitionSource):
         raise InvalidInput(f"partitions is {partitions!r}: use hashed(…), listed(…), discovered(…) or from_kv(…)")
     connection.require("consumer_reset")
-    info = await streams.info(connection, stream)
+    info = await existing_stream(connection, stream)
     replicas = info.config.num_replicas or 1
     bucket = Bucket(connection, FLEET_BUCKET)
     await bucket.ensure(replicas=replicas)

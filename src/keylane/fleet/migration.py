@@ -37,7 +37,15 @@ from keylane.fleet.admin import status, stored_spec
 from keylane.fleet.membership import ACK_WAIT_S, MAX_ACK_PENDING, PIN_TIMEOUT_S
 from keylane.fleet.partition_reader import ReaderOptions
 from keylane.fleet.partition_table import FleetPartitions
-from keylane.jetstream import Bucket, Connection, ConsumerConfig, ConsumerInfo, RetentionPolicy, consumers, streams
+from keylane.jetstream import (
+    Bucket,
+    Connection,
+    ConsumerConfig,
+    ConsumerInfo,
+    RetentionPolicy,
+    consumers,
+    existing_stream,
+)
 
 MIGRATION_BUCKET = "keylane-migrations"
 
@@ -156,7 +164,7 @@ class Migration:
         check_stream_name(stream)
         check_fleet_name(fleet)
         connection.require("consumer_reset")
-        info = await streams.info(connection, stream)
+        info = await existing_stream(connection, stream)
         partitions = source.resolve().partitions
         await _refuse_other_fleet(connection, stream, fleet, partitions)
         found = [

@@ -30,11 +30,12 @@ from keylane.core.fleet_generations import (
 )
 from keylane.core.fleet_names import check_fleet_name, partition_consumer
 from keylane.core.fleet_partitions import HashedPartitions, Partition, source_from_wire
-from keylane.core.fleet_records import SPEC, FleetSpec, Generation, PartitionTable, from_json
+from keylane.core.fleet_records import SPEC, Generation, PartitionTable
 from keylane.core.fleet_view import FleetView
 from keylane.core.names import check_stream_name
 from keylane.core.partitions import Partitioning, check_partition_count, parse_transform
-from keylane.errors import FleetError, InvalidInput, NoSuchFleet, NotFound
+from keylane.errors import FleetError, InvalidInput, NotFound
+from keylane.fleet.admin import required_spec
 from keylane.fleet.partition_table import FleetPartitions
 from keylane.fleet.store import FLEET_BUCKET
 from keylane.fleet.stream_copy import CopyOrigin, copy_name
@@ -92,10 +93,7 @@ async def repartition(
 
 async def fleet_partitions(connection: Connection, stream: str, fleet: str) -> FleetPartitions:
     """The partitions of a fleet of this name, as its records show them."""
-    entry = await Bucket(connection, FLEET_BUCKET).get(f"{stream}.{fleet}.{SPEC}")
-    spec = from_json(SPEC, entry.value) if entry is not None and entry.value is not None else None
-    if not isinstance(spec, FleetSpec):
-        raise NoSuchFleet(f"stream {stream!r} has no fleet {fleet!r}: `keylane fleet ls` lists all")
+    spec = await required_spec(connection, stream, fleet)
     source = source_from_wire(spec.source)
     if not isinstance(source, HashedPartitions):
         raise FleetError(

@@ -28,6 +28,7 @@ from keylane.groups.instance import Origin
 from keylane.groups.key_parking import KeyOwner, KeyParking, KeyRelease, with_parking
 from keylane.groups.member import Member, MemberHooks, join
 from keylane.groups.stream_subjects import can_store
+from keylane.lazy import public_names
 from keylane.processing.message import GroupMessage, MessageContext, Placing, placing_by
 from keylane.processing.origin import GroupSource
 
@@ -68,3 +69,5 @@ __all__ = [
     "step_down",
     "with_parking",
 ]
+
+__dir__ = public_names(__all__)

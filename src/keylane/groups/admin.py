@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
+from keylane.core.name_suggestions import name_missing
 from keylane.core.names import check_member_name, check_stream_name
 from keylane.core.plans import Plan, balanced, sticky
 from keylane.core.subjects import shown
@@ -15,7 +16,7 @@ from keylane.errors import GroupError, InvalidInput, NotAMember, NotFound
 from keylane.groups import consumer_spec
 from keylane.groups.config import ElasticConfig, GroupConfig, Kind, StaticConfig
 from keylane.groups.creation import Mappings, check_names, plan_of, refuse_to_stop_go_members, warn_of_idle_members
-from keylane.groups.store import StoredGroup, bucket_of, change_elastic, read_any
+from keylane.groups.store import StoredGroup, change_elastic, group_names, read_any
 from keylane.jetstream import Connection, ConsumerInfo, consumers
 
 PlanName = Literal["balanced", "sticky"]
@@ -39,15 +40,11 @@ async def get_config(
     return (await _stored(connection, stream, group, kind)).config
 
 
-async def list_groups(connection: Connection, stream: str) -> list[GroupName]:
-    """The groups of a stream, static ones first."""
-    check_stream_name(stream)
-    kinds: tuple[Kind, ...] = ("static", "elastic")
-    return [
-        GroupName(stream, key.partition(".")[2], kind)
-        for kind in kinds
-        for key in await bucket_of(connection, kind).keys(stream)
-    ]
+async def list_groups(connection: Connection, stream: str | None = None) -> list[GroupName]:
+    """The groups of a stream, or of all streams; static ones first."""
+    if stream is not None:
+        check_stream_name(stream)
+    return [GroupName(one, group, kind) for kind, one, group in await group_names(connection, stream)]
 
 
 async def active_members(connection: Connection, stream: str, group: str, *, kind: Kind | None = None) -> list[str]:
@@ -215,9 +212,12 @@ def _stuck(group: str, config: ElasticConfig, members: Sequence[str], stop_go_me
 
 def _check_listed(config: GroupConfig, group: str, member: str) -> None:
     if not config.has_member(member):
-        raise NotAMember(
-            f"group {group!r} does not list member {member!r}; it lists {', '.join(config.plan.members) or 'nobody'}"
-        )
+        raise not_listed(group, member, config.plan.members)
+
+
+def not_listed(group: str, member: str, members: Sequence[str]) -> NotAMember:
+    """The error for a member that a group does not have."""
+    return NotAMember(name_missing(f"group {group!r} does not list member {member!r}", member, members))
 
 
 async def _stored(connection: Connection, stream: str, group: str, kind: Kind | None) -> StoredGroup:

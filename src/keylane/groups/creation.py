@@ -21,7 +21,7 @@ from keylane.groups import consumer_spec
 from keylane.groups.config import Dialect, ElasticConfig, GroupConfig, Kind, StaticConfig, check_group_filters
 from keylane.groups.store import bucket_of, read_any, read_group
 from keylane.groups.stream_subjects import check_filters_match, check_partition_numbers
-from keylane.jetstream import Connection, KvEntry, change, consumers, streams
+from keylane.jetstream import Connection, KvEntry, change, consumers, existing_stream, streams
 
 _log = logging.getLogger("keylane.groups")
 
@@ -59,7 +59,7 @@ async def create_static(
     config.check()
     if not config.plan.members:
         raise InvalidInput("a static group never changes, so it needs its members, or mappings, from the start")
-    source = await streams.info(connection, stream)
+    source = await existing_stream(connection, stream)
     _check_partition_count(source.config.subject_transform, max_members, stream)
     if await read_group(connection, "elastic", stream, group) is not None:
         raise GroupConflict(f"stream {stream!r} has an elastic group {group!r}: choose another name")
@@ -106,7 +106,7 @@ async def create_elastic(
     config.check()
     if not all(wildcards for _, wildcards in partitioning or [("", ())]):
         connection.require("whole_subject_hash")
-    source = await streams.info(connection, stream)
+    source = await existing_stream(connection, stream)
     if await read_group(connection, "static", stream, group) is not None:
         raise GroupConflict(f"stream {stream!r} has a static group {group!r}: choose another name")
     stored = await read_group(connection, "elastic", stream, group)

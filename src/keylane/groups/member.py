@@ -26,6 +26,7 @@ from keylane.groups.dead_letters import DeadLetters
 from keylane.groups.instance import Origin
 from keylane.groups.key_parking import KeyOwner, KeyParking, KeyRelease, with_parking
 from keylane.groups.member_consumer import MemberConsumer, MemberConsumerHooks
+from keylane.groups.presence import answering
 from keylane.groups.store import StoredGroup, bucket_of, read_any, read_group, record_name
 from keylane.jetstream import Connection, ConsumerConfig, Hooks, check_seconds, streams
 from keylane.processing.handler_options import Crowded, Failure, Handler, HandlerOptions, MessageJournal, Order
@@ -246,6 +247,9 @@ class Member(Joined):
         """What this member's consumer covers now, as far as this instance knows."""
         return tuple(sorted(self._consumer.partitions)) if self._consumer is not None else ()
 
+    def _pin_id(self) -> str | None:
+        return self._origin.pin_id if self._origin is not None else None
+
     # ---- life ---------------------------------------------------------------------------------------
 
     async def start(self, handler: Handler, options: HandlerOptions, key_of: KeyOf | None) -> None:
@@ -335,7 +339,10 @@ class Member(Joined):
         if self._parking is not None:
             assert self._call is not None
             self._releases = asyncio.create_task(self._parking.watch(self._owner_of, self._call.handle))
-        async with bucket.hints(consumer_spec.key_of_group(self.stream, self.group), self._hinted):
+        async with (
+            bucket.hints(consumer_spec.key_of_group(self.stream, self.group), self._hinted),
+            answering(self._connection, self.stream, self.group, self.member, self._pin_id),
+        ):
             self._call_hook(self._hooks.on_joined)
             while not self._stopping:
                 self._wakeup.clear()

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from keylane.errors import GroupError, InvalidInput, NoSuchGroup
+from keylane.core.name_suggestions import name_missing
+from keylane.errors import GroupError, InvalidInput, KeylaneError, NoSuchGroup, NotFound
 from keylane.groups.config import ElasticConfig, Kind, StaticConfig
 from keylane.groups.consumer_spec import ELASTIC_BUCKET, STATIC_BUCKET, key_of_group
-from keylane.jetstream import Bucket, Connection, KvEntry, change
+from keylane.jetstream import Bucket, Connection, KvEntry, change, existing_stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,37 @@ async def read_any(connection: Connection, stream: str, group: str, kind: Kind |
         raise GroupError(f"stream {stream!r} has a static and an elastic group named {group!r}: say which with kind=")
     found = static or elastic
     if found is None:
-        raise NoSuchGroup(f"stream {stream!r} has no {kind + ' ' if kind else ''}group {group!r}: create it first")
+        raise await no_such_group(connection, stream, group, kind)
     return found
+
+
+async def group_names(connection: Connection, stream: str | None = None) -> list[tuple[Kind, str, str]]:
+    """Kind, stream and name of the groups of a stream, or of all streams; static ones first."""
+    kinds: tuple[Kind, ...] = ("static", "elastic")
+    keys = [
+        (kind, *key.partition(".")[::2])
+        for kind in kinds
+        for key in await bucket_of(connection, kind).keys("*" if stream is None else stream)
+    ]
+    return [(kind, one, group) for kind, one, group in keys if group]
+
+
+async def no_such_group(connection: Connection, stream: str, group: str, kind: Kind | None = None) -> KeylaneError:
+    """The error for a group that does not exist: it names those that do, and the streams if it is the stream."""
+    problem = f"stream {stream!r} has no {kind + ' ' if kind else ''}group {group!r}"
+    try:
+        there = await group_names(connection, stream)
+        if not there:
+            await existing_stream(connection, stream)
+    except NotFound as missing:
+        return missing
+    except KeylaneError as failure:
+        return NoSuchGroup(f"{problem}, and the existing names cannot be listed: {failure}")
+    for other, _, name in there:
+        if name == group and other != kind:
+            what = f"group {group!r} of stream {stream!r} is {other}, not {kind}"
+            return NoSuchGroup(f"{what}: use `keylane {other} …`, or kind={other!r}")
+    return NoSuchGroup(name_missing(problem, group, [name for one, _, name in there if kind in (None, one)]))
 
 
 async def change_elastic(
@@ -68,7 +98,7 @@ async def change_elastic(
 
     async def write(entry: KvEntry | None) -> None:
         if entry is None or entry.value is None:
-            raise NoSuchGroup(f"stream {stream!r} has no elastic group {group!r}: create it first")
+            raise await no_such_group(connection, stream, group, "elastic")
         before = ElasticConfig.from_json(entry.value, record_name("elastic", stream, group))
         after = decide(before)
         decided.append(after)

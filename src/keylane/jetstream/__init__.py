@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from keylane.lazy import loader
+from keylane.lazy import loader, public_names
 
 if TYPE_CHECKING:
     from keylane.jetstream import consumers, streams
@@ -31,11 +31,13 @@ if TYPE_CHECKING:
     from keylane.jetstream.hooks import Hooks
     from keylane.jetstream.kv import Bucket, KvEntry, change
     from keylane.jetstream.message import Message
-    from keylane.jetstream.publish import (
+    from keylane.jetstream.missing_names import existing_stream, naming_missing, stream_names
+    from keylane.jetstream.publisher import (
         Outgoing,
         PublishAck,
         Publisher,
         open_publisher,
+        publish,
         publish_atomic,
         publish_many,
         publish_raw,
@@ -79,11 +81,14 @@ __all__ = [
     "connect",
     "consumers",
     "encode_headers",
+    "existing_stream",
+    "naming_missing",
     "number_in",
     "open_feed",
     "open_publisher",
     "parse_headers",
     "parse_time",
+    "publish",
     "publish_atomic",
     "publish_many",
     "publish_raw",
@@ -91,6 +96,7 @@ __all__ = [
     "read_answer",
     "read_batch",
     "status_of",
+    "stream_names",
     "streams",
     "supports",
 ]
@@ -108,7 +114,9 @@ _HOMES = {
     ".hooks": "Hooks",
     ".kv": "Bucket KvEntry change",
     ".message": "Message",
-    ".publish": "Outgoing PublishAck Publisher open_publisher publish_atomic publish_many publish_raw read_answer",
+    ".missing_names": "existing_stream naming_missing stream_names",
+    ".publisher": "Outgoing PublishAck Publisher open_publisher publish publish_atomic publish_many publish_raw"
+    " read_answer",
     ".settings": "check_seconds",
     ".streams": "RetentionPolicy StorageType StreamConfig StreamInfo StreamState",
 }
@@ -116,6 +124,4 @@ _HOMES = {
 if not TYPE_CHECKING:  # a type checker that saw this would take every misspelt name for good
     __getattr__ = loader(__name__, {name: __name__ + home for home, names in _HOMES.items() for name in names.split()})
 
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__dir__ = public_names(__all__)

@@ -28,6 +28,10 @@ from keylane.jetstream.client import Client
 from keylane.jetstream.settings import check_seconds
 
 _NOT_ENABLED = (10039, 10076)
+_NO_STREAM = 10059
+_NO_CONSUMER = 10014
+_TWO_WORDS = ("DURABLE", "LEADER", "MSG", "PEER")
+"""What follows STREAM or CONSUMER in the subject of a request whose verb has two words, as in STREAM.MSG.GET.ORDERS."""
 
 
 class JetStreamApi:
@@ -114,7 +118,7 @@ class JetStreamApi:
             case {"code": int(code), **rest}:
                 err_code = rest.get("err_code", 0)
                 description = str(rest.get("description", "no description"))
-                return _api_error(subject, code, err_code if isinstance(err_code, int) else 0, description)
+                return _api_error(self.prefix, subject, code, err_code if isinstance(err_code, int) else 0, description)
         return self._not_jetstream(subject, f"an error of another form, {str(error)[:80]}")
 
     def _not_jetstream(self, subject: str, why: str) -> ApiUnavailable:
@@ -123,8 +127,17 @@ class JetStreamApi:
         )
 
 
-def _api_error(subject: str, code: int, err_code: int, description: str) -> KeylaneError:
+def _api_error(prefix: str, subject: str, code: int, err_code: int, description: str) -> KeylaneError:
     if err_code in _NOT_ENABLED:
         return JetStreamDisabled(f"{subject}: {description}. Turn JetStream on in the server and for this account")
-    kind = NotFound if code == 404 else ApiError
-    return kind(code, err_code, description, doing=subject)
+    if code != 404:
+        return ApiError(code, err_code, description, doing=subject)
+    words = subject.removeprefix(f"{prefix}.").split(".")
+    stream, consumer = [*words[3 if words[1] in _TWO_WORDS else 2 :], "", ""][:2]
+    if err_code == _NO_STREAM:
+        text = f"there is no stream {stream!r}"
+        return NotFound(code, err_code, description, doing=subject, text=text, stream=stream)
+    if err_code == _NO_CONSUMER:
+        text = f"stream {stream!r} has no consumer {consumer!r}"
+        return NotFound(code, err_code, description, doing=subject, text=text, stream=stream, consumer=consumer)
+    return NotFound(code, err_code, description, doing=subject)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from keylane.core.name_suggestions import name_missing
 from keylane.errors import InvalidInput
 
 _PATHS = ("creds", "nkey", "cert", "key", "ca")
@@ -93,8 +94,9 @@ def load_context(name: str) -> NatsContext:
         raise InvalidInput(f"nats context {name!r}: a context name is a file name without '/' and '..'")
     path = contexts_dir() / f"{name}.json"
     if not path.is_file():
-        known = ", ".join(known_contexts()) or "none; make one with `nats context add`"
-        raise InvalidInput(f"nats context {name!r} is not in {path.parent}; known contexts: {known}")
+        known = known_contexts()
+        add = "" if known else "; make one with `nats context add`"
+        raise InvalidInput(name_missing(f"nats context {name!r} is not in {path.parent}", name, known) + add)
     return _parse(name, path, _read_object(path))
 
 

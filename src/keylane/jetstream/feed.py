@@ -22,6 +22,7 @@ from keylane.jetstream.feed_options import FeedOptions, Notice, PinOptions
 from keylane.jetstream.feed_pin import FeedPin
 from keylane.jetstream.message import ACK_PREFIX, Message
 from keylane.jetstream.message_buffer import MessageBuffer
+from keylane.jetstream.missing_names import naming_missing
 from keylane.jetstream.pull_loop import LINGER_S, PullLoop
 
 if TYPE_CHECKING:
@@ -307,5 +308,6 @@ async def open_feed(
     if known is not None:
         feed._pulls.keep_limits(known)
     else:
-        await feed._pulls.read_limits()
+        async with naming_missing(connection):
+            await feed._pulls.read_limits()
     return await feed.start()

@@ -21,7 +21,7 @@ from keylane.jetstream import streams
 from keylane.jetstream.consumers import parse_time
 from keylane.jetstream.direct import StoredMessage, read_all, read_last
 from keylane.jetstream.headers import parse_headers
-from keylane.jetstream.publish import Publisher, open_publisher
+from keylane.jetstream.publisher import Publisher, open_publisher
 
 if TYPE_CHECKING:
     from keylane.jetstream.connection import Connection
@@ -150,7 +150,7 @@ class Bucket:
         await self._write(key, b"", {"KV-Operation": "DEL"}, revision, timeout_s=timeout_s)
 
     async def keys(self, prefix: str) -> list[str]:
-        """The keys that begin with `prefix.` and are not deleted."""
+        """The keys that begin with `prefix.`, which may be a pattern, and are not deleted."""
         return [one.key for one in await self.entries(prefix) if one.value is not None]
 
     async def entries(self, prefix: str) -> list[KvEntry]:

@@ -13,6 +13,7 @@ from keylane.core.names import check_stream_name
 from keylane.core.subjects import check_filter
 from keylane.errors import InvalidInput
 from keylane.jetstream.consumers import parse_time
+from keylane.lazy import public_names
 
 if TYPE_CHECKING:
     from keylane.jetstream.connection import Connection
@@ -41,6 +42,8 @@ __all__ = [
     "update",
     "update_json",
 ]
+
+__dir__ = public_names(__all__)
 
 
 @dataclass(frozen=True, slots=True)

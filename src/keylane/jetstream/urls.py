@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import SplitResult, unquote, urlsplit
 
+from keylane.core.name_suggestions import name_missing
 from keylane.errors import InvalidInput
 from keylane.jetstream.credentials import Auth, Token, UserPassword
 
@@ -110,8 +111,8 @@ def _parse(text: str, shown: str) -> tuple[ServerUrl, Auth | None]:
         raise InvalidInput(f"server URL {shown!r}: {rule}; {_EXAMPLE}")
     parts, host, port = split
     if parts.scheme not in SCHEMES:
-        known = ", ".join(SCHEMES)
-        raise InvalidInput(f"server URL {shown!r}: unknown scheme {parts.scheme!r}; use one of {known}")
+        problem = f"server URL {shown!r}: unknown scheme {parts.scheme!r}"
+        raise InvalidInput(name_missing(problem, parts.scheme, SCHEMES))
     if not host:
         raise InvalidInput(f"server URL {shown!r}: the host is missing; {_EXAMPLE}")
     if port == 0 or parts.netloc.endswith(":"):

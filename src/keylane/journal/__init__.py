@@ -13,6 +13,7 @@ from keylane.core.journal_record import (
 from keylane.journal.reader import open_stored, read_batches, read_journal
 from keylane.journal.stream import DEFAULT_MAX_AGE_S, journal_stream, journal_subject
 from keylane.journal.writer import Journal
+from keylane.lazy import public_names
 
 Tenure = PinTenure
 
@@ -34,3 +35,5 @@ __all__ = [
     "read_batches",
     "read_journal",
 ]
+
+__dir__ = public_names(__all__)

@@ -12,7 +12,7 @@ from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StoreCompre
 from keylane.core.names import check_group_name, check_member_name, check_stream_name
 from keylane.core.subjects import is_subset
 from keylane.errors import ApiError, InvalidInput, JournalConflict, NotFound
-from keylane.jetstream import check_seconds, streams
+from keylane.jetstream import check_seconds, existing_stream, streams
 
 if TYPE_CHECKING:
     from keylane.jetstream import Connection
@@ -67,6 +67,7 @@ async def prepare(
 
 async def _create(connection: Connection, stream: str, max_age_s: float | None, max_bytes: int | None) -> StreamConfig:
     name = journal_stream(stream)
+    source = await existing_stream(connection, stream)
     age_s = DEFAULT_MAX_AGE_S if max_age_s is None else max_age_s
     config = StreamConfig(
         name=name,
@@ -75,7 +76,7 @@ async def _create(connection: Connection, stream: str, max_age_s: float | None, 
         retention=RetentionPolicy.LIMITS,
         discard=DiscardPolicy.OLD,
         storage=StorageType.FILE,
-        num_replicas=(await streams.info(connection, stream)).config.num_replicas,
+        num_replicas=source.config.num_replicas,
         max_age=age_s,
         max_bytes=max_bytes,
         duplicate_window=min(DUPLICATE_WINDOW_S, age_s),

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from keylane.errors import ExtraMissing
-from keylane.lazy import loader
+from keylane.extras import extra_missing
+from keylane.lazy import loader, public_names
 
 if TYPE_CHECKING:
     from keylane.kafka.client import KafkaAddress, KafkaLink, open_kafka
@@ -33,10 +33,8 @@ if not TYPE_CHECKING:  # a type checker that saw this would take every misspelt 
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] != "confluent_kafka":
                 raise
-            raise ExtraMissing(
-                f'keylane.kafka.{name} needs confluent-kafka, which is not installed: pip install "keylane[kafka]"'
-            ) from error
+            problem = f"keylane.kafka.{name} needs confluent-kafka, which is not installed"
+            raise extra_missing(problem, "kafka") from error
 
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__dir__ = public_names(__all__)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from keylane.lazy import loader
+from keylane.lazy import loader, public_names
 
 if TYPE_CHECKING:
     from keylane.core.claim_choice import Appetite, TopicPartition
@@ -105,6 +105,4 @@ __all__ = [
 if not TYPE_CHECKING:  # a type checker that saw this would take every misspelt name for good
     __getattr__ = loader(__name__, _HOME_OF)
 
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__dir__ = public_names(__all__)

@@ -33,6 +33,7 @@ from keylane.jetstream import (
     FeedOptions,
     Hooks,
     consumers,
+    existing_stream,
     open_feed,
     read_batch,
     streams,
@@ -74,9 +75,9 @@ class StreamSource:
 
     async def partitions(self, topic: str) -> int:
         try:
-            config = (await streams.info(self._connection, topic)).config
+            config = (await existing_stream(self._connection, topic)).config
         except NotFound as error:
-            raise NoSuchTopic(f"there is no stream {topic!r} for this user: {error.description}") from error
+            raise NoSuchTopic(str(error)) from error
         transform = config.subject_transform
         found: Partitioning | None = None
         if transform is not None:

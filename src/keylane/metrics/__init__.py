@@ -7,6 +7,7 @@ how far behind its partitions are. `exposition` writes readings, of one process 
 
 from __future__ import annotations
 
+from keylane.lazy import public_names
 from keylane.metrics.catalogue import DEFAULT_PREFIX, METRICS, MetricSpec, Reading
 from keylane.metrics.exposition import ReadingsCollector, check_prefix, exposition, require_client
 from keylane.metrics.fleet_metrics import FleetMetrics
@@ -27,3 +28,5 @@ __all__ = [
     "require_client",
     "serve_metrics",
 ]
+
+__dir__ = public_names(__all__)

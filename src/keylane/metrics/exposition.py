@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from keylane.errors import ExtraMissing, InvalidInput
+from keylane.errors import InvalidInput
+from keylane.extras import extra_missing
 from keylane.metrics.catalogue import DEFAULT_PREFIX, METRICS, MetricSpec, Reading
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def require_client() -> None:
     try:
         import prometheus_client  # noqa: F401, PLC0415 - an extra: only who wants metrics needs it
     except ImportError:
-        raise ExtraMissing("metrics need prometheus-client: pip install 'keylane[metrics]'") from None
+        raise extra_missing("metrics need prometheus-client", "metrics") from None
 
 
 class ReadingsCollector:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from keylane.jetstream import ConsumerConfig, PriorityGroupState
+from keylane.lazy import public_names
 from keylane.priority.advisories import Pinned, Unpinned, advisories
 from keylane.priority.consumers import create, group_state, unpin, update
 from keylane.priority.readers import consume, fetch, open_fetcher
@@ -24,3 +25,5 @@ __all__ = [
     "unpin",
     "update",
 ]
+
+__dir__ = public_names(__all__)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from keylane.errors import ExtraMissing
-from keylane.lazy import loader
+from keylane.extras import extra_missing
+from keylane.lazy import loader, public_names
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from keylane.spark.key_order import in_key_order
 
 __all__ = ["in_key_order", "provide_java", "register"]
+
+__dir__ = public_names(__all__)
 
 _HOMES = {"in_key_order": "keylane.spark.key_order", "provide_java": "keylane.spark.cluster.java"}
 
@@ -31,5 +33,12 @@ def register(spark: SparkSession) -> None:
     try:
         from keylane.spark.source import KeylaneSource  # noqa: PLC0415 - needs pyspark, which is optional and slow
     except ModuleNotFoundError as error:
-        raise ExtraMissing(f"{error.name} is not installed: `pip install 'keylane[spark]'`") from error
-    spark.dataSource.register(KeylaneSource)
+        raise extra_missing(f"{error.name} is not installed", "spark") from error
+    if not _is_known(spark, KeylaneSource.name()):
+        spark.dataSource.register(KeylaneSource)
+
+
+def _is_known(spark: SparkSession, source: str) -> bool:
+    """Whether Spark knows it already, as it does where keylane is installed. Registering it again logs a warning."""
+    session = getattr(spark, "_jsparkSession", None)  # Spark Connect has none
+    return session is not None and bool(session.sessionState().dataSourceManager().dataSourceExists(source))

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from keylane.errors import DataLost, NotFound
-from keylane.jetstream import Connection, streams
+from keylane.errors import DataLost
+from keylane.jetstream import Connection, naming_missing, streams
 from keylane.spark.address import Address
 from keylane.spark.retry import ask
 
@@ -53,14 +53,9 @@ def state_of(address: Address, stream: str) -> StreamSnapshot:
 
 
 async def stream_info(connection: Connection, stream: str) -> dict[str, Any]:
-    """The leader's answer to STREAM.INFO; `NotFound` says what may be wrong."""
-    try:
+    """The leader's answer to STREAM.INFO; `NotFound` names the streams that exist."""
+    async with naming_missing(connection):
         return await streams.info_json(connection, stream)
-    except NotFound as error:
-        raise NotFound(
-            404, error.err_code, f"there is no stream {stream!r} on {connection.server}: it was deleted, or the name "
-            "or the account is wrong", doing="look at the stream to read"
-        ) from error  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

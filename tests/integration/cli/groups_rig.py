@@ -15,7 +15,7 @@ import termios
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 from typing import Any
 from unittest.mock import patch
 
@@ -120,7 +120,7 @@ def _main_here(arguments: tuple[str, ...], stdin: str) -> Done:
     stdout, stderr, code = StringIO(), StringIO(), 0
     with (
         patch.object(sys, "argv", ["keylane", *arguments]),
-        patch.object(sys, "stdin", StringIO(stdin)),
+        patch.object(sys, "stdin", TextIOWrapper(BytesIO(stdin.encode()), encoding="utf-8")),
         redirect_stdout(stdout),
         redirect_stderr(stderr),
     ):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
@@ -261,6 +263,7 @@ async def test_info_draws_who_owns_what(connection: Connection, orders: str, at:
     assert info.num_ack_pending == 3
     pending = info.num_pending
     assert pending > 3
+    process = f"{re.escape(socket.gethostname())} pid {os.getpid()}"
     assert (shown.returncode, shown.stderr) == (0, "")
     for line in (
         rf"─ {orders} / billing ─",
@@ -268,8 +271,8 @@ async def test_info_draws_who_owns_what(connection: Connection, orders: str, at:
         rf"filters +{orders}\.\*, key: wildcard 1",
         rf"queue +50 messages, [\d.]+ kB in stream {orders}-billing",
         r"buffer +25% of 200 messages; when full, the server pauses sourcing for about two seconds",
-        r"member +partitions +state +pinned +for +pending +ack pending",
-        rf"a +0-2 +active +{pin} +\d+ s +{pending} +3",
+        r"member +partitions +state +instance +for +pending +ack pending",
+        rf"a +0-2 +active +{process} +\d+ s +{pending} +3",
         r"b +3-5 +absent +nobody +- +- +-",
         rf"total +{pending} +3",
     ):
@@ -294,6 +297,8 @@ async def test_info_draws_who_owns_what(connection: Connection, orders: str, at:
         "covered": [0, 1, 2],
         "consumer": "a",
         "pinned_id": pin,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
         "pending": pending,
         "ack_pending": 3,
         "max_ack_pending": 3,
@@ -303,7 +308,8 @@ async def test_info_draws_who_owns_what(connection: Connection, orders: str, at:
     assert {name for name, value in other.items() if value is None} == other.keys() - {
         "member", "partitions", "state",
     }  # fmt: skip
-    assert re.search(rf"pinned +{pin} for \d+ s", one.stdout)
+    assert re.search(rf"instance +{process} for \d+ s", one.stdout)
+    assert re.search(rf"pin +{pin}", one.stdout)
     assert re.search(r"ack pending +3 of 3", one.stdout)
     assert absent.json == {"stream": orders, "group": "billing", "kind": "elastic"} | other
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Callable
 
@@ -11,9 +12,10 @@ import pytest
 
 import keylane
 from keylane import Connection, groups
+from keylane.cli.main import _COMMANDS
 from keylane.jetstream import StreamConfig, streams
 from keylane.server import NatsServer
-from tests.integration.cli.groups_rig import DEADLINE_S, plain_stream, run
+from tests.integration.cli.groups_rig import DEADLINE_S, KEYLANE, here, plain_stream, run
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -74,3 +76,74 @@ async def test_a_misspelt_command_names_the_right_one() -> None:
     done = await run("elastc", "ls")
     assert (done.returncode, done.stdout) == (2, "")
     assert "Did you mean 'elastic'?" in done.stderr
+
+
+# ---- what every command has -------------------------------------------------------------------------------------
+
+
+async def test_server_and_context_may_come_before_the_command(
+    nats_server: NatsServer, orders: str, monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> None:
+    monkeypatch.setenv("NATS_URL", f"nats://127.0.0.1:{free_port}")
+    assert orders in (await here("-s", nats_server.url, "stream", "ls")).stdout
+    assert (await here("-s", "nats://127.0.0.1:1", "stream", "ls", "-s", nats_server.url)).returncode == 0
+    assert "nats context 'nope' is not in" in (await here("--context", "nope", "elastic", "ls")).refusal
+    said = (await here("-s", nats_server.url, "elastic", "prompt", stdin=f"info {orders} nope\n")).stderr
+    assert f"stream '{orders}' has no elastic group 'nope'" in said
+
+
+async def test_connection_options_stand_apart_in_help() -> None:
+    shown = (await here("elastic", "info", "--help")).stdout
+    options, apart = shown.split("Connection options:")
+    assert "--json" in options
+    assert "--creds" in apart
+    assert "--creds" not in options
+
+
+@pytest.mark.parametrize("name", list(_COMMANDS))
+async def test_every_command_of_the_list_is_there(name: str) -> None:
+    done = await here(name, "-h")
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"Usage: keylane {name} ")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+async def test_the_completion_script_of_a_shell_asks_the_command(shell: str) -> None:
+    script = (await here("completion", shell)).stdout
+    assert f"_KEYLANE_COMPLETE=complete_{shell}" in script
+
+
+async def test_bash_completes_commands_options_and_streams(nats_server: NatsServer, orders: str) -> None:
+    """As bash calls it: the words of the line, and which of them the cursor is in."""
+    link = f"-s {nats_server.url}"
+    for line, offered in {
+        "keylane str": ["stream"],
+        f"keylane {link} stream cr": ["create"],
+        "keylane pub orders.a x --cou": ["--count"],
+        f"keylane {link} elastic info {orders[:-3]}": [orders],
+    }.items():
+        words = line.split()
+        asked = {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1), "_KEYLANE_COMPLETE": "complete_bash"}
+        process = await asyncio.create_subprocess_exec(*KEYLANE, env=os.environ | asked, stdout=asyncio.subprocess.PIPE)
+        stdout, _ = await process.communicate()
+        assert stdout.decode().split() == offered, line
+
+
+async def test_a_piped_prompt_that_failed_ends_with_exit_code_1(nats_server: NatsServer, orders: str) -> None:
+    assert (await here("elastic", "prompt", "-s", nats_server.url, stdin=f"ls {orders}\nhelp\n")).returncode == 0
+    for lines in (f"info {orders} nope\nls {orders}\n", "ls 'open\n", "nonsense\n", "ls NOT_THERE\nexit\n"):
+        assert (await here("elastic", "prompt", "-s", nats_server.url, stdin=lines)).returncode == 1, lines
+
+
+async def test_ls_without_a_stream_lists_the_groups_of_all(
+    connection: Connection, nats_server: NatsServer, orders: str
+) -> None:
+    async with plain_stream(connection, f"{orders}-other") as other:
+        for stream in (orders, other):
+            await groups.create_elastic(connection, stream, "g", max_members=2, partitioning=[(f"{stream}.*", [1])])
+        found = (await here("elastic", "ls", "--json", "-s", nats_server.url)).json["groups"]
+        assert {(one["stream"], one["group"]) for one in found} >= {(orders, "g"), (other, "g")}
+        shown = (await here("elastic", "ls", "-s", nats_server.url)).stdout
+        assert orders in shown
+        assert other in shown
+    assert (await here("static", "ls", "-s", nats_server.url)).stdout == "there are no static groups\n"

@@ -136,7 +136,7 @@ def test_a_context(
     missing = keylane_here("consumer", "info", "NOT_THERE", "c", "--context", "other")
     assert missing.returncode == 1
     assert "'other'" in missing.stderr
-    assert "known contexts: mine" in missing.stderr
+    assert "there is: mine" in missing.stderr
 
 
 @pytest.mark.parametrize("command", ["info", "unpin", "watch"])

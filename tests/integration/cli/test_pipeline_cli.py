@@ -19,6 +19,7 @@ from keylane import Connection
 from keylane.cli.command import ConnectionOptions
 from keylane.cli.pipeline.options import OPTIONS, RUNNING, gather
 from keylane.errors import InvalidInput
+from keylane.extras import install_command
 from keylane.server import NatsServer
 from tests.integration.cli.groups_rig import here, plain_stream
 
@@ -201,7 +202,7 @@ async def test_a_server_or_a_stream_that_is_not_there_is_told_before_spark_start
     done = await here("pipeline", "run", "lake", *NOWHERE, "--stream", "S", "--table", "t", "--timeout", "0.5")
     assert "127.0.0.1:1" in done.refusal
     done = await here("pipeline", "run", "skew", "-s", nats_server.url, "--stream", "NONE", "--group", "g")
-    assert "stream not found" in done.refusal
+    assert "there is no stream" in done.refusal
     assert "Spark" not in done.refusal
     done = await here("pipeline", "run", "claims", "-s", nats_server.url, "--log", "nowhere")
     assert "there is no coordination log 'nowhere': name it with --log" in done.refusal
@@ -216,7 +217,7 @@ def test_without_pyspark_one_line_says_what_to_install() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.strip().endswith("pyspark is not installed: `pip install 'keylane[spark]'`")
+    assert done.stderr.strip().endswith(f"pyspark is not installed: {install_command('spark')}")
     assert done.stderr.count("\n") == 1
 
 

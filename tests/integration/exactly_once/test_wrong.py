@@ -14,6 +14,7 @@ from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 
 from keylane.errors import InvalidInput, WrongTables
 from keylane.exactly_once import ExactlyOnce, ack_then_commit
+from keylane.extras import install_command
 from keylane.groups import GroupMessage
 from tests.integration.exactly_once.rig import Database, Instance, write, write_plainly
 
@@ -98,7 +99,7 @@ except keylane.groups.member.KeylaneError as error:
 """
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
     assert said.stdout.startswith("ExtraMissing True keylane.exactly_once needs SQLAlchemy")
-    assert "pip install 'keylane[sql]'" in said.stdout
+    assert install_command("sql") in said.stdout
 
 
 def test_importing_keylane_does_not_import_sqlalchemy() -> None:

@@ -85,7 +85,7 @@ async def test_the_commands(limits: FleetGround) -> None:
 
 
 async def test_a_fleet_that_does_not_exist(limits: FleetGround) -> None:
-    with pytest.raises(NoSuchFleet, match=r"has no fleet 'nothing': `keylane fleet ls` lists all"):
+    with pytest.raises(NoSuchFleet, match=r"has no fleet 'nothing'; there is: none"):
         await fleet.status(limits.connection, limits.stream, "nothing")
 
 

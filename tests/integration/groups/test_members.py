@@ -72,7 +72,7 @@ async def test_an_unlisted_member_of_a_static_group_is_an_error(partitioned: Gro
 
 
 async def test_no_group_no_member(ground: Ground) -> None:
-    with pytest.raises(NoSuchGroup, match="has no group 'g': create it first"):
+    with pytest.raises(NoSuchGroup, match="has no group 'g'; there is: "):
         await ground.join("a")
     with pytest.raises(InvalidInput, match="member name"):
         await ground.join("a.b")

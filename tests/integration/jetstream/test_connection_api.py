@@ -32,7 +32,7 @@ async def test_not_found(connection: Connection) -> None:
     with pytest.raises(NotFound) as missing:
         await connection.api.request("STREAM.INFO.nowhere")
     assert (missing.value.code, missing.value.err_code) == (404, 10059)
-    assert str(missing.value) == "$JS.API.STREAM.INFO.nowhere: stream not found (code 404, error 10059)"
+    assert str(missing.value) == "there is no stream 'nowhere'"
 
 
 async def test_an_error_answer_carries_the_servers_words(connection: Connection) -> None:

@@ -143,12 +143,12 @@ async def test_missing_ones_are_named(nats_server: NatsServer, unique: Unique) -
     async with await keylane.connect(nats_server.url, request_timeout_s=2) as connection:
         stream = await make_stream(connection, unique("consumer"))
         for call in (consumers.info, consumers.delete, consumers.reset, consumers.resume):
-            with pytest.raises(NotFound, match="consumer not found") as missing:
+            with pytest.raises(NotFound, match="has no consumer") as missing:
                 await call(connection, stream, "nobody")
             assert (missing.value.code, missing.value.err_code) == (404, 10014)
-            with pytest.raises(NotFound, match="stream not found"):
+            with pytest.raises(NotFound, match="there is no stream"):
                 await call(connection, unique("none"), "nobody")
-        with pytest.raises(NotFound, match="stream not found"):
+        with pytest.raises(NotFound, match="there is no stream"):
             await consumers.names(connection, unique("none"))
 
 

@@ -88,11 +88,11 @@ def test_fields_are_read_and_paths_expanded(folder: Path, monkeypatch: pytest.Mo
 
 
 def test_an_unknown_context_lists_the_known_ones(folder: Path) -> None:
-    with pytest.raises(InvalidInput, match="known contexts: none; make one with `nats context add`"):
+    with pytest.raises(InvalidInput, match="there is: none; make one with `nats context add`"):
         load_context("prod")
     (folder / "dev.json").write_text(tool_file())
     (folder / "stage.json").write_text(tool_file())
-    with pytest.raises(InvalidInput, match=r"'prod' is not in .*context; known contexts: dev, stage"):
+    with pytest.raises(InvalidInput, match=r"'prod' is not in .*context; there is: dev, stage"):
         load_context("prod")
 
 

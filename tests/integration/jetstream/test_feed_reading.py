@@ -379,9 +379,9 @@ async def test_a_push_consumer_is_refused(connection: Connection, unique: Unique
 
 async def test_a_missing_consumer_or_stream_is_named(connection: Connection, unique: Unique) -> None:
     stream = await make_stream(connection, unique("feed"))
-    with pytest.raises(NotFound, match="consumer not found"):
+    with pytest.raises(NotFound, match="has no consumer"):
         await open_feed(connection, stream, "nobody")
-    with pytest.raises(NotFound, match="stream not found"):
+    with pytest.raises(NotFound, match="there is no stream"):
         await open_feed(connection, unique("none"), "nobody")
     for bad in ("", "a.b", "a b", "x" * 256):
         with pytest.raises(InvalidInput):

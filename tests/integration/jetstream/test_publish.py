@@ -344,3 +344,23 @@ async def test_an_atomic_batch_needs_a_stream_that_allows_it(connection: Connect
     with pytest.raises(NotStored, match="no stream took it"):
         await publish_atomic(connection, [Outgoing(unique("nobody"))] * 3)
     assert (await streams.state(connection, stream)).last_sequence == 0
+
+
+# ---- the short way ------------------------------------------------------------------------------------------
+
+
+async def test_publish_stores_one_message_once_for_an_id(connection: Connection, unique: Unique) -> None:
+    stream = await make_stream(connection, unique("publish"))
+    first = await keylane.publish(connection, f"{stream}.a", b"1", message_id="order-1", headers={"Colour": "red"})
+    again = await keylane.publish(connection, f"{stream}.a", b"1", message_id="order-1")
+    assert (first, again) == (PublishAck(stream, 1), PublishAck(stream, 1, duplicate=True))
+    assert await stored(connection, stream) == [b"1"]
+    with pytest.raises(NotStored):
+        await keylane.publish(connection, unique("nobody"), b"")
+
+
+async def test_a_publisher_has_all_results_at_the_end_of_its_block(connection: Connection, unique: Unique) -> None:
+    stream = await make_stream(connection, unique("publish"))
+    async with keylane.Publisher(connection) as publisher:
+        sent = [await publisher.send(f"{stream}.a", b"%d" % number) for number in range(300)]
+    assert [one.result().sequence for one in sent] == list(range(1, 301))

@@ -56,7 +56,7 @@ async def test_create_again_and_update(connection: Connection, unique: Unique) -
     assert "stream name already in use" in str(refused.value)
     updated = await streams.update(connection, changed)
     assert updated.config.subjects == [name, f"{name}.more"]
-    with pytest.raises(NotFound, match="stream not found"):
+    with pytest.raises(NotFound, match="there is no stream"):
         await streams.update(connection, StreamConfig(name=unique("none"), subjects=[unique("s")]))
 
 
@@ -116,7 +116,7 @@ async def test_delete(connection: Connection, unique: Unique) -> None:
     stream = await make_stream(connection, unique("stream"))
     await streams.delete(connection, stream)
     for gone in (streams.delete, streams.info, streams.state, streams.purge):
-        with pytest.raises(NotFound, match="stream not found") as missing:
+        with pytest.raises(NotFound, match="there is no stream") as missing:
             await gone(connection, stream)
         assert (missing.value.code, missing.value.err_code) == (404, 10059)
 

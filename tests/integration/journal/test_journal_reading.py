@@ -77,7 +77,7 @@ async def test_an_empty_journal_and_an_empty_part_of_it(connection: Connection, 
 
 
 async def test_no_journal(connection: Connection, stream: str) -> None:
-    with pytest.raises(NotFound, match="stream not found"):
+    with pytest.raises(NotFound, match="there is no stream"):
         await read(connection, stream)
 
 

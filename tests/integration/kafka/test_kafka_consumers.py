@@ -19,6 +19,7 @@ from keylane.core.claim_choice import TopicPartition
 from keylane.core.claim_facts import Ended, Owner, overlaps
 from keylane.core.claim_records import ClaimingPartition, Message
 from keylane.errors import InvalidInput, LogReplaced, OutcomeUnknown
+from keylane.extras import install_command
 from keylane.jetstream import streams
 from keylane.kafka import KafkaLink, KafkaLog, open_kafka, open_kafka_log
 from keylane.kafka.topic import PartitionOffsets
@@ -343,5 +344,5 @@ except ImportError as error:
 """
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
     assert told.stdout.splitlines() == [
-        'keylane.kafka.open_kafka needs confluent-kafka, which is not installed: pip install "keylane[kafka]"'
+        f"keylane.kafka.open_kafka needs confluent-kafka, which is not installed: {install_command('kafka')}"
     ]

@@ -197,7 +197,7 @@ def test_a_signal_before_main_has_begun(monkeypatch: pytest.MonkeyPatch) -> None
     def interrupted() -> None:
         signal.raise_signal(SIGTERM)
 
-    monkeypatch.setattr(loop, "_loop_factory", interrupted)
+    monkeypatch.setattr(loop, "loop_factory", interrupted)
     with pytest.raises(SystemExit) as ended:
         keylane.run(main())
     assert ended.value.code == 0

@@ -180,7 +180,7 @@ def test_a_stream_that_is_gone_is_told_soon(ground: Ground, way: ReadMethod) -> 
     fill(ground, 10)
     split = ground.split(way)
     ground.api(f"STREAM.DELETE.{ground.stream}")
-    with pytest.raises(NotFound, match="stream not found"):
+    with pytest.raises(NotFound, match="there is no stream"):
         list(read_split(split))
     ground.create(f"{ground.stream}.>")
 

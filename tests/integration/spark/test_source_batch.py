@@ -229,3 +229,16 @@ def test_a_work_queue_without_direct_get_is_refused(here: Ground, unique: Unique
     name = here.make(unique("S"), retention="workqueue", allow_direct=False)
     with pytest.raises(PySparkException, match="retention 'workqueue' and no allow_direct"):
         here.read(name).collect()
+
+
+def test_a_source_that_spark_knows_is_not_registered_again(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark would log a warning, and pipelines register it in every step."""
+    from keylane.spark import register  # noqa: PLC0415 - optional
+
+    register(spark)
+    registered: list[object] = []
+    monkeypatch.setattr(type(spark.dataSource), "register", lambda _, source: registered.append(source))
+    register(spark)
+    assert registered == []

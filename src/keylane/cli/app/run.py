@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from keylane.cli.command import ConnectionOptions
+from keylane.cli.command import ConnectionOptions, single_command
 from keylane.cli.fleet.run import MetricsOptions
 
 
@@ -73,3 +73,6 @@ def run_app(
 
     with exit_on_invalid_input():
         run_consumer(run())
+
+
+app = single_command(run_app)

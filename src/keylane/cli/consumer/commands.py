@@ -16,7 +16,6 @@ from keylane.cli.command import (
     family,
     next_pin,
     run_until_signal,
-    with_existing_names,
 )
 
 if TYPE_CHECKING:
@@ -32,15 +31,15 @@ def info(
     stream: StreamArgument, consumer: _ConsumerArgument, as_json: JsonOption = False, *, link: ConnectionOptions
 ) -> None:
     """Show where a consumer stands."""
-    import json
     from datetime import UTC, datetime
 
     from keylane.cli.consumer.json import consumer_object
+    from keylane.cli.formatting import json_text
 
     _check_names(stream, consumer)
     found = connected(link, lambda connection: _info(connection, stream, consumer))
     if as_json:
-        typer.echo(json.dumps(consumer_object(found), indent=2))
+        typer.echo(json_text(consumer_object(found), indent=2))
     else:
         from rich.console import Console
 
@@ -85,28 +84,18 @@ def watch(
 
 
 async def _info(connection: Connection, stream: str, consumer: str) -> ConsumerInfo:
-    from keylane.errors import NotFound
     from keylane.jetstream import consumers
 
-    try:
-        return await consumers.info(connection, stream, consumer)
-    except NotFound as error:
-        raise await with_existing_names(connection, error, stream, consumer) from error
+    return await consumers.info(connection, stream, consumer)
 
 
 async def _unpin(connection: Connection, stream: str, consumer: str, *, as_json: bool) -> None:
-    import json
-
     from keylane import priority
-    from keylane.cli.formatting import as_utc
-    from keylane.errors import NotFound
+    from keylane.cli.formatting import as_utc, json_text
 
     async with priority.advisories(connection, stream, consumer) as events:
-        try:
-            before = await priority.group_state(connection, stream, consumer)
-            await priority.unpin(connection, stream, consumer)
-        except NotFound as error:
-            raise await with_existing_names(connection, error, stream, consumer) from error
+        before = await priority.group_state(connection, stream, consumer)
+        await priority.unpin(connection, stream, consumer)
         if not as_json:
             typer.echo(_unpinned_text(before))
         after = await next_pin(events)
@@ -118,7 +107,7 @@ async def _unpin(connection: Connection, stream: str, consumer: str, *, as_json:
             "pinned_since": as_utc(before.pinned_since) if before.pinned_since else None,
             "pinned_id": after,
         }
-        typer.echo(json.dumps(answer, indent=2))
+        typer.echo(json_text(answer, indent=2))
     elif after is not None:
         typer.echo(f"pinned now: {after}")
     else:

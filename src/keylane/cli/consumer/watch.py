@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from rich.console import RenderableType
 from rich.text import Text
 
-from keylane.cli.command import ConnectionOptions, pin_of, with_existing_names
+from keylane.cli.command import ConnectionOptions, pin_of
 from keylane.cli.consumer.json import consumer_object
 from keylane.cli.consumer.render import consumer_line, consumer_table
 from keylane.cli.display import Display, WatchEvent
@@ -70,12 +70,9 @@ class ConsumerWatch:
     async def run(self, link: ConnectionOptions) -> None:
         """Until cancelled. Raises if the first request fails, or when the connection is closed for good."""
         stream, consumer = self._view.stream, self._view.consumer
-        async with await link.connect(on_disconnect=self._on_disconnect, on_reconnect=self._on_reconnect) as connection:
+        async with link.open(on_disconnect=self._on_disconnect, on_reconnect=self._on_reconnect) as connection:
             self._view.server = connection.server
-            try:
-                first = await self._request(connection)
-            except NotFound as error:
-                raise await with_existing_names(connection, error, stream, consumer) from error
+            first = await self._request(connection)
             async with advisories(connection, stream, consumer) as events:
                 # Not in a task group, which would wrap its error in an exception group.
                 listening = asyncio.create_task(self._listen(events))

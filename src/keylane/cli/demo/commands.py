@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from keylane.cli.command import INTERRUPTED
+from keylane.cli.command import INTERRUPTED, single_command
 
 
 def demo(
@@ -31,3 +31,6 @@ def demo(
     except SystemExit:  # `keylane.run` was interrupted
         raise typer.Exit(INTERRUPTED) from None
     raise typer.Exit(0 if clean else 1)
+
+
+app = single_command(demo)

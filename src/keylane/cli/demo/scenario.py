@@ -25,6 +25,7 @@ import keylane
 from keylane import groups
 from keylane.cli.demo.member import JOURNAL_FLUSH_S
 from keylane.errors import GroupEnded, KeylaneError, RequestTimeout
+from keylane.extras import install_command
 from keylane.jetstream import Connection, open_publisher, streams
 from keylane.server import NatsServer
 from keylane.testing import DeliveryVerdict, Effect, judge
@@ -314,7 +315,7 @@ def run_pipelines(console: Console, url: str) -> bool:
     if not is_installed():
         console.print(
             "Not shown: audit, hot keys and the stream as a table, on Spark. It is not installed: `make demo` installs "
-            "it in a checkout, `pip install 'keylane[spark]'` elsewhere.",
+            f"it in a checkout, else {install_command('spark')}",
             markup=False,
             highlight=False,
         )

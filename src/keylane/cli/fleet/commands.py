@@ -65,11 +65,16 @@ def ls(
 
     async def look(connection: Connection) -> list[tuple[str, str]]:
         from keylane.fleet import list_fleets
+        from keylane.jetstream import streams
 
-        return await list_fleets(connection, stream)
+        found = await list_fleets(connection, stream)
+        if stream is not None and not found:
+            await streams.info(connection, stream)  # raises if it is the stream that does not exist
+        return found
 
     found = connected(link, look)
-    text = "\n".join(f"{one}  {fleet}" for one, fleet in found) or "there are no fleets"
+    none = "there are no fleets" if stream is None else f"stream {stream!r} has no fleets"
+    text = "\n".join(f"{one}  {fleet}" for one, fleet in found) or none
     print_answer(as_json, [{"stream": one, "fleet": fleet} for one, fleet in found], text)
 
 

@@ -41,7 +41,6 @@ class _Target:
     link: ConnectionOptions
 
     async def open(self, connection: Connection, drain: DrainOptions, say: Callable[[str], None]) -> Migration:
-        from keylane.cli.command import naming_the_stream
         from keylane.core.fleet_partitions import HashedPartitions, ListedPartitions, source_from_wire
         from keylane.errors import InvalidInput
         from keylane.fleet import Migration, stored_spec
@@ -58,10 +57,9 @@ class _Target:
         source = source_from_wire(given)
         if not isinstance(source, HashedPartitions | ListedPartitions):
             raise InvalidInput("a migration needs partitions by hash or a list of subjects")
-        opening = Migration.open(
+        return await Migration.open(
             connection, self.stream, self.fleet, source, drain_s=drain.drain, force=drain.force, say=say
         )
-        return await naming_the_stream(connection, self.stream, opening)
 
 
 @command(app, "plan")

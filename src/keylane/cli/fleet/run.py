@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from keylane.cli.command import ConnectionOptions, connected, naming_the_stream
+from keylane.cli.command import ConnectionOptions, connected
 
 if TYPE_CHECKING:
     from keylane.core.fleet_records import FleetSpec
@@ -253,5 +253,5 @@ async def _stored(connection: Connection, stream: str, fleet: str) -> FleetSpec 
     from keylane.fleet import stored_spec
     from keylane.jetstream import streams
 
-    await naming_the_stream(connection, stream, streams.info(connection, stream))
+    await streams.info(connection, stream)
     return await stored_spec(connection, stream, fleet)

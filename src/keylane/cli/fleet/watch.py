@@ -64,7 +64,7 @@ class FleetWatch:
 
     async def run(self, link: ConnectionOptions) -> None:
         """Until cancelled. Raises if the first look fails."""
-        async with await link.connect() as connection:
+        async with link.open() as connection:
             view = FleetWatchView(await self._look(connection))
             while True:
                 self._report(view.found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from keylane import fleet
 from keylane.cli.command import ConnectionOptions
 from keylane.cli.fleet.worker_reports import WorkerReports
-from keylane.cli.formatting import as_utc
+from keylane.cli.formatting import as_utc, json_text
 from keylane.core.fleet_partitions import source_from_wire
 from keylane.supervisor import SupervisorLink
 from keylane.supervisor.import_path import load_handler
@@ -34,7 +33,7 @@ async def serve(link: SupervisorLink, settings: dict[str, Any]) -> None:
     handler = load_handler(settings["handler"])
     source: Any = source_from_wire(settings["source"])  # `join` refuses what it does not take
     log_to_stderr(as_json=settings["log_json"], worker=settings["name"])
-    async with await ConnectionOptions(**settings["link"]).connect() as connection:
+    async with ConnectionOptions(**settings["link"]).open() as connection:
         await link.loaded()
         reports = WorkerReports(
             link, lambda: link.ready(f"at work as {worker.id}", id=worker.id), lambda: {"id": worker.id}
@@ -94,4 +93,4 @@ class _JsonLines(logging.Formatter):
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line)
+        return json_text(line)

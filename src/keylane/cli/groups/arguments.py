@@ -14,9 +14,9 @@ from keylane.errors import InvalidInput
 
 _RANGE = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?")
 _WILDCARDS = re.compile(r"\d{1,10}(?:,\d{1,10})*")
-_DURATION = re.compile(r"(?:\d+(?:\.\d*)?(?:us|µs|ms|s|m|h))+")
-_DURATION_PART = re.compile(r"(\d+(?:\.\d*)?)(us|µs|ms|s|m|h)")
-_UNIT_S = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(?:\d+(?:\.\d*)?(?:us|µs|ms|s|m|h|d))+")
+_DURATION_PART = re.compile(r"(\d+(?:\.\d*)?)(us|µs|ms|s|m|h|d)")
+_UNIT_S = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _MOST_IN_A_RANGE = 1_000_000
 
 

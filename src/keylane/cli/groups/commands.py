@@ -25,10 +25,7 @@ from keylane.cli.command import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from keylane.cli.groups.snapshot import GroupSnapshot
-    from keylane.errors import NotAMember
     from keylane.groups.config import Kind
     from keylane.jetstream import Connection
 
@@ -108,8 +105,15 @@ def add_shared_commands(app: typer.Typer, kind: Kind) -> None:
 
 def _add_read_commands(app: typer.Typer, kind: Kind) -> None:
     @command(app, "ls", "list")
-    def ls(stream: StreamArgument, as_json: JsonOption = False, *, link: ConnectionOptions) -> None:
-        """List the groups of a stream."""
+    def ls(
+        stream: Annotated[
+            str | None, typer.Argument(metavar="STREAM", show_default=False, help="Only groups of this stream.")
+        ] = None,
+        as_json: JsonOption = False,
+        *,
+        link: ConnectionOptions,
+    ) -> None:
+        """List the groups of a stream, or of all streams."""
         from keylane.cli.groups.snapshot import groups_of, list_object
 
         found = connected(link, lambda connection: groups_of(connection, kind, stream))
@@ -117,12 +121,11 @@ def _add_read_commands(app: typer.Typer, kind: Kind) -> None:
             from keylane.cli.display import console
             from keylane.cli.groups.render import group_table
 
-            console().print(group_table(found))
+            console().print(group_table(found, with_streams=stream is None))
             return
-        answer = [list_object(stream, group, config) for group, config in found.items()]
-        print_answer(
-            as_json, {"stream": stream, "kind": kind, "groups": answer}, f"stream {stream!r} has no {kind} groups"
-        )
+        answer = [list_object(one, group, config) for (one, group), config in found.items()]
+        none = f"there are no {kind} groups" if stream is None else f"stream {stream!r} has no {kind} groups"
+        print_answer(as_json, {"stream": stream, "kind": kind, "groups": answer}, none)
 
     @command(app, "info")
     def info(
@@ -164,6 +167,8 @@ def _add_read_commands(app: typer.Typer, kind: Kind) -> None:
         snapshot = _snapshot(kind, stream, group, link)
         one = next((one for one in snapshot.members if one.member == member), None)
         if one is None:
+            from keylane.groups.admin import not_listed
+
             raise not_listed(group, member, snapshot.config.plan.members)
         if as_json:
             print_answer(as_json, {"stream": stream, "group": group, "kind": kind, **member_object(one)}, "")
@@ -290,12 +295,6 @@ def _add_consume(app: typer.Typer, kind: Kind) -> None:
             ack_wait_s=None if ack_wait is None else seconds(ack_wait, "--ack-wait"),
         )
         run_consumer(consume(options, link, as_json=as_json))
-
-
-def not_listed(group: str, member: str, members: Sequence[str]) -> NotAMember:
-    from keylane.errors import NotAMember
-
-    return NotAMember(f"group {group!r} does not list member {member!r}; it lists {', '.join(members) or 'nobody'}")
 
 
 def _snapshot(kind: Kind, stream: str, group: str, link: ConnectionOptions) -> GroupSnapshot:

@@ -80,7 +80,7 @@ async def consume(options: GroupConsumeOptions, link: ConnectionOptions, *, as_j
             raise lines.failure  # not acked, because it was not printed
 
     with _print_warnings(lines):
-        async with await link.connect(
+        async with link.open(
             on_disconnect=lambda why: lines.write("disconnected", f"reconnecting ({why})", reason=why),
             on_reconnect=lambda server: lines.write("connected", f"connected to {server}", server=server),
         ) as connection:

@@ -20,7 +20,6 @@ from keylane.cli.command import (
     confirm,
     connected,
     family,
-    naming_the_stream,
     print_answer,
 )
 from keylane.cli.groups.commands import (
@@ -31,7 +30,6 @@ from keylane.cli.groups.commands import (
     add_shared_commands,
     confirm_stop_of_go_members,
     group_options,
-    not_listed,
 )
 
 if TYPE_CHECKING:
@@ -100,19 +98,15 @@ def create(
     partitioning = ask_for_partitioning(filters, _ask_for_wildcards) if filters else parse_partitioning(words or [])
     config = connected(
         link,
-        lambda connection: naming_the_stream(
+        lambda connection: groups.create_elastic(
             connection,
             stream,
-            groups.create_elastic(
-                connection,
-                stream,
-                group,
-                max_members=max_members,
-                partitioning=partitioning,
-                max_buffered_messages=max_buffered_msgs,
-                max_buffered_bytes=max_buffered_bytes,
-                dialect=dialect,
-            ),
+            group,
+            max_members=max_members,
+            partitioning=partitioning,
+            max_buffered_messages=max_buffered_msgs,
+            max_buffered_bytes=max_buffered_bytes,
+            dialect=dialect,
         ),
     )
     made = f"created elastic group {group!r} of stream {stream!r}: {config.max_members:,} partitions, "
@@ -425,6 +419,8 @@ async def _replace_plan(
 def _check_listed(group: str, members: list[str], config: ElasticConfig) -> None:
     for member in members:
         if not config.has_member(member):
+            from keylane.groups.admin import not_listed
+
             raise not_listed(group, member, config.plan.members)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import typer
 
-from keylane.cli.command import ConnectionOptions
+from keylane.cli.command import ConnectionOptions, default_map
 from keylane.cli.groups.snapshot import config_of
 from keylane.errors import KeylaneError
 from keylane.groups import list_groups
@@ -50,8 +50,10 @@ class Prompt:
         given = {name: value for name, value in asdict(link).items() if value is not None}
         self._defaults = given | {"as_json": as_json}
         self._candidates: list[str] = []
+        self._has_failed = False
 
     def run(self) -> None:
+        """Until `exit` or the end of the input. Piped lines that failed give exit code 1."""
         at_terminal = sys.stdin.isatty()
         if at_terminal:
             typer.echo("help lists the commands, Tab completes, Ctrl-D ends")
@@ -60,12 +62,16 @@ class Prompt:
                 try:
                     line = input(f"[{self.kind}]> " if at_terminal else "")
                 except EOFError:
-                    return typer.echo() if at_terminal else None
+                    if at_terminal:
+                        typer.echo()
+                    break
                 except KeyboardInterrupt:
                     typer.echo()
                     continue
                 if not self._execute(line):
-                    return None
+                    break
+        if self._has_failed and not at_terminal:
+            raise typer.Exit(1)
 
     def _execute(self, line: str) -> bool:
         """Run one line; False at the end."""
@@ -73,6 +79,7 @@ class Prompt:
             words = shlex.split(line)
         except ValueError as error:
             typer.echo(f"keylane: {error} in the line", err=True)
+            self._has_failed = True
             return True
         _add_to_history(line)
         match words:
@@ -95,10 +102,11 @@ class Prompt:
     def _run(self, kind: Kind, words: list[str]) -> None:
         command = self._commands[kind]
         try:
-            command.main(words, prog_name=kind, default_map=_defaults_of(command, self._defaults))
-        except SystemExit:
-            return  # every command ends with SystemExit, after it printed its answer
+            command.main(words, prog_name=kind, default_map=default_map(command, self._defaults))
+        except SystemExit as ended:  # every command ends with it, after it printed its answer
+            self._has_failed |= bool(ended.code)
         except KeylaneError as error:
+            self._has_failed = True
             typer.echo(f"keylane: {' '.join(str(error).split())}", err=True)
 
     # ---- completion ---------------------------------------------------------------------------------
@@ -156,20 +164,12 @@ class Prompt:
     async def _names(self, kind: Kind, name: str, given: list[str]) -> list[str]:
         if name not in ("stream", "group", "member", "members"):
             return []
-        async with await self._link.connect() as connection:
+        async with self._link.open() as connection:
             if name == "stream":
                 return [one for one in await streams.names(connection) if not one.startswith("KV_")]
             if name == "group":
                 return [one.group for one in await list_groups(connection, given[0]) if one.kind == kind]
             return list((await config_of(connection, kind, given[0], given[1])).plan.members)
-
-
-def _defaults_of(command: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """The values as defaults of this command and all its subcommands."""
-    below = getattr(command, "commands", None)
-    if below is None:
-        return values
-    return {name: _defaults_of(one, values) for name, one in below.items()}
 
 
 # ---- line editing and history -------------------------------------------------------------------------

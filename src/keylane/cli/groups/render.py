@@ -19,7 +19,7 @@ from keylane.cli.command import pin_of
 from keylane.cli.consumer.render import NOBODY
 from keylane.cli.display import facts_panel
 from keylane.cli.formatting import age
-from keylane.cli.groups.snapshot import GroupSnapshot, MemberSnapshot
+from keylane.cli.groups.snapshot import GroupSnapshot, ListedGroup, MemberSnapshot
 from keylane.core.plans import Plan, ranges
 from keylane.errors import BrokenGroupRecord
 from keylane.groups import ElasticConfig, StaticConfig
@@ -30,20 +30,21 @@ _STYLES = {"active": "green", "waiting": "yellow", "absent": "red", "leaving": "
 _FOR_FROM_WIDTH = 92
 
 
-def group_table(found: Mapping[str, StaticConfig | ElasticConfig | BrokenGroupRecord]) -> Table:
-    """One row for each group of a stream."""
+def group_table(found: Mapping[tuple[str, str], ListedGroup], *, with_streams: bool = False) -> Table:
+    """One row for each group."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    if with_streams:
+        table.add_column("stream", no_wrap=True)
     table.add_column("group", no_wrap=True)
     table.add_column("partitions", justify="right")
     table.add_column("filters", overflow="fold")
     table.add_column("members", overflow="fold")
-    for group, config in found.items():
+    for (stream, group), config in found.items():
+        names = [Text(stream), Text(group)] if with_streams else [Text(group)]
         if isinstance(config, BrokenGroupRecord):
-            table.add_row(Text(group), "-", Text("broken", style="red"), Text(str(config), style="red"))
+            table.add_row(*names, "-", Text("broken", style="red"), Text(str(config), style="red"))
         else:
-            table.add_row(
-                Text(group), f"{config.max_members:,}", Text("\n".join(_filters(config))), Text(_owners(config))
-            )
+            table.add_row(*names, f"{config.max_members:,}", Text("\n".join(_filters(config))), Text(_owners(config)))
     return table
 
 
@@ -157,7 +158,7 @@ def _member_table(snapshot: GroupSnapshot, now: datetime, width: int) -> Table:
     table.add_column("member", "total", no_wrap=True, overflow="ellipsis", min_width=6, max_width=24)
     table.add_column("partitions", overflow="fold", min_width=10)
     table.add_column("state", no_wrap=True)
-    table.add_column("pinned", no_wrap=True)
+    table.add_column("instance", no_wrap=True)
     if width >= _FOR_FROM_WIDTH:
         table.add_column("for", no_wrap=True, justify="right")
     table.add_column(
@@ -184,10 +185,18 @@ def _partitions(one: MemberSnapshot) -> Text:
 
 
 def _pinned(one: MemberSnapshot, now: datetime) -> tuple[Text, str]:
+    """The pinned instance, by its host and process if it told them, else by its pin; and for how long."""
     pin = pin_of(one.info) if one.info is not None else None
     if pin is None or pin.pinned_client_id is None:
         return Text(NOBODY, style="dim"), "-"
-    return Text(pin.pinned_client_id), age(pin.pinned_since, now) if pin.pinned_since else "-"
+    name = pin.pinned_client_id if one.instance is None else f"{one.instance.host} pid {one.instance.pid}"
+    return Text(name), age(pin.pinned_since, now) if pin.pinned_since else "-"
+
+
+def _pin(one: MemberSnapshot) -> str | None:
+    """The pin of an instance that is shown by its host and process."""
+    pin = pin_of(one.info) if one.info is not None and one.instance is not None else None
+    return pin.pinned_client_id if pin is not None else None
 
 
 _STATE_TEXTS = {
@@ -211,7 +220,8 @@ def _member_facts(one: MemberSnapshot, now: datetime) -> list[tuple[str, Text | 
     return [
         *facts,
         ("consumer", Text(f"{info.name} on stream {info.stream}")),
-        ("pinned", pinned.append("" if since == "-" else f" for {since}")),
+        ("instance", pinned.append("" if since == "-" else f" for {since}")),
+        *([("pin", Text(pin))] if (pin := _pin(one)) else []),
         ("pending", f"{info.num_pending:,}"),
         ("ack pending", f"{info.num_ack_pending:,}" + (f" of {limit:,}" if limit and limit > 0 else "")),
         ("redelivered", f"{info.num_redelivered:,}"),

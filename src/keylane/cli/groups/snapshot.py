@@ -11,17 +11,18 @@ from typing import Any, Literal
 
 from nats.js.api import StreamInfo
 
-from keylane.cli.command import naming_the_stream, pin_of
+from keylane.cli.command import pin_of
 from keylane.cli.formatting import as_utc
-from keylane.core.names import check_group_name, check_stream_name
 from keylane.core.plans import Plan
-from keylane.errors import BrokenGroupRecord, GroupError, NoSuchGroup, NotFound
-from keylane.groups import ElasticConfig, StaticConfig, list_groups
+from keylane.errors import BrokenGroupRecord, NotFound
+from keylane.groups import ElasticConfig, StaticConfig, get_config, list_groups
 from keylane.groups.config import Kind
 from keylane.groups.consumer_spec import consumer_name, consumer_stream
+from keylane.groups.presence import RunningInstance, running_instances
 from keylane.groups.store import read_group
 from keylane.jetstream import Connection, ConsumerInfo, consumers, streams
 
+ListedGroup = StaticConfig | ElasticConfig | BrokenGroupRecord
 State = Literal["active", "waiting", "absent", "leaving"]
 
 
@@ -33,6 +34,8 @@ class MemberSnapshot:
     partitions: tuple[int, ...]
     info: ConsumerInfo | None
     listed: bool = True
+    instance: RunningInstance | None = None
+    """The process of the pinned instance, if it answered."""
 
     @property
     def state(self) -> State:
@@ -102,31 +105,24 @@ def unowned_partitions(config: StaticConfig | ElasticConfig) -> tuple[int, ...]:
 
 async def config_of(connection: Connection, kind: Kind, stream: str, group: str) -> StaticConfig | ElasticConfig:
     """The configuration of a group of this kind. Raises `NoSuchGroup` with the names that exist."""
-    check_stream_name(stream)
-    check_group_name(group)
-    stored = await read_group(connection, kind, stream, group)
-    if stored is None:
-        raise await _no_such_group(connection, kind, stream, group)
-    return stored.config
+    return await get_config(connection, stream, group, kind=kind)
 
 
-async def groups_of(
-    connection: Connection, kind: Kind, stream: str
-) -> dict[str, StaticConfig | ElasticConfig | BrokenGroupRecord]:
-    """All groups of this kind, by name; one that cannot be read does not hide the others."""
-    found: dict[str, StaticConfig | ElasticConfig | BrokenGroupRecord] = {}
+async def groups_of(connection: Connection, kind: Kind, stream: str | None) -> dict[tuple[str, str], ListedGroup]:
+    """All groups of this kind, of one stream or of all; one that cannot be read does not hide the others."""
+    found: dict[tuple[str, str], ListedGroup] = {}
     for one in await list_groups(connection, stream):
         if one.kind != kind:
             continue
         try:
-            stored = await read_group(connection, kind, stream, one.group)
+            stored = await read_group(connection, kind, one.stream, one.group)
         except BrokenGroupRecord as broken:
-            found[one.group] = broken
+            found[one.stream, one.group] = broken
         else:
             if stored is not None:
-                found[one.group] = stored.config
-    if not found:
-        await naming_the_stream(connection, stream, streams.info(connection, stream))
+                found[one.stream, one.group] = stored.config
+    if not found and stream is not None:
+        await streams.info(connection, stream)  # raises if it is the stream that does not exist
     return found
 
 
@@ -141,9 +137,13 @@ async def read_snapshot(connection: Connection, kind: Kind, stream: str, group: 
         infos = {info.name: info async for info in consumers.list_all(connection, where)}
     except NotFound:
         about = None
+    pins = {pin: name for name, info in infos.items() if (pin := _pin_id(info)) is not None}
+    running = await running_instances(connection, stream, group, pins)
+    instances = {pins[pin]: one for pin, one in running.items()}
     members = [
-        MemberSnapshot(member, partitions, infos.pop(consumer_name(config, group, member), None))
+        MemberSnapshot(member, partitions, infos.pop(name, None), instance=instances.get(name))
         for member, partitions in config.plan.shares
+        for name in [consumer_name(config, group, member)]
     ]
     if isinstance(
         config, ElasticConfig
@@ -159,6 +159,11 @@ async def read_snapshot(connection: Connection, kind: Kind, stream: str, group: 
     )
 
 
+def _pin_id(info: ConsumerInfo) -> str | None:
+    pin = pin_of(info)
+    return pin.pinned_client_id if pin is not None else None
+
+
 def _queue(config: ElasticConfig, about: StreamInfo) -> QueueSnapshot:
     assert about.config.name is not None
     return QueueSnapshot(
@@ -169,19 +174,6 @@ def _queue(config: ElasticConfig, about: StreamInfo) -> QueueSnapshot:
         max_bytes=config.max_buffered_bytes,
         source_lag=sum(source.lag or 0 for source in about.sources or ()),
     )
-
-
-async def _no_such_group(connection: Connection, kind: Kind, stream: str, group: str) -> GroupError:
-    there = await list_groups(connection, stream)
-    for one in there:
-        if one.group == group:
-            return GroupError(
-                f"group {group!r} of stream {stream!r} is {one.kind}, not {kind}: use `keylane {one.kind} …`"
-            )
-    if not there:
-        await naming_the_stream(connection, stream, streams.info(connection, stream))
-    known = ", ".join(one.group for one in there if one.kind == kind) or "none"
-    return NoSuchGroup(f"stream {stream!r} has no {kind} group {group!r}; there is: {known}")
 
 
 # ---- JSON objects -----------------------------------------------------------------------------------------
@@ -220,7 +212,7 @@ def moves_object(now: Plan, then: Plan) -> dict[str, Any]:
     }
 
 
-def list_object(stream: str, group: str, config: StaticConfig | ElasticConfig | BrokenGroupRecord) -> dict[str, Any]:
+def list_object(stream: str, group: str, config: ListedGroup) -> dict[str, Any]:
     if isinstance(config, BrokenGroupRecord):
         return {"stream": stream, "group": group, "broken": str(config)}
     return config_object(stream, group, config)
@@ -249,6 +241,8 @@ def member_object(one: MemberSnapshot) -> dict[str, Any]:
         "covered": None if covered is None else list(covered),
         "consumer": info.name if info else None,
         "pinned_id": pin.pinned_client_id if pin else None,
+        "host": one.instance.host if one.instance else None,
+        "pid": one.instance.pid if one.instance else None,
         "pinned_since": as_utc(pin.pinned_since) if pin and pin.pinned_since else None,
         "pending": info.num_pending if info else None,
         "ack_pending": info.num_ack_pending if info else None,

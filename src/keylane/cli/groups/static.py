@@ -15,7 +15,6 @@ from keylane.cli.command import (
     command,
     connected,
     family,
-    naming_the_stream,
     print_answer,
 )
 from keylane.cli.groups.commands import (
@@ -99,8 +98,7 @@ async def _create_group(stream: str, group: str, connection: Connection, **optio
 
     if (members := options.get("members")) and not options["filters"]:
         await _warn_about_filter(connection, stream, members[0])
-    creating = groups.create_static(connection, stream, group, **options)
-    return await naming_the_stream(connection, stream, creating)
+    return await groups.create_static(connection, stream, group, **options)
 
 
 async def _warn_about_filter(connection: Connection, stream: str, first: str) -> None:
@@ -108,7 +106,7 @@ async def _warn_about_filter(connection: Connection, stream: str, first: str) ->
     from keylane.groups.stream_subjects import stored_subjects
     from keylane.jetstream import streams
 
-    about = await naming_the_stream(connection, stream, streams.info(connection, stream))
+    about = await streams.info(connection, stream)
     if any(one.split(".")[1:] == [first] for one in stored_subjects(about.config) or ()):
         typer.echo(
             f"keylane: warning: {first!r} is taken for a member, and it is also a subject of stream {stream!r}: "

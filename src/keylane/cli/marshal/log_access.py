@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from keylane.cli.command import ConnectionOptions
 from keylane.cli.marshal.commands import LogOptions, PlacedLogOptions
 from keylane.core.claim_records import Placing
-from keylane.errors import CoordinationLogError, ExtraMissing, InvalidInput, NoSuchTopic, NotFound
+from keylane.errors import CoordinationLogError, InvalidInput, NoSuchTopic, NotFound
+from keylane.extras import extra_missing
 from keylane.marshal.admin import Admin
 from keylane.marshal.log import DEFAULT_INTERVAL_S, CoordinationLog
 from keylane.marshal.source import Source
@@ -52,7 +53,7 @@ async def _on_jetstream(options: LogOptions, link: ConnectionOptions, *, may_cre
     from keylane.marshal.stream_source import StreamSource
 
     name = options.log or "marshal"
-    async with await link.connect() as connection:
+    async with link.open() as connection:
         if not may_create:
             try:
                 await streams.info(connection, name)
@@ -89,7 +90,7 @@ def _address(options: LogOptions) -> KafkaAddress:
     try:
         from keylane.kafka.client import KafkaAddress, read_properties
     except ModuleNotFoundError as error:
-        raise ExtraMissing('--kafka needs confluent-kafka: pip install "keylane[kafka]"') from error
+        raise extra_missing("--kafka needs confluent-kafka", "kafka") from error
     if options.kafka_config is not None:
         return read_properties(options.kafka_config, options.kafka)
     return KafkaAddress(options.kafka or "")

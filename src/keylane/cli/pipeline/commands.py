@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from keylane.cli.command import INTERRUPTED, ConnectionOptions, connected, exit_
 from keylane.cli.pipeline.options import OPTIONS, PipelineArguments, gather, signature
 
 if TYPE_CHECKING:
+    from keylane.jetstream import Connection
     from keylane.spark.address import Address
     from keylane.spark.pipelines.interface import PipelineReport
 
@@ -106,7 +107,9 @@ def _run(name: str, given: PipelineArguments) -> int:
         _check_one_server(given)
         _check_log(given.link, settings)
     elif not getattr(settings, "only_compact", False):
-        _check_stream(given.link, settings.stream)
+        names = ["group"] if given.settings.get("other_server") else ["group", "other_group"]
+        groups = [getattr(settings, name, None) for name in names]
+        _check_stream(given.link, settings.stream, [one for one in groups if one is not None])
     try:
         line.show("starting Spark")
         with spark_session(f"keylane {name}", master=master, settings=conf) as spark:
@@ -126,9 +129,9 @@ def _run(name: str, given: PipelineArguments) -> int:
 
 
 def _show(report: PipelineReport, *, as_json: bool) -> None:
-    import json
+    from keylane.cli.formatting import json_text
 
-    typer.echo(json.dumps(report.as_json(), indent=2) if as_json else report.as_text())
+    typer.echo(json_text(report.as_json(), indent=2) if as_json else report.as_text())
 
 
 def _check_required(name: str, given: PipelineArguments) -> None:
@@ -205,11 +208,40 @@ def _text(path: Path | None) -> str | None:
     return None if path is None else str(path)
 
 
-def _check_stream(link: ConnectionOptions, stream: str) -> None:
-    """Raise an error if server or stream is missing, before Spark starts."""
-    from keylane.jetstream import streams
+def _check_stream(link: ConnectionOptions, stream: str, groups: Iterable[str] = ()) -> None:
+    """Raise an error if server, stream or a group is missing, before Spark starts."""
 
-    connected(link, lambda connection: streams.info(connection, stream))
+    async def look(connection: Connection) -> None:
+        from keylane.core.name_suggestions import name_missing
+        from keylane.errors import NoSuchGroup
+        from keylane.jetstream import streams
+
+        await streams.info(connection, stream)
+        known = await _readers(connection, stream)
+        for group in groups:
+            if group not in known:
+                raise NoSuchGroup(name_missing(f"stream {stream!r} has no group {group!r}", group, known))
+
+    connected(link, look)
+
+
+async def _readers(connection: Connection, stream: str) -> set[str]:
+    """The groups and fleets of a stream, and those of the past that its journal has records of."""
+    from keylane.errors import NotFound
+    from keylane.fleet import list_fleets
+    from keylane.groups import list_groups
+    from keylane.jetstream import streams
+    from keylane.journal import journal_stream, journal_subject
+
+    try:
+        written = await streams.subjects(connection, journal_stream(stream), journal_subject(stream))
+    except NotFound:
+        written = []
+    return {
+        *(one.group for one in await list_groups(connection, stream)),
+        *(fleet for _, fleet in await list_fleets(connection, stream)),
+        *(one.removeprefix(f"keylane.journal.{stream}.").split(".")[0] for one in written),
+    }
 
 
 def _check_log(link: ConnectionOptions, settings: Any) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keylane.errors import ExtraMissing, InvalidInput
+from keylane.errors import InvalidInput
+from keylane.extras import extra_missing
 from keylane.spark.pipelines.skew import By, MeasuredLoad, moves_told
 from keylane.spark.pipelines.skew import Report as SkewReport
 from keylane.spark.pipelines.slo import Cell
@@ -212,7 +213,7 @@ def _figure_class() -> type[Figure]:
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 - optional
     except ImportError:
-        raise ExtraMissing("charts need matplotlib: `pip install 'keylane[charts]'`, or give no chart") from None
+        raise extra_missing("charts need matplotlib; give no chart, or install it", "charts") from None
     return Figure
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keylane.core.subjects import shown
-from keylane.errors import CoordinationLogError, ExtraMissing, InvalidInput, NoSuchTopic, NotFound
+from keylane.errors import CoordinationLogError, InvalidInput, NoSuchTopic, NotFound
+from keylane.extras import extra_missing
 from keylane.jetstream import connect, streams
 from keylane.marshal.jetstream_log import DEFAULT_NAME, open_jetstream_log
 from keylane.marshal.log import Bounds, CoordinationLog
@@ -152,7 +153,7 @@ async def _on_kafka(settings: Settings) -> AsyncIterator[tuple[str, Coordination
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "confluent_kafka":
             raise
-        raise ExtraMissing('kafka needs confluent-kafka: pip install "keylane[kafka]"') from error
+        raise extra_missing("kafka needs confluent-kafka", "kafka") from error
     name = check_topic_name(settings.log or DEFAULT_TOPIC)
     if settings.kafka_config is not None:
         address = read_properties(Path(settings.kafka_config), settings.kafka)

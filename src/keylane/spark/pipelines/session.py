@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keylane.errors import ExtraMissing, InvalidInput, KeylaneError
+from keylane.errors import InvalidInput, KeylaneError
+from keylane.extras import extra_missing
 from keylane.spark.address import check_setting, without_value
 from keylane.spark.cluster.java import find_java, java_cache
 from keylane.spark.cluster.local_python import local_python
@@ -56,7 +57,7 @@ def is_installed() -> bool:
 
 def check_installed() -> None:
     if not is_installed():
-        raise ExtraMissing("pipelines run on Spark, and pyspark is not installed: `pip install 'keylane[spark]'`")
+        raise extra_missing("pipelines run on Spark, and pyspark is not installed", "spark")
 
 
 def is_submitted() -> bool:

@@ -19,7 +19,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from keylane.errors import InvalidInput, KeylaneError, NotFound, WriteFailed
-from keylane.jetstream import Connection, Version, streams, supports
+from keylane.jetstream import Connection, Version, naming_missing, streams, supports
 from keylane.spark.options import WriteOptions, check_columns, write_options
 from keylane.spark.query_records import is_written, mark_written
 from keylane.spark.retry import ask
@@ -121,17 +121,17 @@ def look_at_target(options: WriteOptions) -> Target:
     """Ask the server for the stream, on the driver; raises `InvalidInput` where it cannot take the rows."""
 
     async def look(connection: Connection) -> tuple[dict[str, Any], Version]:
-        answer = await streams.info_json(connection, options.stream)
+        async with naming_missing(connection):
+            answer = await streams.info_json(connection, options.stream)
         return answer["config"], connection.server_version
 
     try:
         config, version = ask(options.address, look, f"look at stream {options.stream!r}")
     except KeylaneError as error:
-        if not isinstance(error, NotFound) and not isinstance(error.__cause__, NotFound):
+        missing = error if isinstance(error, NotFound) else error.__cause__
+        if not isinstance(missing, NotFound):
             raise
-        raise InvalidInput(
-            f"there is no stream {options.stream!r} to write to: create it, or correct option 'stream'"
-        ) from error
+        raise InvalidInput(f"{missing}. Create it, or correct option 'stream'") from error
     target = target_of(config, version, options)
     if target.window_s < SHORT_WINDOW_S and target.stream not in _warned:
         _warned.add(target.stream)

@@ -10,10 +10,11 @@ import asyncio
 import json
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
@@ -74,13 +75,20 @@ class _InFlight(NamedTuple):
 class Publisher:
     """Publishes many messages at once; each has a result of its own.
 
-    >>> async with open_publisher(connection) as publisher:
+    At the end of the block all results are there.
+
+    >>> async with Publisher(connection) as publisher:
     ...     pending = await publisher.send("orders.eu.42", b"...")   # waits only while too much is in flight
     ...     ack = await pending
     """
 
     def __init__(
-        self, connection: Connection, *, max_in_flight: int, max_in_flight_bytes: int, timeout_s: float
+        self,
+        connection: Connection,
+        *,
+        max_in_flight: int = 4000,
+        max_in_flight_bytes: int = 16 * 1024 * 1024,
+        timeout_s: float = 5.0,
     ) -> None:
         if max_in_flight < 1:
             raise InvalidInput(f"max_in_flight is {max_in_flight}: at least 1 message must be allowed")
@@ -107,6 +115,15 @@ class Publisher:
 
     def __repr__(self) -> str:
         return f"<Publisher in flight: {len(self._in_flight)} messages, {self._bytes} bytes>"
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
 
     async def start(self) -> None:
         self._client.listen_for_denials(self._hear_denial)
@@ -223,23 +240,39 @@ class Publisher:
             self.received()
 
 
-@asynccontextmanager
-async def open_publisher(
+def open_publisher(
     connection: Connection,
     *,
     max_in_flight: int = 4000,
     max_in_flight_bytes: int = 16 * 1024 * 1024,
     timeout_s: float = 5.0,
-) -> AsyncIterator[Publisher]:
+) -> Publisher:
     """A publisher for as long as the block lasts. At its end all results are there."""
-    publisher = Publisher(
+    return Publisher(
         connection, max_in_flight=max_in_flight, max_in_flight_bytes=max_in_flight_bytes, timeout_s=timeout_s
     )
-    await publisher.start()
-    try:
-        yield publisher
-    finally:
-        await publisher.close()
+
+
+async def publish(
+    connection: Connection,
+    subject: str,
+    data: bytes = b"",
+    *,
+    message_id: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    timeout_s: float = 5.0,
+) -> PublishAck:
+    """Publish one message and wait until a stream has stored it. For many use a `Publisher`.
+
+    A message with an id that the stream has seen within its duplicate window is not stored again: `ack.duplicate`.
+
+    >>> ack = await keylane.publish(connection, "orders.eu.42", b"...", message_id="order-42")
+    """
+    sent = dict(headers or {})
+    if message_id is not None:
+        sent["Nats-Msg-Id"] = message_id
+    target, head = _encoded(connection.nats, subject, data, sent)
+    return await publish_raw(connection, target, head, data, timeout_s)
 
 
 async def publish_many(

@@ -1,0 +1,1 @@
+"""`keylane stream`: create, list, show and remove streams."""
