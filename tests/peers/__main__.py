@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from tests.peers import go, kafka, spark
+from tests.peers import go, kafka, spark, spark_classes
 from tests.peers.presence import PeerBroken, PeerMissing, peers_are_required
 
 
@@ -41,6 +41,10 @@ def _kafka() -> None:
 
 def _spark() -> None:
     spark.find_spark()
+    try:
+        spark_classes.spark_classes(say)
+    except PeerBroken as error:  # nothing is missing without it
+        say(f"spark: {error}")
 
 
 if __name__ == "__main__":

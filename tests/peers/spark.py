@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from keylane.spark.cluster.java import Java
 from keylane.spark.cluster.local_python import local_python
-from tests.peers.java import LIGHT_FLAGS, java
+from tests.peers.java import LIGHT_FLAGS, SPARK_CLASSES, java, shared_classes
 from tests.peers.presence import PeerMissing
 
 if TYPE_CHECKING:
@@ -68,7 +68,8 @@ def spark_session(
     os.environ.update(spark_environment(jvm or find_spark()))
     try:
         builder = SparkSession.builder.master("local[2]").appName("keylane-tests")
-        for name, value in (_settings(directory) | dict(settings or {})).items():
+        classes = shared_classes(SPARK_CLASSES) if jvm is None else ""
+        for name, value in (_settings(directory, classes) | dict(settings or {})).items():
             builder = builder.config(name, value)
         session = builder.getOrCreate()
         try:
@@ -152,7 +153,7 @@ def _answers(session: SparkSession, within_s: float) -> bool:
     return good.is_set()
 
 
-def _settings(directory: Path) -> dict[str, str]:
+def _settings(directory: Path, classes: str) -> dict[str, str]:
     return {
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
@@ -161,6 +162,6 @@ def _settings(directory: Path) -> dict[str, str]:
         "spark.sql.shuffle.partitions": "2",
         "spark.local.dir": str(directory / "local"),
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
-        "spark.driver.extraJavaOptions": f'"-Dderby.system.home={directory / "derby"}"',
+        "spark.driver.extraJavaOptions": f'"-Dderby.system.home={directory / "derby"}"{classes}',
         "spark.log.level": "ERROR",
     }

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from tests.peers import tether
+from tests.peers.java import LIGHT_FLAGS
 from tests.peers.presence import PeerBroken
 from tests.peers.spark import find_spark
 
@@ -166,5 +167,5 @@ def _environment(directory: Path) -> dict[str, str]:
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_DIRS": str(directory / "local"),
         "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+        "SPARK_DAEMON_JAVA_OPTS": LIGHT_FLAGS,
     }

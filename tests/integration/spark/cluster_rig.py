@@ -17,6 +17,7 @@ from typing import Any
 
 import keylane
 from keylane.jetstream import Outgoing, publish_many
+from tests.peers.java import LIGHT_JAVA
 from tests.peers.spark import find_spark
 
 APP = Path(__file__).with_name("cluster_app.py")
@@ -88,7 +89,9 @@ def submit(directory: Path, *arguments: str, environ: Mapping[str, str] | None =
     with subprocess.Popen(
         [*KEYLANE, "spark", "submit", *settings, *arguments],
         cwd=directory,
-        env=clean | {"JAVA_HOME": str(find_spark().home), "SPARK_LOCAL_IP": "127.0.0.1", **(environ or {})},
+        env=clean
+        | LIGHT_JAVA
+        | {"JAVA_HOME": str(find_spark().home), "SPARK_LOCAL_IP": "127.0.0.1", **(environ or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
