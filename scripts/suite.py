@@ -21,8 +21,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 NO_TESTS = 5  # pytest's exit code where nothing was selected
-WORKER_GIGABYTES = 4
-"""What a worker may need: a Spark session, a Kafka broker, and what their tests start."""
+FEW_FILES = 20
+"""So many files every worker may compile for itself."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,10 @@ class Pass:
     title: str
     arguments: list[str]
     parallel: bool = True
-    workers_per_core: int = 2
+    workers_per_core: float = 2.5
     """Most tests wait more than they compute."""
+    worker_gigabytes: int = 2
+    """What a worker may need, with the servers, processes and JVMs that its tests start."""
 
 
 @dataclass
@@ -63,11 +65,11 @@ SUITES = {
         )
     ],
     "test": [
-        Pass("tests", ["-m", "not long and not alone"]),
+        Pass("tests", ["-m", "not long and not alone", "--spark-sessions=1"]),
         Pass("tests that measure time", ["-m", "alone and not long", *alone()], parallel=False),
     ],
     "long": [
-        Pass("long tests", ["-m", "long and not alone"], workers_per_core=1),  # most of them run JVMs
+        Pass("long tests", ["-m", "long and not alone"], workers_per_core=1.5, worker_gigabytes=4),  # many run JVMs
         Pass("long tests that measure time", ["-m", "alone and long", *alone()], parallel=False),
     ],
 }
@@ -80,6 +82,8 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     started, outcome = time.monotonic(), Outcome(broken=given.failed)
     planned = [one for suite in given.suites for one in SUITES[suite]]
+    if any(one.parallel for one in planned):
+        compile_tests()
     for number, one in enumerate(planned, start=1):
         say(f"==== {number} of {len(planned)}: {one.title}")
         run(one, outcome)
@@ -94,7 +98,7 @@ def main(arguments: list[str]) -> int:
 
 
 def run(one: Pass, outcome: Outcome) -> None:
-    divided = ["-n", str(workers(one.workers_per_core)), "--dist", "loadfile", "--no-loadscope-reorder"]
+    divided = ["-n", str(workers(one)), "--dist", "loadfile", "--no-loadscope-reorder"]
     parallel = [*divided, "-o", "console_output_style=classic"]  # tests/suite.py says how far it is
     with tempfile.TemporaryDirectory(prefix="keylane-suite-") as directory:
         counts = Path(directory) / "counts.json"
@@ -121,10 +125,35 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
-def workers(per_core: int) -> int:
+def workers(one: Pass) -> int:
     """So many for each core, as far as the memory allows."""
     gigabytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return max(1, min(per_core * (os.cpu_count() or 1), int(gigabytes / WORKER_GIGABYTES)))
+    return max(1, int(min(one.workers_per_core * (os.cpu_count() or 1), gigabytes / one.worker_gigabytes)))
+
+
+def compile_tests() -> None:
+    """In a fresh checkout, lets pytest write the bytecode of the tests, with one process for each core.
+
+    Without it every worker would do so for every file, all at the same time.
+    """
+    files = [file for file in sorted((ROOT / "tests").rglob("test_*.py")) if not is_compiled(file)]
+    if len(files) < FEW_FILES:
+        return
+    cores = os.cpu_count() or 1
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-qq"]
+    started = [
+        subprocess.Popen(
+            [*command, *map(str, files[first::cores])], cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL
+        )
+        for first in range(cores)
+    ]
+    for one in started:
+        one.wait()  # a file that cannot be imported is a failure of the pass that has it
+
+
+def is_compiled(file: Path) -> bool:
+    kept = (file.parent / "__pycache__").glob(f"{file.stem}.{sys.implementation.cache_tag}-pytest-*.pyc")
+    return any(one.stat().st_mtime >= file.stat().st_mtime for one in kept)
 
 
 def say(line: str) -> None:

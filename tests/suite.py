@@ -6,8 +6,10 @@ Never starts a peer (tests/peers does) and never chooses what runs: scripts/suit
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -22,8 +24,11 @@ LONG_FILES = {
     "integration/bench/*": "runs benchmarks",
     "integration/chaos/test_chaos_groups.py": "causes faults for tens of seconds",
     "integration/chaos/test_chaos_short.py": "causes faults for tens of seconds",
+    "integration/cli/test_examples.py": "runs whole examples, which test_programs starts too",
+    "integration/exactly_once/test_example.py": "runs a whole example, which test_programs starts too",
     "integration/kafka/test_kafka_chaos.py": "causes faults for tens of seconds",
     "integration/kafka/test_kafka_failures.py": "kills brokers of a cluster of three",
+    "integration/kafka/test_kafka_refused.py": "starts a broker of its own with logins, freezes and restarts it",
     "integration/kafka/test_kafka_secure.py": "starts a broker of its own with TLS",
     "integration/priority/test_disruption.py": "kills nodes and moves leaders of a cluster under load",
     "integration/spark/test_audit_rules.py": "judges random histories on Spark",
@@ -31,6 +36,9 @@ LONG_FILES = {
     "integration/spark/test_hot_standby.py": "kills drivers, each with a Spark of its own",
     "integration/spark/test_packing.py": "packs and unpacks a whole environment",
     "integration/spark/test_pipeline_*.py": "runs pipelines on large streams",
+    "integration/spark/test_reading_lag.py": "restarts replicas of a cluster under a read",
+    "integration/spark/test_reading_trouble.py": "waits for deadlines of a read, by each way to read",
+    "integration/spark/test_sink_trouble.py": "stops servers under a write, by each way to write",
 }
 """Every test in these files is long, without a mark of its own. Paths are relative to tests/."""
 LONG_OUTSIDE_SPARK = "starts a Spark of its own"
@@ -45,15 +53,21 @@ SHARED_PEERS = {"integration/kafka": 1, SPARK: max(2, os.cpu_count() or 1), "int
 """Directories whose tests share a peer that is expensive to start, and how many workers start one for themselves.
 
 A worker without other work helps with all but Spark: it computes more than it waits, so one for each core is enough.
+`--spark-sessions` says how many there are. Files that use no session are for any worker.
 """
+USES_SESSION = re.compile(r"\bspark: SparkSession\b|\bshared_spark\b")
 
 ALONE = "pytest.mark.alone("
+_ROOT = Path(__file__).resolve().parent.parent
 _MARKS = ("long", "alone")
 _FIRST, _LAST = ("core", "properties"), ("integration",)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--counts", type=Path, help="write the outcomes to this file, as JSON, for scripts/suite.py")
+    parser.addoption(
+        "--spark-sessions", type=int, default=SHARED_PEERS[SPARK], help="how many parallel workers start a Spark"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -86,6 +100,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     on_spark = Counter(item.path for item in items if "spark" in getattr(item, "fixturenames", ()))
     items.sort(key=lambda item: (_rank_in_parallel(_inside_tests(item.path, config.rootpath)), -on_spark[item.path]))
+
+
+def pytest_collection_finish() -> None:
+    """What is collected stays until the end: nobody need look through it for garbage."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        gc.collect()
+        gc.freeze()
 
 
 def _why_long(item: pytest.Item, where: str) -> str | None:
@@ -133,6 +154,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
     if config.getoption("dist") != "loadfile":
         return None
+    limits = SHARED_PEERS | {SPARK: config.getoption("spark_sessions")}
 
     class Scheduling(LoadFileScheduling):  # type: ignore[misc]  # it has no types
         peers: dict[Any, set[str]]
@@ -142,7 +164,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
                 self.peers = {}
             own = self.peers.setdefault(node, set())
             others = Counter(peer for other, held in self.peers.items() if other in self.nodes for peer in held - own)
-            chosen = next_file(list(self.workqueue), own, others)
+            chosen = next_file(list(self.workqueue), own, others, limits)
             if chosen is None:
                 node.shutdown()
                 return
@@ -153,8 +175,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     return Scheduling(config, log)
 
 
-def next_file(waiting: list[str], own: set[str], others: Mapping[str, int]) -> str | None:
-    """The file for a worker with these peers of its own, where so many other workers have each peer.
+def next_file(
+    waiting: list[str], own: set[str], others: Mapping[str, int], limits: Mapping[str, int] = SHARED_PEERS
+) -> str | None:
+    """The file for a worker with these peers of its own, where so many other workers have each peer, and so many may.
 
     None: all that is left needs a Spark, of which enough others have one.
     """
@@ -163,13 +187,15 @@ def next_file(waiting: list[str], own: set[str], others: Mapping[str, int]) -> s
         return next((file for file in waiting if peers(peer_of(file))), None)
 
     goes_on = first(lambda peer: peer in own)
-    is_new = first(lambda peer: peer != "" and others.get(peer, 0) < SHARED_PEERS[peer])
+    is_new = first(lambda peer: peer != "" and others.get(peer, 0) < limits[peer])
     needs_none = first(lambda peer: peer == "")
     return goes_on or is_new or needs_none or first(lambda peer: peer != SPARK)
 
 
+@cache
 def peer_of(file: str) -> str:
-    return next((one for one in SHARED_PEERS if file.startswith(f"tests/{one}/")), "")
+    peer = next((one for one in SHARED_PEERS if file.startswith(f"tests/{one}/")), "")
+    return "" if peer == SPARK and not USES_SESSION.search((_ROOT / file).read_text()) else peer
 
 
 class Progress:

@@ -14,9 +14,11 @@ import pytest
 from tests.peers.store import REPOSITORY
 from tests.suite import ALONE, LONG_FILES, SHARED_PEERS, next_file
 
-KAFKA, SPARK = "tests/integration/kafka/", "tests/integration/spark/"
+KAFKA, SPARK = "tests/integration/kafka/test_kafka_", "tests/integration/spark/test_"
 MOST_SPARK = SHARED_PEERS["integration/spark"]
 PLAIN = "tests/integration/groups/test_a.py"
+BROKER, BROKER_2, SESSION = KAFKA + "log.py", KAFKA + "cli.py", SPARK + "source_batch.py"
+NO_SESSION = SPARK + "lease.py"
 
 
 def script() -> ModuleType:
@@ -38,26 +40,37 @@ def test_every_pattern_of_long_files_matches_one() -> None:
 @pytest.mark.parametrize(
     ("own", "others", "chosen"),
     [
-        (set(), {}, KAFKA + "a"),
-        ({"integration/spark"}, {}, SPARK + "a"),
-        (set(), {"integration/kafka": 1}, SPARK + "a"),
-        (set(), {"integration/kafka": 1, "integration/spark": 1}, SPARK + "a"),
+        (set(), {}, BROKER),
+        ({"integration/spark"}, {}, SESSION),
+        (set(), {"integration/kafka": 1}, SESSION),
+        (set(), {"integration/kafka": 1, "integration/spark": 1}, SESSION),
         (set(), {"integration/kafka": 1, "integration/spark": MOST_SPARK}, PLAIN),
-        ({"integration/kafka"}, {"integration/spark": MOST_SPARK}, KAFKA + "a"),
-        ({"integration/spark"}, {"integration/kafka": 1, "integration/spark": MOST_SPARK - 1}, SPARK + "a"),
+        ({"integration/kafka"}, {"integration/spark": MOST_SPARK}, BROKER),
+        ({"integration/spark"}, {"integration/kafka": 1, "integration/spark": MOST_SPARK - 1}, SESSION),
     ],
 )
 def test_a_worker_keeps_to_its_peers_and_leaves_others_theirs(
     own: set[str], others: dict[str, int], chosen: str
 ) -> None:
-    assert next_file([KAFKA + "a", SPARK + "a", PLAIN, KAFKA + "b"], own, others) == chosen
+    assert next_file([BROKER, SESSION, PLAIN, BROKER_2], own, others) == chosen
 
 
 def test_a_worker_without_other_work_helps_but_not_with_spark() -> None:
     others = {"integration/kafka": 1, "integration/spark": MOST_SPARK}
-    assert next_file([SPARK + "a", KAFKA + "a"], set(), others) == KAFKA + "a"
-    assert next_file([SPARK + "a"], {"integration/kafka"}, others) is None
-    assert next_file([SPARK + "a"], set(), {"integration/spark": MOST_SPARK - 1}) == SPARK + "a"
+    assert next_file([SESSION, BROKER], set(), others) == BROKER
+    assert next_file([SESSION], {"integration/kafka"}, others) is None
+    assert next_file([SESSION], set(), {"integration/spark": MOST_SPARK - 1}) == SESSION
+
+
+def test_spark_is_started_by_as_few_workers_as_wanted() -> None:
+    others = {"integration/spark": 1}
+    assert next_file([SESSION], set(), others, {**SHARED_PEERS, "integration/spark": 1}) is None
+    assert next_file([SESSION], set(), others, {**SHARED_PEERS, "integration/spark": 2}) == SESSION
+
+
+def test_a_file_of_spark_that_uses_no_session_is_for_everybody() -> None:
+    others = {"integration/spark": MOST_SPARK}
+    assert next_file([SESSION, NO_SESSION], set(), others) == NO_SESSION
 
 
 @pytest.fixture(autouse=True)

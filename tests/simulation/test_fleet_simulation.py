@@ -30,8 +30,11 @@ from tests.simulation.fleet_process_model import LEASE_S, PREFETCH, Process
 from tests.simulation.fleet_store_model import FleetBucket, PinnedPartition, SimulatedTime
 
 SEEDS = 28
-BLOCKS = 6
-"""Of each profile: a thousand runs in all, in tests that end in time also on a busy machine."""
+BLOCKS, LONG_BLOCKS = 2, 6
+"""Blocks of each profile: 336 runs in `make test`, 1,344 with the long ones, in tests that end in time also on a busy
+machine."""
+MUTATED_SEEDS = 168
+"""So many may be needed until one of them shows what is wrong."""
 PARTITIONS = 4
 BUSY_S = 10.0
 """Messages, changes and faults come until then."""
@@ -358,7 +361,13 @@ def _simulate_many(profile: str, first: int, seeds: int) -> int:
     return sum(sum(simulate(seed, profile).ledger.last.values()) for seed in range(first, first + seeds))
 
 
-@pytest.mark.parametrize("block", range(BLOCKS))
+@pytest.mark.parametrize(
+    "block",
+    [
+        *range(BLOCKS),
+        *(pytest.param(one, marks=pytest.mark.long("more seeds")) for one in range(BLOCKS, BLOCKS + LONG_BLOCKS)),
+    ],
+)
 @pytest.mark.parametrize("profile", PROFILES)
 def test_one_owner_order_and_nothing_lost(profile: str, block: int) -> None:
     assert _simulate_many(profile, block * SEEDS, SEEDS) > 20 * SEEDS
@@ -426,7 +435,7 @@ def test_planted_bugs_are_found(what: str, monkeypatch: pytest.MonkeyPatch) -> N
     if name == "_found_held":
         monkeypatch.setitem(fleet_claims._FOUND, ClaimStep.HELD, replacement)
     with pytest.raises(AssertionError):
-        _simulate_many(profile, 0, SEEDS * BLOCKS)
+        _simulate_many(profile, 0, MUTATED_SEEDS)
 
 
 if __name__ == "__main__":

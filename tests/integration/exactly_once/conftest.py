@@ -56,9 +56,9 @@ async def on_sqlite(databases: list[Database], tmp_path: Path) -> Database:
     return made
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=[pytest.param("sqlite", marks=pytest.mark.long("again, on SQLite")), "postgresql"])
 def database(request: pytest.FixtureRequest) -> Database:
-    """The same test on both."""
+    """The same test on both; `make test` has PostgreSQL, on which more can happen at once."""
     found: Database = request.getfixturevalue("on_sqlite" if request.param == "sqlite" else "on_postgres")
     return found
 

@@ -98,6 +98,7 @@ async def test_a_bucket_made_anew_while_nobody_runs(own: tuple[Ground, NatsServe
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.long("members under a load that goes on")
 async def test_a_bucket_made_anew_under_load(own: tuple[Ground, NatsServer], on_postgres: Database) -> None:
     """Instances from before go on, new ones take over from them, partitions move: each row once, in order."""
     ground, _ = own

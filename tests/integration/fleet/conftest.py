@@ -19,9 +19,12 @@ __all__ = ["make", "stack"]
 MakeOnCluster = Callable[[str], Awaitable[FleetGround]]
 
 
-@pytest.fixture(params=["limits", "workqueue"])
+@pytest.fixture(params=[pytest.param("limits", marks=pytest.mark.long("again, on a stream with limits")), "workqueue"])
 async def ground(make: MakeGround, request: pytest.FixtureRequest) -> FleetGround:
-    """A stream in files that numbers its partitions; both kinds of retention that a fleet takes."""
+    """A stream in files that numbers its partitions; both kinds of retention that a fleet takes.
+
+    `make test` has the work queue, which forgives less: what was acked wrongly is gone.
+    """
     return FleetGround(
         await make(partitions=PARTITIONS, storage="file", retention=RetentionPolicy(request.param), allow_direct=True)
     )

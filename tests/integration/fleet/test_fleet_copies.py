@@ -55,6 +55,7 @@ async def test_nothing_is_lost_or_repeated_while_the_copy_is_trimmed_and_workers
     assert found.lag == 0
 
 
+@pytest.mark.long("the server tries a full copy again only after some seconds")
 async def test_a_full_copy_waits_and_goes_on(plain: FleetGround) -> None:
     go_on = asyncio.Event()
 

@@ -145,6 +145,7 @@ async def test_a_killed_worker_is_started_again_with_its_id(limits: FleetGround,
         assert verdict.clean, verdict
 
 
+@pytest.mark.long("kills a supervisor of several processes")
 async def test_workers_drain_and_end_when_the_supervisor_is_killed(limits: FleetGround, tmp_path: Path) -> None:
     async with running(limits, tmp_path) as command:
         await command.owned()

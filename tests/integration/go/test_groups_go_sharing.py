@@ -109,6 +109,7 @@ async def killed_and_replaced(mixed: Mixed, active: Peer, standby: Peer) -> None
     assert len(found.duplicated) <= 1, "one message was in flight"
 
 
+@pytest.mark.long("waits for Go's fixed idle time, twice")
 async def test_go_and_python_instances_of_one_member_back_each_other_up(
     connection: Connection,
     pcgroups: PcgroupsPeer,

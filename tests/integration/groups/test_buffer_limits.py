@@ -75,7 +75,7 @@ async def full(ground: Ground) -> StreamState:
     return before
 
 
-@pytest.mark.parametrize("by", ["messages", "bytes"])
+@pytest.mark.parametrize("by", ["messages", pytest.param("bytes", marks=pytest.mark.long("again, by bytes"))])
 async def test_a_full_queue_pauses_the_copying_and_loses_nothing(ground: Ground, by: str) -> None:
     if by == "messages":
         await ground.elastic(members=["a"], max_buffered_messages=LIMIT)

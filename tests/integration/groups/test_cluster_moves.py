@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Literal, TypeVar
 
+import pytest
+
 from keylane import groups
 from keylane.errors import KeylaneError
 from keylane.groups import GroupMessage
@@ -116,6 +118,7 @@ async def test_members_come_and_go_under_load(cluster_ground: Ground) -> None:
     assert flawless(await judged(ground))
 
 
+@pytest.mark.long("members come and go for eight seconds, like those without standbys")
 async def test_members_with_standbys_come_and_go_under_load(cluster_ground: Ground) -> None:
     """A standby sees the same changes at the same moment, and must not take the consumer from the one at work."""
     ground = cluster_ground

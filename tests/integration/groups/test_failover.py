@@ -154,7 +154,9 @@ async def waits_and_works(two: Pair, group: Group, connection: Connection) -> No
     await until(pulls, lambda count: count >= 2)
 
 
-@pytest.mark.parametrize("kind", ["static", "elastic"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("static", marks=pytest.mark.long("again, in a static group")), "elastic"]
+)
 async def test_the_standby_goes_on_after_kill_9(
     connection: Connection, nats_server: NatsServer, unique: Callable[..., str], tmp_path: Path, kind: Kind
 ) -> None:

@@ -176,6 +176,7 @@ async def test_a_deleted_source_ends_members_when_its_messages_are_handled(groun
     assert flawless(ground.evidence.verdict(sent))
 
 
+@pytest.mark.long("the server notices a new source after ten seconds or more")
 async def test_after_the_source_was_made_again_members_go_on(ground: Ground) -> None:
     """The server notices the new stream after about 10 s and copies it from its start."""
     await ground.elastic(members=["a"])

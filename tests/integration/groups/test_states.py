@@ -177,6 +177,7 @@ async def test_the_server_is_away(
     await in_state(member, MemberState.ACTIVE)
 
 
+@pytest.mark.long("waits until the server notices, as a test of healing does")
 async def test_the_source_is_deleted(ground: Ground) -> None:
     await ground.elastic(members=["a"])
     states = States()

@@ -81,6 +81,7 @@ async def test_an_idle_feed_follows_the_consumers_leader(replicated: tuple[Conne
         assert message.sequence == COUNT + 1
 
 
+@pytest.mark.long("kills a node of a cluster, which elects a leader")
 async def test_the_connected_node_is_killed(nats_cluster: NatsCluster, replicated: tuple[Connection, str]) -> None:
     """It leads the consumer too, so there is an election as well as a new link."""
     steady, stream = replicated

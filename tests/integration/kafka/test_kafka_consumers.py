@@ -226,6 +226,7 @@ async def opened(kind: str, ground: Ground, connection: Connection) -> AsyncIter
 
 
 @pytest.mark.parametrize("kind", ["kafka", "jetstream"])
+@pytest.mark.long("six consumers, and claims that end")
 async def test_a_clock_that_is_ten_minutes_off_changes_nothing(
     kafka: Kafka, connection: Connection, name: str, kind: str
 ) -> None:

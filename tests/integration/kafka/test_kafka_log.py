@@ -486,6 +486,7 @@ async def use_for_ever(log: KafkaLog) -> None:
                 patience.succeeded()
 
 
+@pytest.mark.long("waits until the client believes that a topic is gone")
 async def test_a_log_that_was_deleted(kafka: Kafka, name: str) -> None:
     async with open_kafka(kafka.bootstrap, timeout_s=6) as link, a_log(link, name, interval_s=0.2) as log:
         await log.append(claim("anna"), 0)

@@ -53,7 +53,7 @@ async def begun(connection: Connection, stream: str, command: Running) -> None:
     await command.event("message")
 
 
-@pytest.mark.parametrize("by", [SIGINT, SIGTERM])
+@pytest.mark.parametrize("by", [pytest.param(SIGINT, marks=pytest.mark.long("again, by Ctrl-C")), SIGTERM])
 async def test_the_first_signal_finishes_what_is_at_work(
     connection: Connection, consume: tuple[str, Command], by: Signals
 ) -> None:

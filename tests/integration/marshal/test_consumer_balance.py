@@ -31,7 +31,9 @@ from tests.waiter import until
 pytestmark = pytest.mark.timeout(240)
 
 
-@pytest.mark.parametrize("mode", ["at_least_once", "at_most_once"])
+@pytest.mark.parametrize(
+    "mode", ["at_least_once", pytest.param("at_most_once", marks=pytest.mark.long("again, at most once"))]
+)
 async def test_two_and_then_three_share_a_stream_evenly(ground: Ground, connection: Connection, mode: str) -> None:
     ground, seen, count, stop = replace(ground, interval_s=1.0), Seen(), 0, asyncio.Event()
 

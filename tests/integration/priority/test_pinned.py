@@ -160,6 +160,7 @@ async def test_a_stop_does_not_take_the_pin_from_another(
     await other.stop()
 
 
+@pytest.mark.long("waits for several times the timeout of a pin")
 async def test_a_reader_that_does_not_read_keeps_its_pin(
     ground: MakeGround, open_client: OpenClient, read: StartReader
 ) -> None:

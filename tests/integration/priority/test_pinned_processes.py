@@ -76,6 +76,7 @@ async def freeze_and_thaw(
     return old, new, published, thawed_at
 
 
+@pytest.mark.long("waits until a frozen reader has lost its pin")
 async def test_stopped_and_continued(nats_server: NatsServer, ground: MakeGround, start_worker: StartWorker) -> None:
     place = await ground("pinned_client", **TERMS)
     old, new, published, thawed_at = await freeze_and_thaw(nats_server.url, place, start_worker, blind=False)
@@ -100,6 +101,7 @@ async def test_stopped_and_continued(nats_server: NatsServer, ground: MakeGround
         assert event["what"] != "start" or pinned, event
 
 
+@pytest.mark.long("shows what goes wrong without a check that has a test of its own")
 async def test_without_the_check_stale_messages_are_handled(
     nats_server: NatsServer, ground: MakeGround, start_worker: StartWorker
 ) -> None:

@@ -146,6 +146,7 @@ async def test_a_queue_is_empty_after_a_run_and_never_lost_what_was_not_committe
     assert (await held(connection, run))[0] == 0
 
 
+@pytest.mark.long("runs two queries")
 async def test_a_second_query_is_refused_and_a_member_that_joins_ends_the_first(
     run: Run, connection: Connection, unique: Unique
 ) -> None:

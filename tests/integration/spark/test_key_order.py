@@ -253,6 +253,7 @@ def test_a_stream_keeps_order_through_its_batches(
     assert merged == orders
 
 
+@pytest.mark.long("runs a query with a function for each batch")
 def test_inside_foreach_batch(read: Callable[..., DataFrame], orders: dict[str, list[int]], tmp_path: Path) -> None:
     shuffled: list[tuple[int, ...]] = []
     merged: dict[str | None, list[int]] = defaultdict(list)

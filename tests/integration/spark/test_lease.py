@@ -263,6 +263,7 @@ async def test_a_deleted_record_fences_its_holder(connection: Connection, unique
             lease.check()
 
 
+@pytest.mark.long("waits for three renewals and for the end of a lease")
 async def test_renewals_whose_answer_is_lost_do_not_cost_the_lease(
     connection: Connection, unique: Unique, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,6 +339,7 @@ async def _written_since(connection: Connection, name: str, before: int) -> None
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.long("an election may take nine seconds, and there are two")
 async def test_a_lease_outlives_its_bucket_changing_leaders(nats_cluster: NatsCluster, unique: Unique) -> None:
     async with await keylane.connect(nats_cluster.urls) as connection:
         name = unique("query")

@@ -176,6 +176,7 @@ def test_a_repeated_batch_is_known_by_its_ids(copy: Callable[..., Copy], tmp_pat
     judge(stored(one.url, one.target), range(2000), ordered=False)
 
 
+@pytest.mark.long("runs two queries")
 def test_a_repeated_batch_is_known_by_its_mark_when_the_ids_are_forgotten(
     copy: Callable[..., Copy], tmp_path: Path, unique: Callable[..., str]
 ) -> None:
@@ -188,6 +189,7 @@ def test_a_repeated_batch_is_known_by_its_mark_when_the_ids_are_forgotten(
     judge(stored(one.url, one.target), range(2000), ordered=False)
 
 
+@pytest.mark.long("runs two queries")
 def test_a_new_checkpoint_under_the_same_name_skips_nothing(
     copy: Callable[..., Copy], tmp_path: Path, unique: Callable[..., str]
 ) -> None:

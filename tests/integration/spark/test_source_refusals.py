@@ -72,6 +72,7 @@ def test_a_schema_of_ones_own_is_refused(here: Ground, unique: Unique, tmp_path:
     assert same.collect() == []
 
 
+@pytest.mark.long("waits until a query gives its server up")
 def test_no_stream_no_group_no_server(here: Ground, unique: Unique, tmp_path: Path) -> None:
     from pyspark.errors import PySparkException  # noqa: PLC0415 - optional
 
@@ -86,6 +87,7 @@ def test_no_stream_no_group_no_server(here: Ground, unique: Unique, tmp_path: Pa
         query.awaitTermination(150)
 
 
+@pytest.mark.long("runs three queries")
 def test_a_loss_is_told_in_the_querys_exception(here: Ground, unique: Unique, tmp_path: Path) -> None:
     from pyspark.errors import PySparkException  # noqa: PLC0415 - optional
 

@@ -79,6 +79,7 @@ def test_available_now_reads_everything_in_batches_of_the_limit(here: Ground, un
     assert numbers(here.written(tmp_path)) == list(range(260))
 
 
+@pytest.mark.long("starts five queries")
 def test_stopped_and_restarted_with_other_limits_and_splits(here: Ground, unique: Unique, tmp_path: Path) -> None:
     """Offsets are one number: how a batch is cut may change with every start."""
     chance = random.Random(20)  # noqa: S311 - repeatable
@@ -102,6 +103,7 @@ def test_stopped_and_restarted_with_other_limits_and_splits(here: Ground, unique
     assert numbers(here.written(tmp_path)) == list(range(sent))
 
 
+@pytest.mark.long("runs four queries")
 def test_bytes_limit_a_batch_roughly(here: Ground, unique: Unique, tmp_path: Path) -> None:
     name = here.make(unique("S"))
     here.publish(name, range(1000, 1200))
@@ -126,6 +128,7 @@ def test_trigger_once_takes_everything_at_once(here: Ground, unique: Unique, tmp
     assert numbers(here.written(tmp_path)) == list(range(100))
 
 
+@pytest.mark.long("runs three queries")
 def test_starts_by_number_and_time(here: Ground, unique: Unique, tmp_path: Path) -> None:
     name = here.make(unique("S"))
     here.publish(name, range(1, 21))
@@ -139,6 +142,7 @@ def test_starts_by_number_and_time(here: Ground, unique: Unique, tmp_path: Path)
     assert len(here.written(tmp_path / "time")) == 10, "a checkpoint goes before startingOffsets"
 
 
+@pytest.mark.long("runs three queries")
 def test_latest_is_the_first_start_and_stays_it(here: Ground, unique: Unique, tmp_path: Path) -> None:
     """A query that starts at the end and fails before its first commit must not skip what came meanwhile."""
     name = here.make(unique("S"))
@@ -183,6 +187,7 @@ def test_a_member_reads_on_while_other_partitions_are_busy(here: Ground, unique:
     assert [row["sequence"] for row in here.written(tmp_path)] == wanted
 
 
+@pytest.mark.long("watches an idle query for a while")
 def test_an_idle_query_hardly_asks_the_server(here: Ground, unique: Unique, tmp_path: Path) -> None:
     name, named = here.make(unique("S"), numbered=True), unique("q")
     here.publish(name, range(20))
@@ -218,6 +223,7 @@ def test_an_idle_query_hardly_asks_the_server(here: Ground, unique: Unique, tmp_
         query.stop()
 
 
+@pytest.mark.long("runs three queries, one of which waits for a lease")
 def test_a_standby_starts_from_the_checkpoint_as_it_is_when_it_takes_over(
     here: Ground, unique: Unique, tmp_path: Path
 ) -> None:
@@ -252,6 +258,7 @@ def test_a_standby_starts_from_the_checkpoint_as_it_is_when_it_takes_over(
     here.call(lambda c: c.api.request("STREAM.PURGE.KV_keylane-spark", {"filter": f"$KV.keylane-spark.*.{named}"}))
 
 
+@pytest.mark.long("a query through a restart of its server")
 def test_the_server_restarts_under_a_query(spark: SparkSession, unique: Unique, tmp_path: Path) -> None:
     with NatsServer.start() as server, ground(server.url, spark) as here:
         name = here.make(unique("S"), numbered=True, storage="file")
