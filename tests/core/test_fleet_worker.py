@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from keylane.core.fleet_events import (
+    ChangeToken,
     ClosePartition,
     DrainPartition,
     FleetAction,
@@ -427,28 +428,115 @@ def test_a_claim_that_is_replaced_while_workers_recover_is_noticed_without_a_hin
     assert store.did(DrainPartition) == [DrainPartition("0", lost=True)]
 
 
+def renewed_late(store: Store) -> None:
+    """The process stood still for longer than its lease; then it has read and renewed it, and not read its claim yet."""
+    store.now += 10
+    store.unanswered["claim.0"] = []
+    store.tell(FleetSignal.TIMER)
+    assert store.worker.lease.is_sure(store.now)
+
+
 def test_a_lease_that_is_renewed_too_late_starts_nothing_before_the_claims_were_read() -> None:
     """It was expired and its partition taken over, and the store has lost the one and not the other."""
     store = Store()
     store.run(1)
     assert store.worker.may_start(store.now)
     store.store(FleetClaim(partition="0", worker=7, instance="x.1", token=store.claim().token + 1, held=True))
-    store.now += 10  # as a process that stood still
-    (renewal,) = [
-        one for one in step(store.worker, FleetSignal.TIMER, store.now) if getattr(one, "key", "") == "worker.0"
-    ]
-    assert isinstance(renewal, WriteRecord)
-    confirmed = WriteConfirmed("worker.0", store.store(renewal.record))
-    actions = step(store.worker, confirmed, store.now)
-    assert store.worker.lease.is_sure(store.now)
+    renewed_late(store)
     assert not store.worker.may_start(store.now)
     assert store.worker.is_unconfirmed(store.now)
     assert store.worker.may_start(store.now, store.now), "under a confirmed pin it goes on"
-    assert ReadRecords(("claim.0",)) in actions
-    store.tell(RecordsRead(("claim.0",), {"claim.0": store.records["claim.0"]}, store.created))
+    store.answer("claim.0")
     assert store.did(DrainPartition) == [DrainPartition("0", lost=True)]
     assert store.worker.token_of("0", store.now) is None
     assert store.worker.may_start(store.now)
+
+
+def test_an_owner_whose_lease_is_renewed_too_late_goes_on_with_a_new_token() -> None:
+    """Another may have owned the partition meanwhile, with a higher token, and the store may have lost all of that."""
+    store = Store()
+    store.run(1)
+    before = store.worker.token_of("0", store.now)
+    assert before is not None
+    renewed_late(store)
+    assert store.worker.token_of("0", store.now, store.now) == before, "while its pin is confirmed"
+    store.answer("claim.0")
+    token = store.worker.token_of("0", store.now)
+    assert token == store.claim().token >= store.worker.view.wall_ms(store.now)
+    assert store.did(ChangeToken) == [ChangeToken("0", token)]
+    assert not store.did(DrainPartition), "what runs goes on"
+
+
+@pytest.mark.parametrize("outcome", [WriteConflict, WriteUnknown])
+def test_a_new_token_without_an_answer_is_written_again(outcome: type[WriteConflict | WriteUnknown]) -> None:
+    store = Store()
+    store.run(1)
+    renewed_late(store)
+    store.refused["claim.0"] = outcome
+    store.answer("claim.0")
+    store.run(1)
+    assert store.did(ChangeToken) == [ChangeToken("0", store.claim().token)]
+    assert store.worker.token_of("0", store.now) == store.claim().token
+
+
+def test_a_late_owner_of_a_lost_claim_waits_until_the_fleet_has_recovered() -> None:
+    """The one that took the partition over may be there, and writes its claim again."""
+    store = Store()
+    store.run(1)
+    before = store.claim()
+    store.records.clear()
+    store.now += 10
+    store.run(SPEC.lease_s)
+    assert store.worker.lease.is_sure(store.now)
+    assert store.worker.token_of("0", store.now) is None
+    assert store.worker.token_of("0", store.now, store.now) == before.token
+    assert store.claim() == before, "nothing was claimed"
+    store.run(SPEC.lease_s + 1)
+    assert store.worker.token_of("0", store.now) == store.claim().token > before.token
+
+
+@pytest.mark.parametrize("taken_later", [True, False])
+def test_a_late_lease_is_not_written_over_that_of_another_with_the_revision_of_before(*, taken_later: bool) -> None:
+    """Revisions come a second time in a store that went back: a comparison with one does not tell holders apart."""
+    store = Store()
+    store.run(1)
+    known = store.records["worker.0"]
+    mine = from_json("worker.0", known.value or b"")
+    assert isinstance(mine, WorkerLease)
+    theirs = WorkerLease(worker=0, instance="x.1", taken=mine.taken + (1 if taken_later else -1), beat=1)
+    store.records["worker.0"] = RecordEntry(known.revision, to_json(theirs))
+    store.now += 10
+    store.tell(FleetSignal.TIMER)
+    assert store.did(StopEverything)
+    assert store.records["worker.0"].value == to_json(theirs)
+
+
+def test_a_late_leader_leads_again_under_a_new_epoch() -> None:
+    """Another may have led meanwhile, and the store may have lost that: what is stored looks as it did."""
+    store = Store()
+    store.run(1)
+    leadership = store.worker.leadership
+    assert leadership is not None
+    assert leadership.lease is not None
+    before = leadership.lease.epoch
+    store.now += 10
+    store.run(1)
+    assert leadership.is_leading(store.now)
+    assert leadership.lease.epoch == before + 1
+
+
+def test_a_late_leader_does_not_write_over_another_with_the_revision_of_before() -> None:
+    store = Store()
+    store.run(1)
+    leadership = store.worker.leadership
+    assert leadership is not None
+    assert leadership.lease is not None
+    theirs = LeaderLease(worker=7, instance="x.1", epoch=leadership.lease.epoch + 1, beat=1)
+    store.records["leader"] = RecordEntry(store.records["leader"].revision, to_json(theirs))
+    leadership.deadline = leadership.renew_at = store.now  # as if its renewals alone had no answers
+    store.tell(FleetSignal.TIMER)
+    assert store.records["leader"].value == to_json(theirs)
+    assert not leadership.is_leading(store.now)
 
 
 def test_a_stale_read_does_not_take_a_leader_back() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from keylane.core.fleet_claims import ClaimStep
 from keylane.core.fleet_events import (
+    ChangeToken,
     ClosePartition,
     DrainPartition,
     FleetAction,
@@ -220,6 +221,8 @@ class Process:
                 self._open(name)
             case StartPartition(name, token, force):
                 self._start_partition(name, token, force=force)
+            case ChangeToken(name, token):
+                self.partitions[name].token = token
             case UnpinPartition(name):
                 self._request(self._force_unpin, name)
             case DrainPartition(name):

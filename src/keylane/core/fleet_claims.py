@@ -10,6 +10,10 @@ so). What has been written is certain only with its answer. After an unknown out
 again, until an answer says what is stored: the first write may land late, and a claim that its owner does not know
 would block the partition, a release that it does not know would give the partition away under its hands.
 
+An owner whose lease was renewed too late may have been replaced, and a store that went back since may not tell: its
+claim looks as it did, and the token of the owner between is lost with it. So it goes on only where the server confirms
+its pin, until it has claimed the partition again, with a token above all that anybody has used.
+
 | step | what happened | wanted | not wanted |
 | --- | --- | --- | --- |
 | (none) | assigned | open, read the claim: STANDBY | |
@@ -20,6 +24,11 @@ would block the partition, a release that it does not know would give the partit
 | HELD | not assigned any more | | drain: DRAINING |
 | HELD | read: absent, or with a lower token | write mine again: the store went back | |
 | HELD | read: another's, with a higher token | drain without a release: LOST | |
+| HELD | the lease was renewed too late | read the claim: LATE | |
+| LATE | read: mine | write it with a new token; confirmed: HELD | |
+| LATE | read: absent, or with a lower token | the store went back: wait until it has recovered, then as above | |
+| LATE | read: another's, with a higher token | drain without a release: LOST | |
+| LATE | not assigned any more | | drain: DRAINING |
 | DRAINING | drained | write the release: RELEASING | close, write the release: RELEASING |
 | RELEASING | confirmed | STANDBY | (none) |
 | RELEASING | conflict, unknown | read: mine, lower or absent: release again; higher: as confirmed | the same |
@@ -35,6 +44,7 @@ from enum import Enum, auto
 from heapq import heappop, heappush
 
 from keylane.core.fleet_events import (
+    ChangeToken,
     ClosePartition,
     DrainPartition,
     OpenPartition,
@@ -53,6 +63,7 @@ class ClaimStep(Enum):
     STANDBY = auto()
     CLAIMING = auto()
     HELD = auto()
+    LATE = auto()
     DRAINING = auto()
     RELEASING = auto()
     LOST = auto()
@@ -82,6 +93,8 @@ class AssignedPartition:
     closed: bool = False
     """Nothing of it runs, and the pin is given back, before the release is confirmed: the next owner need not wait."""
     pinned: bool = False
+    missing: bool = False
+    """The store lost the claim while the lease was not sure, and that was told."""
     waits_for: str = ""
 
 
@@ -99,8 +112,8 @@ class Ownership:
     """Of those, the ones whose claim may have become free: a worker may have ten thousand partitions."""
     busy: int = 0
     """In how many of them something may run."""
-    unread: set[str] = field(default_factory=set)
-    """Held ones whose claims were not read since the lease was renewed too late: others may have taken them over."""
+    late: set[str] = field(default_factory=set)
+    """Those that were owned when the lease was renewed too late, until they are claimed again."""
     unpins: list[tuple[float, int, str]] = field(default_factory=list)
     """When to clear a pin, for which time, of which partition: a heap."""
     past: dict[str, int] = field(default_factory=dict)
@@ -124,7 +137,7 @@ class Ownership:
             one.wanted = one.partition in wanted
             if not one.wanted and one.step is ClaimStep.STANDBY:
                 self._close(one)
-            elif not one.wanted and one.step is ClaimStep.HELD:
+            elif not one.wanted and one.step in (ClaimStep.HELD, ClaimStep.LATE):
                 self._go(one, ClaimStep.DRAINING)
                 self.requests.do(DrainPartition(one.partition))
 
@@ -136,8 +149,11 @@ class Ownership:
             self.ready.add(one.partition)
         else:
             self.standby.discard(one.partition)
-        if step is not ClaimStep.HELD:
-            self.unread.discard(one.partition)
+        one.missing = one.missing and step is ClaimStep.LATE
+        if step is ClaimStep.LATE:
+            self.late.add(one.partition)
+        else:
+            self.late.discard(one.partition)
 
     def _close(self, one: AssignedPartition) -> None:
         del self.partitions[one.partition]
@@ -192,14 +208,20 @@ class Ownership:
         self._go(one, ClaimStep.CLAIMING)
         self._write(one, now, held=True)
 
-    def _write(self, one: AssignedPartition, now: float, *, held: bool) -> None:
-        self.view.highest_token = max(self.view.highest_token, one.token)
+    def _claim_again(self, one: AssignedPartition, now: float) -> None:
+        """What runs goes on under the token of before, until the new one is confirmed."""
+        before = one.claim.token if one.claim is not None else 0
+        self._write(one, now, held=True, token=self.view.next_token(max(before, one.token), now))
+
+    def _write(self, one: AssignedPartition, now: float, *, held: bool, token: int | None = None) -> None:
+        token = one.token if token is None else token
+        self.view.highest_token = max(self.view.highest_token, token)
         extra = one.claim.extra if one.claim is not None else {}
         claim = FleetClaim(
             partition=one.partition,
             worker=self.worker,
             instance=self.instance,
-            token=one.token,
+            token=token,
             held=held,
             extra=extra,
         )
@@ -233,8 +255,11 @@ class Ownership:
         elif one.step is ClaimStep.RELEASING:
             self._settle(one)
         elif one.step is ClaimStep.HELD:
-            self.unread.discard(one.partition)
             self.went_back = True
+        elif one.step is ClaimStep.LATE and one.claim.token > one.token:
+            one.token, self.token_written = one.claim.token, True
+            self._go(one, ClaimStep.HELD)
+            self.requests.do(ChangeToken(one.partition, one.token))
 
     def conflicted(self, write: PendingWrite) -> None:
         assert isinstance(write.record, FleetClaim)
@@ -254,10 +279,12 @@ class Ownership:
             one.doubt = True
             self.requests.read(claim_key(one.partition))
 
-    def read_held(self) -> None:
-        """The lease is sure again, after a time when it was not."""
-        self.unread = {one.partition for one in self.partitions.values() if one.step is ClaimStep.HELD}
-        self.requests.read(*map(claim_key, sorted(self.unread)))
+    def renewed_late(self) -> None:
+        """The lease is sure again, after a time when others may have expired it."""
+        for one in self.partitions.values():
+            if one.step is ClaimStep.HELD:
+                self._go(one, ClaimStep.LATE)
+        self.requests.read(*map(claim_key, sorted(self.late)))
 
     def found(self, partition: str, entry: RecordEntry | None, now: float) -> None:
         """The claim of a partition, as a read shows it: perhaps a stale one."""
@@ -294,14 +321,29 @@ class Ownership:
     def _found_held(self, one: AssignedPartition, claim: FleetClaim | None, revision: int, now: float) -> None:
         if self._is_mine(one, claim) and claim is not None and claim.held:
             one.claim, one.revision = claim, revision
-            if claim_key(one.partition) not in self.requests.reads:  # else this read may be from before
-                self.unread.discard(one.partition)
         elif not self._is_later(one, claim):
             one.revision = revision
             self._write(one, now, held=True)
         else:
-            self._go(one, ClaimStep.LOST)
-            self.requests.do(DrainPartition(one.partition, lost=True))
+            self._lose(one)
+
+    def _found_late(self, one: AssignedPartition, claim: FleetClaim | None, revision: int, now: float) -> None:
+        is_mine = claim is not None and claim.instance == self.instance and claim.held and claim.token >= one.token
+        if self._is_later(one, claim) and not is_mine:
+            self._lose(one)
+            return
+        one.claim, one.revision = claim, revision
+        if is_mine and claim is not None and claim.token > one.token:
+            self._stored(one, now)
+        elif is_mine or one.missing:
+            if is_mine or not self.view.is_recovering(now):
+                self._claim_again(one, now)
+        else:
+            one.missing = self.went_back = True
+
+    def _lose(self, one: AssignedPartition) -> None:
+        self._go(one, ClaimStep.LOST)
+        self.requests.do(DrainPartition(one.partition, lost=True))
 
     def _found_releasing(self, one: AssignedPartition, claim: FleetClaim | None, revision: int, now: float) -> None:
         if self._is_later(one, claim):
@@ -327,7 +369,7 @@ class Ownership:
     def heeds(self, partition: str, value: bytes | None) -> bool:
         """Whether the claim must be read after this hint: not after this worker's own write."""
         one = self.partitions.get(partition)
-        if one is None or one.step not in (ClaimStep.STANDBY, ClaimStep.HELD):
+        if one is None or one.step not in (ClaimStep.STANDBY, ClaimStep.HELD, ClaimStep.LATE):
             return False
         return value is None or one.claim is None or value != to_json(one.claim)
 
@@ -376,8 +418,8 @@ class Ownership:
         """The claims to read now: what is waited for, and what is written with an unknown outcome."""
         for one in self.partitions.values():
             key = claim_key(one.partition)
-            waits = one.step in (ClaimStep.STANDBY, ClaimStep.CLAIMING, ClaimStep.RELEASING)
-            if (waits or one.partition in self.unread) and not self.requests.is_writing(key):
+            waits = one.step in (ClaimStep.STANDBY, ClaimStep.CLAIMING, ClaimStep.LATE, ClaimStep.RELEASING)
+            if waits and not self.requests.is_writing(key):
                 yield key
 
     def holders(self) -> Iterator[int]:
@@ -399,14 +441,15 @@ class Ownership:
 
     def token(self, partition: str) -> int | None:
         one = self.partitions.get(partition)
-        return one.token if one is not None and one.step is ClaimStep.HELD else None
+        return one.token if one is not None and one.step in (ClaimStep.HELD, ClaimStep.LATE) else None
 
 
-_BUSY = frozenset({ClaimStep.HELD, ClaimStep.DRAINING, ClaimStep.LOST})
+_BUSY = frozenset({ClaimStep.HELD, ClaimStep.LATE, ClaimStep.DRAINING, ClaimStep.LOST})
 _FOUND = {
     ClaimStep.STANDBY: Ownership._found_standby,
     ClaimStep.CLAIMING: Ownership._found_claiming,
     ClaimStep.HELD: Ownership._found_held,
+    ClaimStep.LATE: Ownership._found_late,
     ClaimStep.RELEASING: Ownership._found_releasing,
     ClaimStep.DRAINING: Ownership._found_later,
     ClaimStep.LOST: Ownership._found_later,

@@ -172,6 +172,14 @@ class StartPartition:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangeToken:
+    """Go on with the partition under this token: what starts from now on has it."""
+
+    partition: str
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
 class UnpinPartition:
     """No message came yet, or the pin was refused: clear the pin of whoever has it, unless it is ours. It handles
     nothing: it has released the claim, or `StartPartition` has waited for it."""
@@ -260,6 +268,7 @@ FleetAction: TypeAlias = (
     | WriteRecord
     | OpenPartition
     | StartPartition
+    | ChangeToken
     | UnpinPartition
     | DrainPartition
     | ClosePartition

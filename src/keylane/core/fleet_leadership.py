@@ -15,6 +15,7 @@ a leader nobody's work changes.
 | CANDIDATE | unknown | read: mine: LEADER; else FOLLOWER |
 | LEADER | lease_s / 3 have passed | renew |
 | LEADER | conflict, unknown | read: mine: go on; a lower epoch or none: write the next epoch; else FOLLOWER |
+| LEADER | the deadline has passed | read: another's of a higher epoch: FOLLOWER; else write the next epoch |
 | LEADER | leases name a higher epoch | renew with an epoch above it |
 | LEADER | leases were read | expire, then plan |
 | LEADER | the assignment: conflict, unknown | read it, then plan |
@@ -153,7 +154,10 @@ class Leadership:
     def renew(self, now: float) -> None:
         if self.role is not LeaderRole.LEADER or self.lease is None or self.requests.is_writing(LEADER):
             return
-        if self.view.highest_epoch > self.lease.epoch:
+        if not self.is_leading(now):
+            self.requests.look(LEADER)  # another may lead by now, with the revision of before in a store that went back
+            self.renew_at = now + self.view.lease_s * RENEW_SHARE / 2
+        elif self.view.highest_epoch > self.lease.epoch:
             self._write(self._next_epoch(), now)
         else:
             beats = [rank[1] for rank in self._sent if rank[0] == self.lease.epoch]
@@ -264,10 +268,12 @@ class Leadership:
         revision = entry.revision if entry is not None else 0
         if isinstance(lease, LeaderLease) and self._has_sent(lease):
             self._adopt(lease, revision, self._sent[lease.rank])
+            if self.role is LeaderRole.LEADER and now >= self.deadline:
+                self._write(self._next_epoch(), now)
         elif self.role is LeaderRole.CANDIDATE or self._is_replaced(lease):
             self.role = LeaderRole.FOLLOWER
-        elif now >= self.deadline and revision != self.revision:
-            # The store went back, or the read is stale: then this write fails.
+        elif now >= self.deadline:
+            # Also as it was: another may have led meanwhile. If the read is stale, this write fails.
             self.revision = revision
             self._write(self._next_epoch(), now)
 

@@ -16,7 +16,9 @@ it *sent* the last renewal that was confirmed.
 | HELD | confirmed | the deadline moves |
 | HELD | unknown | read the record: mine: as if confirmed; else renew again |
 | HELD | conflict | DOUBTED: start nothing, read the record |
+| HELD | the deadline has passed | read the record: mine, as last confirmed: renew; else DOUBTED |
 | HELD, DOUBTED | read: mine and ended, or taken later by another instance | LOST |
+| HELD, DOUBTED | the deadline has passed, and read: held by another instance | LOST |
 | DOUBTED | read: mine, and written by a renewal of mine | HELD |
 | DOUBTED | read: absent, or older than this worker's | write it again; confirmed: HELD, and the store went back |
 | HELD | nothing is owned any more, and the worker is to stop | write `left`; confirmed: LEFT |
@@ -135,6 +137,10 @@ class IdLease:
         """Nobody can have expired it yet."""
         return self.phase is LeasePhase.HELD and now < self.deadline
 
+    def is_late(self, now: float) -> bool:
+        """Others may have expired it, and given the id away."""
+        return self.is_held and now >= self.deadline
+
     def _key(self) -> str:
         assert self.lease is not None
         return worker_key(self.lease.worker)
@@ -173,7 +179,13 @@ class IdLease:
     # ---- renewing ----------------------------------------------------------------------------------------------
 
     def renew(self, now: float) -> None:
-        """Write the next beat, unless one is under way."""
+        """Write the next beat, unless one is under way. One that is late is read first: `found` goes on."""
+        if self.is_late(now):
+            self.look_again(now)
+        else:
+            self._renew(now)
+
+    def _renew(self, now: float) -> None:
         if not self.is_held or self.lease is None or self.requests.is_writing(self._key()):
             return
         state = LeaseState.LEAVING if self.leaving else LeaseState.LIVE
@@ -190,7 +202,7 @@ class IdLease:
 
     def leave(self, now: float) -> None:
         """Everything is released: end the lease."""
-        if self.phase is LeasePhase.HELD and self.lease is not None and not self.requests.is_writing(self._key()):
+        if self.is_sure(now) and self.lease is not None and not self.requests.is_writing(self._key()):
             ended_ms = self.view.wall_ms(now)
             self._write(replace(self.lease, beat=self._next_beat(), state=LeaseState.LEFT, ended_ms=ended_ms), now)
 
@@ -272,12 +284,22 @@ class IdLease:
                 self.phase = LeasePhase.LOST
             elif lease.beat in self._sent:
                 self._adopt(lease, revision, self._sent[lease.beat])
-            elif self.phase is LeasePhase.DOUBTED and self._is_no_stale_read(revision):
+                if self.phase is LeasePhase.HELD and self.is_late(now):
+                    self._renew(now)
+            elif self.phase is LeasePhase.HELD and self.is_late(now) and lease.beat == self.lease.beat:
                 self._restore(revision, now)
-        elif lease is not None and lease.taken > self.lease.taken:
+            elif self._is_doubted(now) and self._is_no_stale_read(revision):
+                self._restore(revision, now)
+        elif lease is not None and (lease.taken > self.lease.taken or (lease.state.is_held and self.is_late(now))):
             self.phase = LeasePhase.LOST
-        elif self.phase is LeasePhase.DOUBTED:
+        elif self._is_doubted(now):
             self._restore(revision, now)
+
+    def _is_doubted(self, now: float) -> bool:
+        """Of one that is late no refused renewal is needed: its record is not what was last confirmed."""
+        if self.is_late(now):
+            self.phase = LeasePhase.DOUBTED
+        return self.phase is LeasePhase.DOUBTED
 
     def _is_no_stale_read(self, revision: int) -> bool:
         """A store that went back gives revisions again: the one of before, seen twice, is not stale but stored."""
@@ -293,7 +315,7 @@ class IdLease:
     def _restore(self, revision: int, now: float) -> None:
         """Absent, or older than mine. A stale read makes this write fail, and the record is read again."""
         self.revision = revision
-        self.renew(now)
+        self._renew(now)
 
     def _seek_again(self) -> None:
         self.phase, self.lease = LeasePhase.SEEKING, None

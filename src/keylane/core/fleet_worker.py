@@ -24,7 +24,7 @@ What may be handled when:
 | --- | --- | --- |
 | renewed within 0.9 lease_s | answers | yes |
 | older | does not answer (state `degraded: store unreachable`) | only while the server confirms the pin, see below |
-| renewed, but was older | answers | the same, until the claims of what is owned were read |
+| renewed, but was older | answers | the same, until all that is owned was claimed again |
 | in doubt: a renewal was refused | answers | no, until the record was read |
 | lost | | no: everything stops, and the worker joins again as another instance |
 
@@ -37,8 +37,10 @@ one starts. A fleet goes on without its store, and still has one owner for each 
 A store that went back (wiped, made anew, rolled back) shows in one of these: another creation time, a renewal or a
 claim that had to be written again, a revision that was used before. Then, for twice lease_s, nobody claims, expires or
 assigns anything; each worker writes its own lease and claims again and goes on (state `degraded: recovering`). A
-confirmation of a write from before that moment counts as no answer: what was written may be lost. A renewal that comes
-too late and is confirmed proves nothing either, as the store may have lost that the lease was expired: the claims tell.
+confirmation of a write from before that moment counts as no answer: what was written may be lost. Revisions come a
+second time then, so that a comparison with one proves nothing after a time without answers: a lease that is late is
+read before it is renewed. Nor does a late renewal prove that nobody else had the partitions meanwhile, as the store may
+have lost that the lease was expired: what is owned is claimed again, with new tokens.
 """
 
 from __future__ import annotations
@@ -179,7 +181,7 @@ class FleetWorker:
         return not self.fenced and self.lease.phase is LeasePhase.HELD and not self._is_confirmed(now)
 
     def _is_confirmed(self, now: float) -> bool:
-        return now < self.lease.deadline and (self.ownership is None or not self.ownership.unread)
+        return now < self.lease.deadline and (self.ownership is None or not self.ownership.late)
 
     def may_start(self, now: float, pin_confirmed_at: float | None = None) -> bool:
         """Whether a message of an owned partition may start now.
@@ -214,10 +216,10 @@ def step(worker: FleetWorker, event: FleetEvent, now: float) -> list[FleetAction
     """What an event makes of a worker, and what is to be done now."""
     if worker.ended or worker.refused:
         return []
-    was_sure = worker.lease.is_sure(now)
+    was_late = worker.lease.is_late(now)
     _take(worker, event, now)
-    if worker.ownership is not None and worker.lease.is_sure(now) and not was_sure:
-        worker.ownership.read_held()
+    if worker.ownership is not None and was_late and worker.lease.is_sure(now):
+        worker.ownership.renewed_late()
     _proceed(worker, now)
     _report(worker, now)
     _set_timer(worker, now)

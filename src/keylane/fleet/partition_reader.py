@@ -328,6 +328,10 @@ class PartitionReader:
         if held:
             self._take(held)
 
+    def change_token(self, token: int) -> None:
+        """Go on with this token."""
+        self._origin.token = token
+
     async def reset(self) -> None:
         """Have everything that is not handled delivered again, in order."""
         if self._feed is not None:

@@ -18,6 +18,7 @@ from enum import Enum
 from typing import Any, Protocol, TypeVar
 
 from keylane.core.fleet_events import (
+    ChangeToken,
     ClosePartition,
     DrainPartition,
     FleetAction,
@@ -87,7 +88,7 @@ _PIN_REQUESTS = 16
 
 T = TypeVar("T")
 
-PartitionAction = OpenPartition | StartPartition | UnpinPartition | DrainPartition | ClosePartition
+PartitionAction = OpenPartition | StartPartition | ChangeToken | UnpinPartition | DrainPartition | ClosePartition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -927,6 +928,9 @@ class _PartitionRun:
                 await self.reader.start(token)
                 self.token = token
                 self._started()
+            case ChangeToken(_, token):
+                self.reader.change_token(token)
+                self.token = token
             case UnpinPartition():
                 async with self._opening:
                     await self.reader.take_pin()

@@ -157,6 +157,9 @@ class WorkerReader:
             self._retried("begin to read it", self._gain), name=f"gain partition {self._partition.id}"
         )
 
+    def change_token(self, token: int) -> None:
+        self._origin.token = token
+
     async def _retried(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await Backoff(f"partition {self._partition.id}: {what}", log=_log).call(work)
