@@ -18,6 +18,7 @@ from keylane.core.fleet_events import (
     PartitionDrained,
     PartitionPinned,
     PartitionUnpinned,
+    ReadFailed,
     ReadRecords,
     RecordEntry,
     RecordHint,
@@ -208,6 +209,26 @@ def test_a_partition_is_released_after_it_was_drained() -> None:
     store.run(1)
     assert not store.claim().held
     assert store.did(ClosePartition, WorkerEnded) == [ClosePartition("0"), WorkerEnded()]
+
+
+@pytest.mark.parametrize(("answers_after_s", "orderly"), [(4.0, True), (9.0, False)])
+def test_a_worker_whose_lease_is_late_when_it_stops_still_leaves_in_order(
+    answers_after_s: float, *, orderly: bool
+) -> None:
+    """Many that stop at once keep the store busy. One that does not answer for long leaves its lease to expire."""
+    store = Store()
+    store.run(1)
+    store.tell(FleetSignal.STOP)
+    store.unanswered["worker.0"] = []
+    store.tell(PartitionDrained("0"))
+    store.run(answers_after_s)
+    for request in store.unanswered.pop("worker.0"):
+        if isinstance(request, WriteRecord):
+            store.tell(WriteUnknown("worker.0"))
+        elif isinstance(request, ReadRecords):
+            store.tell(ReadFailed(request.keys))
+    store.run(2)
+    assert store.did(WorkerEnded) == [WorkerEnded(orderly=orderly)]
 
 
 def test_a_claim_of_a_live_worker_is_waited_for() -> None:

@@ -65,8 +65,6 @@ class FleetBucket:
     is_reachable: bool = True
     lossy_at: float = -1e9
     """When it last lost records."""
-    lost_unseen: bool = False
-    """It lost records while it did not answer."""
     claims: dict[str, tuple[str, int, bool]] = field(default_factory=dict)
     """Partition -> instance, token and whether it is held: the last claim that was ever written."""
     epochs: list[int] = field(default_factory=list)
@@ -106,12 +104,6 @@ class FleetBucket:
             elif not (self.tells_less and key.startswith("worker") and self.time.random.random() < 0.5):
                 yield key
 
-    def answer_again(self) -> None:
-        """What it lost while nobody could reach it shows only now."""
-        self.is_reachable = True
-        if self.lost_unseen:
-            self.lossy_at, self.lost_unseen = self.time.now, False
-
     # ---- lies --------------------------------------------------------------------------------------------
 
     def snapshot(self) -> None:
@@ -135,7 +127,7 @@ class FleetBucket:
             self._lost()
 
     def _lost(self) -> None:
-        self.lossy_at, self.lost_unseen = self.time.now, not self.is_reachable
+        self.lossy_at = self.time.now
 
 
 class PinnedPartition:

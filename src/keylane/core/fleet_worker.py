@@ -636,7 +636,8 @@ def _leave(worker: FleetWorker, now: float) -> bool:
         return False
     if not ownership.partitions and (worker.leadership is None or worker.leadership.resign(now)):
         lease.leave(now)
-    if now >= max(worker.leave_by, lease.deadline):
+    # A lease that is a little late is renewed yet: many workers that stop at once keep each other, and the store, busy.
+    if now >= max(worker.leave_by, lease.deadline + worker.spec.lease_s):
         worker.ended = True
         worker.requests.do(WorkerEnded(orderly=False))
     return worker.ended
@@ -698,7 +699,8 @@ def _set_timer(worker: FleetWorker, now: float) -> None:
         due += [lease.renew_at, lease.deadline]
     due += (announced.read_at for announced in worker.announced.values() if announced.read_at < math.inf)
     if worker.stopping:
-        due += [worker.leave_by, (lease.handed_over_at or 0.0) + HANDOVER_S]
+        ends_at = max(worker.leave_by, lease.deadline + worker.spec.lease_s)
+        due += [worker.leave_by, ends_at, (lease.handed_over_at or 0.0) + HANDOVER_S]
     if worker.view.is_recovering(now):
         due.append(worker.view.recovering_until)
     if ownership is not None and ownership.unpins:
