@@ -450,7 +450,7 @@ def test_a_claim_that_is_replaced_while_workers_recover_is_noticed_without_a_hin
 
 
 def renewed_late(store: Store) -> None:
-    """The process stood still for longer than its lease; then it has read and renewed it, and not read its claim yet."""
+    """The process stood still for longer than its lease; then it has renewed it, and not read its claim yet."""
     store.now += 10
     store.unanswered["claim.0"] = []
     store.tell(FleetSignal.TIMER)

@@ -280,19 +280,24 @@ class IdLease:
     def _found_held(self, lease: WorkerLease | None, revision: int, now: float) -> None:
         assert self.lease is not None
         if lease is not None and lease.instance == self.instance:
-            if lease.state is LeaseState.EXPIRED:
-                self.phase = LeasePhase.LOST
-            elif lease.beat in self._sent:
-                self._adopt(lease, revision, self._sent[lease.beat])
-                if self.phase is LeasePhase.HELD and self.is_late(now):
-                    self._renew(now)
-            elif self.phase is LeasePhase.HELD and self.is_late(now) and lease.beat == self.lease.beat:
-                self._restore(revision, now)
-            elif self._is_doubted(now) and self._is_no_stale_read(revision):
-                self._restore(revision, now)
+            self._found_mine(lease, revision, now)
         elif lease is not None and (lease.taken > self.lease.taken or (lease.state.is_held and self.is_late(now))):
             self.phase = LeasePhase.LOST
         elif self._is_doubted(now):
+            self._restore(revision, now)
+
+    def _found_mine(self, lease: WorkerLease, revision: int, now: float) -> None:
+        assert self.lease is not None
+        is_late = self.phase is LeasePhase.HELD and self.is_late(now)
+        if lease.state is LeaseState.EXPIRED:
+            self.phase = LeasePhase.LOST
+        elif lease.beat in self._sent:
+            self._adopt(lease, revision, self._sent[lease.beat])
+            if self.phase is LeasePhase.HELD and self.is_late(now):
+                self._renew(now)
+        elif (is_late and lease.beat == self.lease.beat) or (
+            self._is_doubted(now) and self._is_no_stale_read(revision)
+        ):
             self._restore(revision, now)
 
     def _is_doubted(self, now: float) -> bool:

@@ -910,7 +910,7 @@ class _PartitionRun:
                 raise CopyMissing(f"the copy that the fleet reads is gone: {error}") from error
             raise
 
-    async def _perform(self, action: PartitionAction | _Repair) -> None:
+    async def _perform(self, action: PartitionAction | _Repair) -> None:  # noqa: C901 - a case for each action
         match action:
             case _Repair.OPEN:
                 async with self._opening:
