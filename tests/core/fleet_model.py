@@ -36,6 +36,7 @@ class Fleet:
         self.live: dict[int, LiveWorker] = {}
         self.leaving: dict[int, str] = {}
         self.ended: set[int] = set()
+        self.troubled: set[int] = set()
         self.current: AssignNow | None = None
         self.is_stored = True
         self.highest_version = 0
@@ -69,6 +70,7 @@ class Fleet:
         return FleetFacts(
             live=tuple(self.live.values()),
             leaving=dict(self.leaving),
+            troubled=frozenset(self.troubled),
             ended=frozenset(self.ended),
             partitions=self.partitions,
             current=self.current,

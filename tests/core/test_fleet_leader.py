@@ -404,3 +404,74 @@ def test_a_version_of_somebody_else_is_respected() -> None:
     assert isinstance(decision, AssignNow)
     assert decision.version == 8
     assert decision.reserved[1] == Reservation(fleet.now_s + 30, decision.reserved[1].partitions)
+
+
+# ---- trouble ----------------------------------------------------------------------------------------
+
+
+def test_the_partitions_of_a_worker_in_trouble_go_to_others_and_come_back_once_it_is_tried_again() -> None:
+    fleet = started()
+    before = {worker: fleet.owned(worker) for worker in range(5)}
+    fleet.troubled = {3}
+    decision = fleet.look()
+    assert isinstance(decision, AssignNow)
+    assert (decision.cause, decision.reason, decision.aside) == ("trouble", "worker 3 in trouble", {3})
+    assert not fleet.owned(3)
+    assert all(fleet.owned(worker) >= before[worker] for worker in (0, 1, 2, 4)), "none between workers that stay"
+    assert 3 not in decision.workers
+    assert isinstance(fleet.look(), WaitUntil)
+    (back,) = fleet.run(WINDOWS.relief_s + CALM_S)
+    assert back.reason == "worker 3 joined"
+    assert fleet.owned(3), "also if it still reports its trouble"
+
+
+def test_a_worker_in_trouble_is_set_aside_again_only_after_a_while() -> None:
+    fleet = started()
+    fleet.troubled = {3}
+    first_s = fleet.now_s
+    fleet.run(WINDOWS.relief_s + CALM_S)
+    assert [one.cause for _, one in fleet.versions] == ["start", "trouble", "scale"]
+    fleet.now_s = first_s + WINDOWS.relief_again_s - 1
+    assert isinstance(fleet.look(), NoChange)
+    fleet.now_s = first_s + WINDOWS.relief_again_s
+    fleet.look()
+    assert [one.cause for _, one in fleet.versions][-1] == "trouble"
+
+
+@pytest.mark.parametrize("troubled", [{0, 1, 2}, {0, 1, 2, 3, 4}])
+def test_a_trouble_that_most_workers_have_moves_nothing(troubled: set[int]) -> None:
+    fleet = started()
+    fleet.troubled = troubled
+    assert fleet.run(CALM_S) == []
+
+
+def test_a_worker_that_was_set_aside_is_taken_back_when_nobody_better_is_left() -> None:
+    fleet = started(2)
+    fleet.troubled = {1}
+    fleet.look()
+    assert len(fleet.owned(0)) == 60
+    fleet.expire(0)
+    fleet.run(WINDOWS.confirm_s)
+    assert len(fleet.owned(1)) == 60
+
+
+def test_a_worker_in_trouble_keeps_what_only_it_may_have() -> None:
+    fleet = Fleet((Partition("0", "0.>", label="gpu"), Partition("1", "1.>")))
+    fleet.join(0, labels=["gpu"])
+    fleet.join(1, 2)
+    fleet.run(CALM_S)
+    fleet.troubled = {0}
+    assert fleet.run(CALM_S) == []
+    fleet.join(3, labels=["gpu"])
+    fleet.run(CALM_S)
+    assert fleet.owned(3) >= {"0"}
+
+
+def test_another_run_of_a_worker_that_was_set_aside_is_one_that_joins() -> None:
+    fleet = started()
+    fleet.troubled = {3}
+    fleet.look()
+    fleet.troubled = set()
+    fleet.expire(3)
+    fleet.join(3)
+    assert [one.reason for one in fleet.run(10)] == ["worker 3 joined"]

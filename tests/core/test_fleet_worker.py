@@ -61,11 +61,13 @@ class OnePartition:
 
     def __init__(self) -> None:
         self.partitions = ["0"]
+        self.aside: frozenset[int] = frozenset()
 
     def __call__(self, look: LeaderLook, now: float) -> AssignmentProposal:
         live = [one.worker for one in look.workers if one.state is LeaseState.LIVE]
         owners = dict.fromkeys(self.partitions, live[0]) if live else None
-        return AssignmentProposal(None if look.assignment is not None and look.assignment.owners == owners else owners)
+        is_same = look.assignment is not None and look.assignment.owners == owners
+        return AssignmentProposal(None if is_same else owners, aside=self.aside)
 
     def successors(self, look: LeaderLook, leaving: int) -> Mapping[str, int]:
         return {"0": max(one.worker for one in look.workers)}
@@ -242,6 +244,16 @@ def test_a_claim_of_a_live_worker_is_waited_for() -> None:
     store.run(4)  # its lease does not change: it is expired, and the partition taken over
     assert store.claim().token > 5
     assert StartPartition("0", store.claim().token, force=True) in store.actions
+
+
+def test_a_worker_that_is_set_aside_is_not_named_in_the_assignment() -> None:
+    """So that it has joined when it is counted with again, whoever leads then."""
+    store = Store(lease=WorkerLease(worker=7, instance="x.1", taken=1, beat=1, trouble="it cannot change its consumer"))
+    store.planner.aside = frozenset({7})
+    store.run(1)
+    assignment = store.worker.view.assignment
+    assert assignment is not None
+    assert assignment.workers.keys() == {0}
 
 
 def test_a_lease_that_is_missing_once_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,10 @@ class EvenPlanner:
 
     def __call__(self, look: LeaderLook, now: float) -> AssignmentProposal:
         assignment = look.assignment
-        live = [one.worker for one in look.workers if one.state is LeaseState.LIVE]
+        all_live = [one.worker for one in look.workers if one.state is LeaseState.LIVE]
+        troubled = frozenset(one.worker for one in look.workers if one.trouble)
+        live = [one for one in all_live if one not in troubled] or all_live
+        aside = troubled if len(live) < len(all_live) else frozenset()
         if assignment is None or not assignment.owners:
             self._since = now if self._since is None else self._since
             if now < self._since + 0.5:
@@ -88,7 +91,7 @@ class EvenPlanner:
             if now < self._handed_over + COOLDOWN_S:
                 return AssignmentProposal(ask_again_at=self._handed_over + COOLDOWN_S)
         self._handed_over = None
-        return AssignmentProposal(owners, "shares")
+        return AssignmentProposal(owners, "shares", aside=aside)
 
     def successors(self, look: LeaderLook, leaving: int) -> Mapping[str, int]:
         current = look.assignment

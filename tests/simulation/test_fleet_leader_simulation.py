@@ -34,9 +34,8 @@ class Life:
 
     def live(self) -> None:
         for _ in range(EVENTS):
-            kinds = (
-                [self.join] * 4 + [self.leave, self.expire] * 2 + [self.lose, self.forget, self.elect, self.repartition]
-            )
+            kinds = [self.join] * 4 + [self.leave, self.expire] * 2
+            kinds += [self.lose, self.forget, self.elect, self.repartition, self.trouble, self.recover]
             self.chance.choice(kinds)()
             self.fleet.run(self.chance.choice([0.0, 0.0, 0.1, 0.7, 2.0, 10.0, 40.0]))
         self.fleet.run(CALM_S)
@@ -59,6 +58,12 @@ class Life:
         """Records disappear."""
         for worker in self.somebody():
             del self.fleet.live[worker]
+
+    def trouble(self) -> None:
+        self.fleet.troubled |= set(self.somebody())
+
+    def recover(self) -> None:
+        self.fleet.troubled.clear()
 
     def forget(self) -> None:
         self.fleet.is_stored = self.fleet.current is None

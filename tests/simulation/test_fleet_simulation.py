@@ -46,12 +46,14 @@ PLANNED = ("join", "leave", "roll")
 CRASHES = (*PLANNED, "kill", "kill", "freeze", "kill the leader")
 LINKS = ("join", "leave", "cut", "cut", "cut from the bucket", "freeze", "stale")
 STORE = ("join", "roll", "wipe", "make anew", "roll back", "tell less", "unreachable")
+TROUBLE = ("join", "roll", "kill", "trouble", "trouble", "trouble")
 BUCKET = ("join", "cut from the bucket", "cut from the bucket", "unreachable")
 PROFILES: dict[str, tuple[str, ...]] = {
     "planned": PLANNED,
     "crashes": CRASHES,
     "links": LINKS,
     "bucket": BUCKET,
+    "trouble": TROUBLE,
     "store": STORE,
     "everything": (*CRASHES, *LINKS, *STORE),
 }
@@ -286,6 +288,9 @@ class World:
             case "unreachable":
                 self.bucket.is_reachable = False
                 after(span, setattr, self.bucket, "is_reachable", True)
+            case "trouble":
+                process.worker.lease.trouble = "it cannot change its consumer"
+                after(span, setattr, process.worker.lease, "trouble", "")
             case "wipe":
                 self.bucket.wipe()
             case "make anew":
@@ -380,6 +385,22 @@ def test_one_owner_order_and_nothing_lost(profile: str, block: int) -> None:
 
 def test_one_owner_while_a_worker_without_the_bucket_is_replaced() -> None:
     _simulate_many("takeovers", 0, 10)
+
+
+def test_the_leader_gives_what_a_worker_in_trouble_has_to_others() -> None:
+    world = World(1, "calm")
+    while len(world.processes) < 3:
+        world.start()
+    world.time.run(BUSY_S, world.has_problem)
+    troubled = next(process for process in world.running if process.owned)
+    troubled.worker.lease.trouble = "it cannot change its consumer"
+    world.time.run(2 * BUSY_S, lambda: not troubled.owned and not world._unowned())
+    assert not troubled.owned
+    assert not world._unowned()
+    troubled.worker.lease.trouble = ""
+    world.time.run(4 * BUSY_S, lambda: bool(troubled.owned))
+    assert troubled.owned
+    assert not world.ledger.problems
 
 
 def _start_at_once(self: Process, name: str) -> None:

@@ -10,6 +10,7 @@ What a look finds, and how soon it is acted on (`LeaderWindows` has the times):
 | no assignment yet | start | when no worker has come for `settle_s`, `cold_start_s` at most |
 | the lease of an owner has ended, or its id has another holder | emergency | at once |
 | an operator has drained an owner | drain | at once |
+| an owner reports trouble (`core/fleet_relief.py`) | trouble | at once |
 | partitions that nobody has | partitions | when nothing has changed for `settle_s`, `settle_most_s` at most |
 | workers came, left or want to leave, partitions are gone, weights changed | scale | the same, after the cooldown |
 | the store has lost the assignment, or has an older one | restore | at the second look |
@@ -39,9 +40,10 @@ from typing import Literal, Protocol
 
 from keylane.core.assignment_strategies import Assignment, LiveWorker, Strategy, assign
 from keylane.core.fleet_partitions import Partition
+from keylane.core.fleet_relief import Relief, relieve
 from keylane.core.plans import ranges
 
-Cause = Literal["start", "emergency", "drain", "partitions", "scale", "restore"]
+Cause = Literal["start", "emergency", "drain", "trouble", "partitions", "scale", "restore"]
 
 _COOLDOWN_GROWTH = 3
 _FEW = 3
@@ -60,6 +62,8 @@ class LeaderWindows:
     confirm_s: float = 1.0
     id_grace_s: float = 30.0
     label_grace_s: float = 30.0
+    relief_s: float = 60.0
+    relief_again_s: float = 300.0
 
 
 class CurrentAssignment(Protocol):
@@ -87,6 +91,10 @@ class FleetFacts:
     """Workers that want to leave, with their instances."""
     drained: frozenset[int] = frozenset()
     """Those of them that an operator has drained."""
+    troubled: frozenset[int] = frozenset()
+    """Live workers that report trouble."""
+    aside: frozenset[int] = frozenset()
+    """Workers that `step` has set aside for that: it counts them as leaving."""
     ended: frozenset[int] = frozenset()
     """Ids whose records say that the lease has ended: the worker left, or the lease expired."""
     partitions: tuple[Partition, ...]
@@ -116,6 +124,8 @@ class AssignNow:
     waiting: tuple[str, ...]
     """Partitions that wait for a worker with their label."""
     reserved: Mapping[int, Reservation]
+    aside: frozenset[int]
+    """Live workers that are given nothing, for the trouble that they report."""
     cause: Cause
     reason: str
     """For people: `worker 3 expired; 2 workers joined`."""
@@ -200,6 +210,7 @@ class LeaderState:
     """Since when more than half is gone."""
     unstored_s: float | None = None
     absent_labels: Mapping[str, float] = field(default_factory=dict)
+    relieved: Mapping[int, Relief] = field(default_factory=dict)
 
 
 def step(state: LeaderState, facts: FleetFacts, now_s: float) -> tuple[LeaderState, LeaderDecision]:
@@ -207,7 +218,8 @@ def step(state: LeaderState, facts: FleetFacts, now_s: float) -> tuple[LeaderSta
     current = facts.current
     if current is not None and current.epoch > state.epoch:
         return state, StepDown(f"the assignment is of epoch {current.epoch}, and this leader's is {state.epoch}")
-    state = _remember(_adopt(state, current, now_s), facts, now_s)
+    state, facts = _set_aside(_adopt(state, current, now_s), facts, now_s)
+    state = _remember(state, facts, now_s)
     if not facts.live:
         return state, NoChange("no worker is live: the last assignment stands")
     if current is None:
@@ -257,6 +269,28 @@ def _adopt(state: LeaderState, current: CurrentAssignment | None, now_s: float) 
         return state
     follows = now_s - state.scaled_s <= 2 * state.windows.cooldown_most_s
     return replace(state, scaled_s=now_s, scaled_in_a_row=state.scaled_in_a_row + 1 if follows else 1)
+
+
+def _set_aside(state: LeaderState, facts: FleetFacts, now_s: float) -> tuple[LeaderState, FleetFacts]:
+    """Without the workers that are to get nothing because of their trouble."""
+    if not facts.troubled and not state.relieved:
+        return state, facts
+    windows = state.windows
+    relieved, aside = relieve(
+        state.relieved,
+        facts.live,
+        facts.troubled,
+        relief_s=windows.relief_s,
+        relief_again_s=windows.relief_again_s,
+        now_s=now_s,
+    )
+    facts = replace(
+        facts,
+        live=tuple(worker for worker in facts.live if worker.id not in aside),
+        leaving={**facts.leaving, **{worker: relieved[worker].instance for worker in aside}},
+        aside=aside,
+    )
+    return replace(state, relieved=relieved), facts
 
 
 def _remember(state: LeaderState, facts: FleetFacts, now_s: float) -> LeaderState:
@@ -313,6 +347,8 @@ class _Need:
     """Owners whose lease has ended, whose id has another holder, or whose record is gone for good."""
     drained: tuple[int, ...]
     """Owners that an operator has drained."""
+    aside: tuple[int, ...]
+    """Owners that report trouble."""
     uncovered: frozenset[tuple[str, int | str]]
     scale: frozenset[tuple[str, int | str]]
 
@@ -353,12 +389,13 @@ def _need(state: LeaderState, facts: FleetFacts, now_s: float) -> _Need:
         for worker in facts.live
         if current.workers.get(worker.id) != worker.instance and worker.id not in owning
     }
-    scale |= {("leaving", worker) for worker in facts.leaving if worker in owning and worker not in facts.drained}
+    at_once = facts.drained | facts.aside
+    scale |= {("leaving", worker) for worker in facts.leaving if worker in owning and worker not in at_once}
     scale |= {("left", current.owners[one]) for one in facts.inherited if one in current.owners}
     if _weighs_otherwise(state, facts, current):
         scale.add(("weights", 0))
-    drained = tuple(sorted(facts.drained & owning))
-    return _Need(tuple(sorted(lost)), drained, frozenset(uncovered), frozenset(scale))
+    drained, aside = (tuple(sorted(some & owning)) for some in (facts.drained, facts.aside))
+    return _Need(tuple(sorted(lost)), drained, aside, frozenset(uncovered), frozenset(scale))
 
 
 def _weighs_otherwise(state: LeaderState, facts: FleetFacts, current: CurrentAssignment) -> bool:
@@ -403,6 +440,8 @@ def _due(state: LeaderState, need: _Need) -> tuple[float, Cause | None]:
         causes.append((-math.inf, "emergency"))
     if need.drained:
         causes.append((-math.inf, "drain"))
+    if need.aside:
+        causes.append((-math.inf, "trouble"))
     if state.unstored_s is not None:
         causes.append((state.unstored_s + windows.confirm_s, "restore"))
     if need.uncovered:
@@ -434,6 +473,9 @@ def _second_looks(state: LeaderState, facts: FleetFacts, now_s: float) -> list[t
     for label, since_s in state.absent_labels.items():
         if label in waiting and now_s < since_s + windows.label_grace_s:
             timers.append((since_s + windows.label_grace_s, f"partitions wait for a worker with label {label}"))
+    for worker in facts.aside:
+        since_s = state.relieved[worker].since_s
+        timers.append((since_s + windows.relief_s, f"worker {worker} has trouble, and is tried again then"))
     return timers
 
 
@@ -467,6 +509,7 @@ def _propose(
         workers=live,
         waiting=found.waiting,
         reserved=_reserve(state, facts.owners, live, kept, now_s),
+        aside=facts.aside,
         cause=cause,
         reason=reason,
     )
@@ -520,6 +563,8 @@ def _words(state: LeaderState, need: _Need) -> str:
         found.append(f"{_named('worker', need.lost)} lost")
     if need.drained:
         found.append(f"{_named('worker', need.drained)} drained")
+    if need.aside:
+        found.append(f"{_named('worker', need.aside)} in trouble")
     for kind, noun, verb in (
         ("left", "worker", "left"),
         ("leaving", "worker", "leaving"),

@@ -60,6 +60,8 @@ class AssignmentProposal:
     """When to ask again, if nothing else happens before."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """What else to store with the assignment, for the planner of the next leader: JSON."""
+    aside: frozenset[int] = frozenset()
+    """Live workers that it does not count with: they are not named, as one that has not joined yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,7 +316,8 @@ class Leadership:
         proposal = self.planner(look, now)
         self.plan_at = proposal.ask_again_at
         present = view.assignment
-        instances = {lease.worker: lease.instance for lease in look.workers if lease.worker not in look.drained}
+        unnamed = look.drained | proposal.aside
+        instances = {lease.worker: lease.instance for lease in look.workers if lease.worker not in unnamed}
         cause = proposal.cause
         if proposal.owners is not None:
             owners, reason, extra = proposal.owners, proposal.reason, proposal.extra

@@ -43,6 +43,7 @@ class FleetPlanner:
                 if one.state is LeaseState.LEAVING or one.worker in look.drained
             },
             drained=look.drained,
+            troubled=frozenset(one.worker for one in look.workers if one.trouble),
             ended=look.ended,
             partitions=self._partitions(),
             current=look.assignment,
@@ -55,7 +56,9 @@ class FleetPlanner:
         extra = {_RESERVED: self._reserved_to_json(reserved)} if reserved else {}
         match decision:
             case AssignNow():
-                return AssignmentProposal(decision.owners, decision.reason, decision.cause, extra=extra)
+                return AssignmentProposal(
+                    decision.owners, decision.reason, decision.cause, extra=extra, aside=decision.aside
+                )
             case WaitUntil(at_s, reason):
                 return AssignmentProposal(reason=reason, ask_again_at=at_s, extra=extra)
         return AssignmentProposal(reason=decision.reason, extra=extra)

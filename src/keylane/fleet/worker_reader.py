@@ -169,14 +169,20 @@ class WorkerReader:
     async def _gain(self) -> None:
         self._deliveries = PartitionDeliveries(*await self._positions.handled_of(self._partition.id))
         self._known = True
-        while True:
-            try:
-                await self._consumer.add(self._partition.filter, self)
-            except SubjectCapExceeded as error:
-                self._on_trouble(str(error))
-                await asyncio.sleep(_CAP_S)
-            else:
-                return
+        has_told = False
+        try:
+            while True:
+                try:
+                    await self._consumer.add(self._partition.filter, self)
+                except SubjectCapExceeded as error:
+                    has_told = True
+                    self._on_trouble(str(error))
+                    await asyncio.sleep(_CAP_S)
+                else:
+                    return
+        finally:
+            if has_told:  # also if the partition goes to another worker
+                self._on_trouble("")
 
     async def drain(self, *, lost: bool) -> None:
         """Start nothing more, wait until nothing runs, write how far it is handled, have the filter removed.
