@@ -415,7 +415,7 @@ def test_the_partitions_of_a_worker_in_trouble_go_to_others_and_come_back_once_i
     fleet.troubled = {3}
     decision = fleet.look()
     assert isinstance(decision, AssignNow)
-    assert (decision.cause, decision.reason, decision.aside) == ("trouble", "worker 3 in trouble", {3})
+    assert (decision.cause, decision.reason, decision.aside) == ("trouble", "worker 3 in trouble", frozenset({3}))
     assert not fleet.owned(3)
     assert all(fleet.owned(worker) >= before[worker] for worker in (0, 1, 2, 4)), "none between workers that stay"
     assert 3 not in decision.workers

@@ -78,12 +78,12 @@ class Ledger:
         what = f"{process.name} began {name}/{sequence} with {token}"
         newest = self.world.bucket.claims[name]
         # Under a confirmed pin the newest claim may be another's, which starts when it has cleared the pin: the tokens
-        # that were started with, and who is at work, tell whether it has. A lower token is never newer: a store that
-        # went back shows a claim from before to its owner of then, which releases it; nobody claims the partition
-        # before the present owner had the time to write its own again.
+        # that were started with, and who is at work, tell whether it has. A store that went back shows a claim from
+        # before to its owner of then, which releases it, with its lower token: nobody claims the partition while the
+        # fleet recovers, and by then the present owner has written its own again.
         is_sure = process.worker.may_start(process.time.now)
-        if is_sure and newest != (instance, token, True) and newest[1] >= token:
-            self.complain(f"{what}, and the newest claim is {newest}")
+        if is_sure and newest != (instance, token, True):
+            self.complain(f"{what}, and the newest claim is {newest}", (2 if newest[1] < token else 1) * LEASE_S)
         if token < self._started.get(name, 0):
             self.complain(f"{what} after {self._started[name]}")
         if self._owners.setdefault((name, token), instance) != instance:
@@ -112,10 +112,10 @@ class Ledger:
             self.problems.append(f"{process.name} did {name}/{sequence} with {token} after {last}")
         return True
 
-    def complain(self, text: str) -> None:
+    def complain(self, text: str, tolerated_s: float = LEASE_S) -> None:
         """Right after the store lost records its workers cannot know it, and revisions come a second time: tokens
         and epochs fence them then."""
-        if self.world.time.now < self.world.bucket.lossy_at + LEASE_S:
+        if self.world.time.now < self.world.bucket.lossy_at + tolerated_s:
             self.tolerated += 1
         else:
             self.problems.append(text)
