@@ -288,7 +288,7 @@ class Process:
         return not self._created or is_odd or self.time.now >= self._created_at + 3 * TIMEOUT_S
 
     def _write(self, action: WriteRecord) -> None:
-        random, faulty = self.time.random, self.world.faulty
+        random, faulty, sent_at = self.time.random, self.world.faulty, self.time.now
         answered: list[bool] = []
 
         def give_up() -> None:
@@ -306,6 +306,7 @@ class Process:
             if not self._has_bucket and not (self.is_cut and random.random() < 0.1):  # sent just before the cut
                 return
             value = to_json(action.record)
+            self.bucket.sent_at = sent_at
             revision = self.bucket.put(action.key, action.revision, action.record, value)
             self.world.hint(action.key, value)
             if self._has_bucket and not (faulty and random.random() < 0.02):
@@ -510,6 +511,10 @@ class Process:
         if self.is_stopping_all and not self.partitions:
             self.is_stopping_all = False
             self.later(0.001, self.tell, FleetSignal.HANDLERS_ENDED)
+
+    @property
+    def is_leading(self) -> bool:
+        return self.worker.leadership is not None and self.worker.leadership.is_leading(self.time.now)
 
     @property
     def can_pull(self) -> bool:

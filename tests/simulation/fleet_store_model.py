@@ -65,6 +65,8 @@ class FleetBucket:
     is_reachable: bool = True
     lossy_at: float = -1e9
     """When it last lost records."""
+    sent_at: float = 0.0
+    """When the write was sent that it takes now."""
     claims: dict[str, tuple[str, int, bool]] = field(default_factory=dict)
     """Partition -> instance, token and whether it is held: the last claim that was ever written."""
     epochs: list[int] = field(default_factory=list)

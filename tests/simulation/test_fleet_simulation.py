@@ -200,16 +200,21 @@ class World:
         for process in self.running:
             if process.is_cut or self.time.random.random() < 0.1:
                 continue
-            leads = process.worker.leadership is not None and process.worker.leadership.is_leading(self.time.now)
-            if (partition in process.partitions) if partition is not None else (leads or not key.startswith("worker")):
+            is_heard = process.is_leading or not key.startswith("worker")
+            if (partition in process.partitions) if partition is not None else is_heard:
                 process.later(self.time.random.uniform(0.001, 0.02), process.hint, key, value)
 
     def _written(self, key: str, record: FleetRecord) -> None:
         if self.bucket.lossy_at != self._checked_loss:
             self._checked_loss, self._epoch, self._rank = self.bucket.lossy_at, (0, ""), ()
+        # One that was sent when nobody could know of the loss, and was held up on its way, may land when its revision
+        # has come a second time: whoever wrote the newer record writes it again.
+        is_outdated = self.bucket.sent_at < self.bucket.lossy_at + LEASE_S
         match record:
             case WorkerLease():
                 self._check_ids()
+            case LeaderLease() | FleetAssignment() if is_outdated:
+                pass
             case LeaderLease():
                 epoch, instance = self._epoch
                 if record.epoch < epoch or (record.epoch == epoch and record.instance != instance):
@@ -219,15 +224,13 @@ class World:
                 if record.rank[0] < (self._rank or (0,))[0] or record.rank <= self._rank:
                     self.ledger.complain(f"assignment {record.rank} after {self._rank}")
                 self._rank = record.rank
-                if self._kill_leader:
-                    self._kill_leader = False
-                    for process in self.running:
-                        if process.worker.leadership is not None and process.worker.leadership.is_leading(
-                            self.time.now
-                        ):
-                            self._kill(process)
             case _:
                 pass
+        if self._kill_leader and isinstance(record, FleetAssignment):
+            self._kill_leader = False
+            for process in self.running:
+                if process.is_leading:
+                    self._kill(process)
 
     def _check_ids(self) -> None:
         held = [

@@ -127,6 +127,31 @@ async def test_what_arrives_while_a_reader_steps_aside_comes_after_what_it_dropp
         await one.all_handled(*sent)
 
 
+async def test_what_arrives_while_a_partition_is_closed_comes_after_what_was_passed_over(
+    limits: FleetGround, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A partition that is given away and comes back at once. The third message arrives while its feed is closed."""
+    sent: list[int] = []
+    hand_over = Feed.hand_over
+
+    async def hand_over_late(feed: Feed) -> None:
+        if len(sent) == 2:
+            sent.append(await one.send())
+        await hand_over(feed)
+
+    async with one_reader(limits) as one:
+        sent.append(await one.send())
+        await one.all_handled(*sent)
+        await one.reader.drain(lost=False)
+        sent.append(await one.send())
+        monkeypatch.setattr(Feed, "hand_over", hand_over_late)
+        await one.reader.close()
+        assert len(sent) == 3
+        await one.reader.open()
+        await one.reader.start(2)
+        await one.all_handled(*sent)
+
+
 async def test_a_start_whose_reset_failed_resets_when_it_is_tried_again(
     limits: FleetGround, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,123 +1,17 @@
-"""One partition of a worker, in orders of steps that a real server shows only now and then."""
+"""What a worker asks the reader of one partition for, and when."""
 
 from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from keylane.core.fleet_events import ChangeToken, ClosePartition, StartPartition
-from keylane.core.fleet_partitions import Partition
-from keylane.fleet import partition_reader
-from keylane.fleet.partition_reader import PartitionReader, ReaderOptions
 from keylane.fleet.worker import _PartitionRun
-from keylane.processing.message import GroupMessage
-
-if TYPE_CHECKING:
-    from keylane.jetstream import FeedOptions
 
 PIN_TRUST_S = 0.2
-
-
-class Processor:
-    """Keeps what it is offered."""
-
-    def __init__(self) -> None:
-        self.offered: list[int] = []
-        self.progress = None
-
-    def offer(self, messages: list[GroupMessage]) -> None:
-        self.offered += [one.delivery.sequence for one in messages]
-
-    def pass_over(self, messages: list[GroupMessage]) -> None:
-        pass
-
-    def forget(self) -> None:
-        pass
-
-    def forget_acks(self) -> None:
-        pass
-
-    async def let_go(self) -> None:
-        pass
-
-    async def acks_sent(self) -> None:
-        pass
-
-
-class Feed:
-    """Is pinned, and delivers what a test gives it."""
-
-    is_pinned = True
-    pin_id = "pin"
-
-    def __init__(self, options: FeedOptions) -> None:
-        self._options = options
-        self.late: list[int] = []
-        """What is on its way when the reader closes."""
-
-    def deliver(self, *sequences: int) -> None:
-        assert self._options.on_messages is not None
-        self._options.on_messages([SimpleNamespace(sequence=one, raw_subject=b"s") for one in sequences])  # type: ignore[misc]
-
-    async def wait(self) -> None:
-        await asyncio.Event().wait()
-
-    async def drain(self, _timeout_s: float) -> None:
-        self.deliver(*self.late)
-
-    async def settle(self) -> None:
-        pass
-
-    async def close(self) -> None:
-        pass
-
-
-async def test_what_arrives_while_a_partition_is_closed_is_not_handled_first_when_it_opens_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """3 and 4 were passed over. They come again, and 5 with them: before them it would be out of order."""
-    feeds: list[Feed] = []
-
-    async def open_feed(_connection: object, _stream: str, _consumer: str, options: FeedOptions) -> Feed:
-        feeds.append(Feed(options))
-        return feeds[-1]
-
-    async def nothing(*_: object) -> None:
-        pass
-
-    monkeypatch.setattr(partition_reader, "open_feed", open_feed)
-    monkeypatch.setattr(PartitionReader, "_ensure_consumer", nothing)
-    monkeypatch.setattr(PartitionReader, "_make_deliverable", nothing)
-    processor = Processor()
-    reader = PartitionReader(
-        SimpleNamespace(is_connected=True),  # type: ignore[arg-type]
-        Partition("0", "s.0"),
-        "consumer",
-        ReaderOptions(stream="s", is_queue=True, ack_wait_s=30, max_ack_pending=10, pin_timeout_s=60),
-        processor,  # type: ignore[arg-type]
-        place=lambda _subject: ("0", "key"),  # type: ignore[arg-type,return-value]
-        origin=SimpleNamespace(token=0, pin_id=None),  # type: ignore[arg-type]
-        pinned=lambda: None,
-        unpinned=lambda: None,
-        lost=lambda _error: None,
-        redelivered=lambda: None,
-        pace=SimpleNamespace(),  # type: ignore[arg-type]
-    )
-    await reader.open()
-    await reader.start(1)
-    feeds[0].deliver(1, 2)
-    await reader.drain(lost=False)
-    feeds[0].deliver(3, 4)
-    feeds[0].late = [5]
-    await reader.close()
-    await reader.open()
-    feeds[1].deliver(3, 4, 5)
-    await reader.start(2)
-    assert processor.offered == [1, 2, 3, 4, 5]
-    await reader.close()
 
 
 class Reader:
