@@ -127,7 +127,7 @@ class World:
     def __init__(self, seed: int, profile: str) -> None:
         self.time = SimulatedTime(seed)
         self.bucket = FleetBucket(self.time)
-        self.bucket.on_write.append(self._written)
+        self.bucket.on_write += [self._written, self._kill_who_assigns]
         self.partitions = {str(number): PinnedPartition(str(number)) for number in range(PARTITIONS)}
         self.ledger = Ledger(self)
         self.profile = profile
@@ -226,6 +226,8 @@ class World:
                 self._rank = record.rank
             case _:
                 pass
+
+    def _kill_who_assigns(self, _key: str, record: FleetRecord) -> None:
         if self._kill_leader and isinstance(record, FleetAssignment):
             self._kill_leader = False
             for process in self.running:
