@@ -328,18 +328,20 @@ class Ownership:
             self._lose(one)
 
     def _found_late(self, one: AssignedPartition, claim: FleetClaim | None, revision: int, now: float) -> None:
-        is_mine = claim is not None and claim.instance == self.instance and claim.held and claim.token >= one.token
-        if self._is_later(one, claim) and not is_mine:
-            self._lose(one)
-            return
-        one.claim, one.revision = claim, revision
-        if is_mine and claim is not None and claim.token > one.token:
-            self._stored(one, now)
-        elif is_mine or one.missing:
-            if is_mine or not self.view.is_recovering(now):
+        if claim is not None and claim.instance == self.instance and claim.held and claim.token >= one.token:
+            one.claim, one.revision = claim, revision
+            if claim.token > one.token:  # the new one, whose answer is lost
+                self._stored(one, now)
+            else:
                 self._claim_again(one, now)
+        elif self._is_later(one, claim):
+            self._lose(one)
         else:
-            one.missing = self.went_back = True
+            one.claim, one.revision = claim, revision
+            if not one.missing:
+                one.missing = self.went_back = True
+            elif not self.view.is_recovering(now):
+                self._claim_again(one, now)
 
     def _lose(self, one: AssignedPartition) -> None:
         self._go(one, ClaimStep.LOST)
