@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
+
 from keylane.core.fleet_records import LeaseState, WorkerLease, from_json
 from keylane.fleet import hashed
 from keylane.fleet.store import FLEET_BUCKET
@@ -17,12 +19,14 @@ WORKERS = 26
 PARTITIONS = 2 * WORKERS
 
 
+@pytest.mark.alone("26 workers keep a machine busy when they stop")
 async def test_26_workers_that_are_stopped_at_once_leave_in_order(make: MakeGround) -> None:
     ground = FleetGround(await make(partitions=PARTITIONS, allow_direct=True))
     partitions = hashed(PARTITIONS, f"{ground.stream}.*", key=[1])
     workers = await asyncio.gather(
         *(ground.join(f"worker {number}", partitions=partitions) for number in range(WORKERS))
     )
+    await until(lambda: [worker.id for worker in workers], all)
     await until(lambda: sum(len(worker.partitions) for worker in workers), lambda owned: owned == PARTITIONS)
     began = time.monotonic()
     await asyncio.gather(*(worker.stop() for worker in workers))
