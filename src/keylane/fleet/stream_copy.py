@@ -7,6 +7,7 @@ the leader has trimmed it.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import logging
 from collections.abc import Callable
@@ -27,6 +28,8 @@ _log = logging.getLogger("keylane.fleet")
 _TRIM_S = 1.0
 _MARK = "keylane_fleet"
 _FROM = "keylane_copies_from"
+_REST_S = 0.25
+_LOOKS = 20
 _GAP = 1_000_000
 """A copy that is made again counts from here on above the old one: no consumer takes new messages for old ones."""
 
@@ -93,9 +96,7 @@ class CopyOrigin:
             if not may_change():
                 return
             await streams.update_json(self._connection, stopped)
-        wire = await streams.info_json(self._connection, self.name)
-        if wire.get("sources") or wire["config"].get("sources"):
-            raise FleetError(f"stream {self.name!r} still copies: its partitions are not numbered anew yet")
+        wire = await self._at_rest()
         first = int((wire["config"].get("metadata") or {}).get(_FROM, 0))
         if wire["state"]["messages"]:
             first = await source_of(self._connection, self.name, wire["state"]["last_seq"]) + 1
@@ -103,6 +104,18 @@ class CopyOrigin:
         changed = {**wire["config"], "subjects": [], "sources": [_origin(self._stream, numbering, first)]}
         if may_change():
             await streams.update_json(self._connection, changed)
+
+    async def _at_rest(self) -> dict[str, Any]:
+        """The copy, once nothing is on its way into it any more: a cluster may store what it had begun to."""
+        wire: dict[str, Any] = await streams.info_json(self._connection, self.name)
+        for _ in range(_LOOKS):
+            before = wire["state"]["last_seq"]
+            await asyncio.sleep(_REST_S)
+            wire = await streams.info_json(self._connection, self.name)
+            is_copying = wire.get("sources") or wire["config"].get("sources")
+            if not is_copying and wire["state"]["last_seq"] == before:
+                return wire
+        raise FleetError(f"stream {self.name!r} still copies: its partitions are not numbered anew yet")
 
 
 async def ensure_copy(

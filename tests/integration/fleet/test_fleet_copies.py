@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 from nats.js.api import RetentionPolicy
 
+import keylane
 from keylane import fleet
-from keylane.errors import FleetError, InvalidInput
+from keylane.errors import FleetError, InvalidInput, RequestTimeout
 from keylane.fleet import HashedPartitions, StreamCopy, hashed
 from keylane.groups import GroupMessage
-from keylane.jetstream import consumers, streams
-from keylane.server import NatsServer
+from keylane.jetstream import Connection, consumers, streams
+from keylane.server import NatsCluster, NatsServer
 from tests.integration.fleet.rig import KEYS, PARTITIONS, FleetGround, owns_all
 from tests.integration.groups.conftest import MakeGround, own_server_ground
-from tests.integration.groups.rig import Ground, flawless
+from tests.integration.groups.rig import Ground, flawless, make_ground
 from tests.waiter import until
 
 __all__ = ["own_server_ground"]
@@ -126,11 +129,26 @@ async def test_what_is_refused(make: MakeGround, plain: FleetGround) -> None:
 
 
 async def test_another_number_of_partitions_under_load(plain: FleetGround) -> None:
-    async with plain.load() as sent:
+    await there_and_back(plain)
+
+
+@pytest.mark.long("a cluster of three servers, a copy with three replicas, and two changes under load")
+@pytest.mark.timeout(240)
+async def test_another_number_of_partitions_on_a_cluster(
+    stack: AsyncExitStack, nats_cluster: NatsCluster, unique: Callable[..., str]
+) -> None:
+    connection = await stack.enter_async_context(await keylane.connect(nats_cluster.urls))
+    options = {"storage": "file", "num_replicas": 3, "allow_direct": True}
+    ground = await make_ground(stack, connection, unique("copied"), nats_cluster.urls, **options)
+    await there_and_back(FleetGround(ground), pause_s=0.1)
+
+
+async def there_and_back(plain: FleetGround, pause_s: float = 0.01) -> None:
+    async with plain.load(pause_s) as sent:
         workers = [await plain.join(name, partitions=copied(plain)) for name in "ab"]
         await plain.shared(*workers)
         for count in (2 * PARTITIONS, PARTITIONS + 3):
-            await fleet.repartition(plain.connection, plain.stream, "f", count, wait_s=60)
+            await fleet.repartition(plain.connection, plain.stream, "f", count, wait_s=90)
             await owns_all(count, *workers)
             await plain.evidence.all_of(list(sent))
     await plain.evidence.all_of(sent)
@@ -141,6 +159,33 @@ async def test_another_number_of_partitions_under_load(plain: FleetGround) -> No
     assert idle.last_sequence == len(sent), "nothing was copied twice, and it is trimmed as before"
     names = await consumers.names(plain.connection, f"{plain.stream}-f")
     assert sorted(names) == sorted(f"f-p{number}g2" for number in range(PARTITIONS + 3))
+
+
+async def test_a_change_that_was_cut_off_while_the_copy_had_no_source_is_taken_up_again(
+    plain: FleetGround, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped: list[Any] = []
+    update = streams.update_json
+
+    async def cut_off(connection: Connection, config: dict[str, Any]) -> object:
+        if config["name"] == f"{plain.stream}-f" and config["sources"] and not stopped:
+            stopped.append((await streams.info_json(connection, config["name"]))["config"].get("sources"))
+            raise RequestTimeout("cut off")
+        return await update(connection, config)
+
+    monkeypatch.setattr(streams, "update_json", cut_off)
+    await plain.shared(worker := await plain.join("a", partitions=copied(plain)))
+    sent = await plain.publish(KEYS * 3)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(fleet.repartition(plain.connection, plain.stream, "f", PARTITIONS + 2, wait_s=60))
+        await until(lambda: bool(stopped))
+        sent += await plain.publish(KEYS)
+    await owns_all(PARTITIONS + 2, worker)
+    sent += await plain.publish(KEYS)
+    await plain.evidence.all_of(sent)
+    assert flawless(plain.evidence.verdict(sent))
+    assert stopped == [None]
+    assert (await copy_state(plain)).last_sequence == len(sent)
 
 
 async def test_a_copy_that_was_left_without_its_source_goes_on(plain: FleetGround) -> None:
