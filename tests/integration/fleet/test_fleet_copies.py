@@ -167,11 +167,11 @@ async def test_a_change_that_was_cut_off_while_the_copy_had_no_source_is_taken_u
     stopped: list[Any] = []
     update = streams.update_json
 
-    async def cut_off(connection: Connection, config: dict[str, Any]) -> object:
+    async def cut_off(connection: Connection, config: dict[str, Any]) -> None:
         if config["name"] == f"{plain.stream}-f" and config["sources"] and not stopped:
             stopped.append((await streams.info_json(connection, config["name"]))["config"].get("sources"))
             raise RequestTimeout("cut off")
-        return await update(connection, config)
+        await update(connection, config)
 
     monkeypatch.setattr(streams, "update_json", cut_off)
     await plain.shared(worker := await plain.join("a", partitions=copied(plain)))
