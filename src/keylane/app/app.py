@@ -49,8 +49,9 @@ class App:
         self.connection_options = connection
         self.handlers: dict[tuple[str, str], AppHandler] = {}
         """By stream and group."""
-        self._starting: list[Lifespan] = []
-        self._stopping: list[Lifespan] = []
+        self.starting: list[Lifespan] = []
+        self.stopping: list[Lifespan] = []
+        """What `on_start` and `on_stop` have added."""
 
     def __repr__(self) -> str:
         return f"<App {self.url or ''}: {', '.join(one.name for one in self.handlers.values()) or 'no handlers'}>"
@@ -115,12 +116,12 @@ class App:
 
     def on_start(self, function: LifespanFunction) -> LifespanFunction:
         """Call this before the first message is handled."""
-        self._starting.append(_checked(function, "on_start"))
+        self.starting.append(_checked(function, "on_start"))
         return function
 
     def on_stop(self, function: LifespanFunction) -> LifespanFunction:
         """Call this after the last message is handled; the last one that was added comes first."""
-        self._stopping.append(_checked(function, "on_stop"))
+        self.stopping.append(_checked(function, "on_stop"))
         return function
 
     def run(self, *, name: str | None = None) -> None:
@@ -145,9 +146,9 @@ class App:
         async with AsyncExitStack() as stack:
             if connection is None:
                 connection = await stack.enter_async_context(await connect(self.url, **self.connection_options))
-            for call in self._starting:
+            for call in self.starting:
                 await called(call)
-            for call in self._stopping:
+            for call in self.stopping:
                 stack.push_async_callback(called, call)
             running = RunningApp(self.stop_timeout_s)
             running.workers = await start_handlers(

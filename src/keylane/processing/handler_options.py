@@ -12,6 +12,7 @@ from keylane.dispatch import Executor
 from keylane.dispatch.handler_call import check_executor
 from keylane.errors import InvalidInput
 from keylane.processing.message import GroupMessage
+from keylane.retrying import backoff_s
 
 Handler = Callable[[GroupMessage], Awaitable[None]] | Callable[[GroupMessage], None]
 Order = Literal["key", "partition", "strict", "none"]
@@ -67,6 +68,8 @@ class HandlerOptions:
     on_failure: Failure | None = None
     on_crowded: Crowded | None = None
     """A lane has come to hold half of all that may be in flight: soon nothing else is delivered."""
+    backoff: Callable[[int], float] = backoff_s
+    """Seconds before the next try, after so many failures."""
     give_up: GiveUp | None = None
     """Called with a message that had all its tries, or whose payload is invalid; it is terminated when this returns."""
     gate: Gate | None = None

@@ -20,7 +20,6 @@ from keylane.processing.handler_options import LANES, Crowded, Gate, Handler, Ha
 from keylane.processing.message import GroupMessage
 from keylane.processing.partition_progress import PartitionProgress
 from keylane.processing.settlement import Acks, KeyIsParked, Settlement
-from keylane.retrying import backoff_s
 
 _log = logging.getLogger("keylane.groups")
 
@@ -363,7 +362,7 @@ class MessageProcessor:
         await self._dispatcher.close()
 
     def _new_lanes(self) -> Lanes[GroupMessage]:
-        return Lanes(max_tries=self._options.max_tries, backoff=backoff_s, remember=self._options.remember)
+        return Lanes(max_tries=self._options.max_tries, backoff=self._options.backoff, remember=self._options.remember)
 
     def _keep_alive(self) -> None:
         """Tell the server of messages that wait or run for long, so that it does not deliver them again."""

@@ -1,12 +1,34 @@
-"""Tools for testing handlers: an independent judge of what handlers really did."""
+"""Tools for testing handlers: apps in memory, and an independent judge of what handlers really did.
+
+`pytest_plugin` has fixtures for both, and for apps on a real server.
+"""
 
 from __future__ import annotations
 
-from keylane.lazy import public_names
-from keylane.testing.verdict import DeliveryVerdict, Effect, judge
+from typing import TYPE_CHECKING
+
+from keylane.lazy import loader, public_names
+from keylane.testing.verdict import DeliveryVerdict, Effect, Evidence, judge
+
+if TYPE_CHECKING:
+    from keylane.testing.app_in_memory import TestApp, TestedDeadLetter, TestedMessage
 
 Verdict = DeliveryVerdict
 
-__all__ = ["DeliveryVerdict", "Effect", "Verdict", "judge"]
+__all__ = [
+    "DeliveryVerdict",
+    "Effect",
+    "Evidence",
+    "TestApp",
+    "TestedDeadLetter",
+    "TestedMessage",
+    "Verdict",
+    "judge",
+]
+
+_HOMES = dict.fromkeys(("TestApp", "TestedDeadLetter", "TestedMessage"), "keylane.testing.app_in_memory")
+
+if not TYPE_CHECKING:  # the judge alone needs no NATS client
+    __getattr__ = loader(__name__, _HOMES)
 
 __dir__ = public_names(__all__)

@@ -42,6 +42,43 @@ class DeliveryVerdict:
         )
 
 
+class Evidence:
+    """What was sent and what was handled, collected while a test runs; then judged.
+
+    >>> evidence = Evidence()
+    >>> evidence.sent(1, 2)
+    >>> evidence.handled("a", 2)
+    >>> evidence.lost
+    (1,)
+    """
+
+    def __init__(self) -> None:
+        self._sent: list[int] = []
+        self._effects: list[Effect] = []
+
+    def sent(self, *sequences: int) -> None:
+        self._sent += sequences
+
+    def handled(self, key: str, sequence: int, by: str = "") -> None:
+        """To be called by handlers, with `message.key` and `message.sequence`."""
+        self._effects.append(Effect(key, sequence, by))
+
+    def verdict(self) -> DeliveryVerdict:
+        return judge(self._sent, self._effects)
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        return self.verdict().lost
+
+    @property
+    def duplicated(self) -> tuple[int, ...]:
+        return self.verdict().duplicated
+
+    @property
+    def out_of_order(self) -> tuple[int, ...]:
+        return self.verdict().out_of_order
+
+
 def judge(sent: Iterable[int], effects: Iterable[Effect]) -> DeliveryVerdict:
     """Compare the sequences sent with the effects, oldest effect first.
 
