@@ -52,6 +52,11 @@ async def test_help_loads_neither_the_client_nor_drawings(arguments: str) -> Non
     assert not {"nats", "asyncio", "rich", "keylane.groups"} & await loaded_by(*arguments.split())
 
 
+async def test_the_list_of_commands_loads_none_of_them() -> None:
+    loaded = {name for name in await loaded_by("--help") if name.startswith("keylane.")}
+    assert loaded == {"keylane.cli", "keylane.cli.command", "keylane.cli.main", "keylane.errors", "keylane.lazy"}
+
+
 async def test_json_loads_neither_drawings_nor_websockets_nor_other_commands(
     connection: Connection, nats_server: NatsServer, orders: str
 ) -> None:
