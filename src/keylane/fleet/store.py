@@ -24,7 +24,7 @@ from keylane.core.fleet_events import (
     WriteRecord,
     WriteUnknown,
 )
-from keylane.core.fleet_records import to_json
+from keylane.core.fleet_records import DRAINS, to_json
 from keylane.errors import FleetError, KeylaneError, RequestTimeout, RevisionConflict
 from keylane.jetstream import Bucket, Connection, Publisher, open_publisher
 
@@ -117,7 +117,7 @@ class FleetStore:
         One that was made anew lacks records, or counts its revisions from the beginning: then the server is asked.
         """
         now = asyncio.get_running_loop().time()
-        is_odd = any(key not in entries for key in keys if not key.endswith("*"))
+        is_odd = any(key not in entries for key in keys if not key.endswith("*") and key != DRAINS)
         if any(key.endswith("*") for key in keys):
             newest = max((one.revision for one in entries.values()), default=0)
             is_odd |= newest < self._newest
