@@ -87,7 +87,7 @@ def run_curve(
     partitions: Sequence[int] = CURVE_PARTITIONS,
     keys: Sequence[int] = CURVE_KEYS,
 ) -> tuple[dict[str, object], str]:
-    """Messages a second of each layout, by partitions and distinct subjects; one run for each figure."""
+    """Messages a second of each layout, by partitions and distinct subjects, after all are assigned; one run each."""
     layouts = ("partition", "worker") if _has("layout") else ("partition",)
     rows: list[dict[str, object]] = []
     text: list[str] = []
@@ -118,9 +118,8 @@ def _cell(storage: Storage, partitions: int, keys: int, layouts: Sequence[str], 
     )
 
     def entrant(layout: str) -> Entrant:
-        return Entrant(
-            layout, "fleet", load, max_ack_pending=IN_FLIGHT, join=(("layout", layout),) if len(layouts) > 1 else ()
-        )
+        chosen = (("layout", layout),) if len(layouts) > 1 else ()
+        return Entrant(layout, "fleet", load, max_ack_pending=IN_FLIGHT, join=chosen, assigned_first=True)
 
     return Setting(
         f"curve, {storage}",

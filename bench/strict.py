@@ -44,6 +44,8 @@ class Entrant:
     concurrency: int = 64
     join: tuple[tuple[str, str], ...] = ()
     """More of what `fleet.join` is given."""
+    assigned_first: bool = False
+    """Of a fleet: the clock runs when every partition has its owner."""
 
     @property
     def is_go(self) -> bool:
@@ -60,6 +62,7 @@ class Entrant:
                 "url": place.url, "stream": place.stream, "fleet": place.group, "filter": self.load.partitioning.filter,
                 "partitions": self.load.partitions, "workers": self.load.members, "count": self.load.count,
                 "join": {"max_ack_pending": self.max_ack_pending, **dict(self.join)},
+                "assigned_first": self.assigned_first,
             }  # fmt: skip
             return [sys.executable, "-m", "bench.contestants.keylane_fleet", json.dumps(given)]
         if self.peer in ("feed", "feed without filter"):

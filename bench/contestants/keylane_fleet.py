@@ -3,7 +3,8 @@
 `python -m bench.contestants.keylane_fleet '{"url": …, "stream": …, "fleet": …, "filter": …, "partitions": 10,
 "workers": 3, "count": 100000, "join": {}}'`. The workers join together, and none leaves before all is handled. Time
 runs from the first message of any worker to the last ack of all; CPU time is the sum over the processes. With
-`"in_process": true` all workers share a process.
+`"in_process": true` all workers share a process. With `"assigned_first": true` no handler goes on, and the clock does
+not run, before every partition has its owner: else the start of many partitions is what is measured.
 """
 
 from __future__ import annotations
@@ -34,12 +35,15 @@ class Seen:
         self.out_of_order = 0
         self.start: tuple[float, float] | None = None
         self.ended_s = 0.0
+        self.may_begin = asyncio.Event()
 
     def handler(self) -> Callable[[GroupMessage], Awaitable[None]]:
         """For one worker: no key belongs to two, as long as none moves."""
         last: dict[str, int] = {}
 
         async def handle(message: GroupMessage) -> None:
+            if not self.may_begin.is_set():
+                await self.may_begin.wait()
             if self.start is None:
                 self.start = (time.monotonic(), time.process_time())
             key, sequence = message.key, message.delivery_sequence
@@ -67,6 +71,9 @@ async def take_part(given: dict[str, Any]) -> None:
             )
             for _ in range(given["workers"])
         ]
+        if given.get("assigned_first"):
+            await _all_assigned(workers)
+        seen.may_begin.set()
         over = asyncio.create_task(asyncio.to_thread(sys.stdin.readline))
         told = 0
         while not over.done():
@@ -81,22 +88,40 @@ async def take_part(given: dict[str, Any]) -> None:
             await worker.stop()
 
 
+async def _all_assigned(workers: list[fleet.Worker]) -> None:
+    """Tell how many partitions are owned here, until a line says that all are owned somewhere."""
+    begin = asyncio.create_task(asyncio.to_thread(sys.stdin.readline))
+    told = -1
+    while not begin.done():
+        owned = sum(len(worker.partitions) for worker in workers)
+        if owned != told:
+            told = owned
+            print(f"owned {owned}", flush=True)
+        await asyncio.sleep(_TELL_EVERY_S)
+
+
 async def in_processes(given: dict[str, Any]) -> Result:
     """Processes that join together, until they have handled everything."""
     shares = [given["workers"]] if given.get("in_process") else [1] * given["workers"]
-    counts = [0] * len(shares)
+    counts, owned = [0] * len(shares), [0] * len(shares)
     async with started_processes() as started:
         started += [await _start({**given, "workers": share}) for share in shares]
         for one in started:
             await said(one)
         answer(started)
-        everything = asyncio.Event()
+        assigned, everything = asyncio.Event(), asyncio.Event()
 
         async def follow(number: int) -> Result:
             while True:
                 line = await said(started[number])
                 if line.startswith(b"{"):
                     return Result.read(line)
+                if line.startswith(b"owned "):
+                    owned[number] = int(line.split()[1])
+                    if sum(owned) >= given["partitions"] and not assigned.is_set():
+                        assigned.set()
+                        answer(started)
+                    continue
                 counts[number] = int(line)
                 if sum(counts) >= given["count"] and not everything.is_set():
                     everything.set()
