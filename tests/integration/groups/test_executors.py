@@ -200,7 +200,7 @@ async def test_a_time_limit_ends_the_process(jobs: Work) -> None:
     assert (sequence, type(error)) == (sent[0], TimeoutError)
     assert jobs.sequences("k") == [sent[0], sent[0], sent[1]]
     hung = jobs.lines[0][0]
-    await until(lambda: not is_running(hung), deadline_s=5)
+    await until(lambda: not is_running(hung), deadline_s=20)
 
 
 async def test_a_member_that_stops_leaves_no_process(jobs: Work) -> None:
@@ -278,7 +278,7 @@ async def test_a_program_that_is_killed_leaves_no_process(jobs: Work, tmp_path: 
     [hung] = jobs.processes
     process.send_signal(signal.SIGKILL)
     await process.wait()
-    await until(lambda: not is_running(hung), deadline_s=5)
+    await until(lambda: not is_running(hung), deadline_s=20)
 
 
 async def test_a_handler_there_can_end_the_program(jobs: Work, tmp_path: Path) -> None:

@@ -243,7 +243,7 @@ async def test_what_ends_a_program_ends_it(ground: Ground, tmp_path: Path, kind:
         sys.executable, str(program), str(ground.url), ground.stream, stderr=asyncio.subprocess.PIPE, env=os.environ
     )
     try:
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(45):
             _, said = await process.communicate()
     finally:
         with suppress(ProcessLookupError):
