@@ -98,13 +98,15 @@ def _add_rolling(one: argparse.ArgumentParser) -> None:
     default = rolling.Settings()
     _common(one, seconds=default.seconds, every_s=default.every_s)
     one.add_argument("--rate", type=float, default=default.rate, help="messages a second")
-    one.add_argument("--kind", choices=("elastic", "static"), default=default.kind, help="of the group")
+    one.add_argument("--kind", choices=("app", "elastic", "static"), default=default.kind, help="app, or of a group")
     one.add_argument("--cluster", action="store_true", help="three servers, three replicas")
 
 
 def _rolling(options: argparse.Namespace, parser: argparse.ArgumentParser) -> tuple[int, str]:
     if options.rate <= 0 or options.every < 1 or options.seconds < 2 * options.every:
         parser.error("--rate must be positive, --every at least 1, --seconds at least twice --every")
+    if options.cluster and options.kind == "app":
+        parser.error("README's app creates its stream with one replica: use --kind elastic or static with --cluster")
     settings = rolling.Settings(
         seconds=options.seconds,
         seed=options.seed,

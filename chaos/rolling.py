@@ -1,7 +1,8 @@
 """A rolling restart of README's program under load: is anything lost, repeated or out of order, and who waits how long?
 
-Two members, two instances of each, every instance a process of its own. One after the other gets SIGTERM, as a deploy
-does it, and is started again once it is gone. The verdict is on what the handlers printed, and so are the times.
+Four copies of the app, or two members of a group with two instances each; every one is a process of its own. One after
+the other gets SIGTERM, as a deploy does it, and is started again once it is gone. The verdict is on what the handlers
+printed, and so are the times.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from keylane.server import NatsCluster, NatsServer
 from keylane.testing import Verdict
 
 Say = Callable[[str], None]
-Kind = Literal["elastic", "static"]
+Kind = Literal["app", "elastic", "static"]
 
 MEMBERS = ("alice", "bob")
 INSTANCES = tuple(f"{member}{number}" for number in (1, 2) for member in MEMBERS)
@@ -48,7 +49,8 @@ class Settings:
     seed: int = 1
     rate: float = 1000.0
     every_s: float = 3.0
-    kind: Kind = "elastic"
+    kind: Kind = "app"
+    """README's app, or its program of a group of this kind."""
     cluster: bool = False
     """Three servers, and three replicas of everything."""
 
@@ -122,7 +124,7 @@ async def run(settings: Settings, say: Say) -> Outcome:
         ]
         async with (
             keylane.connect(url) as connection,
-            members(Group(url, STREAM, GROUP, settings.kind), Path(directory), program=program) as running,
+            members(Group(url, STREAM, GROUP), Path(directory), program=program) as running,
         ):
             fleet = Fleet(running)
             start_s = time.monotonic()
@@ -131,7 +133,7 @@ async def run(settings: Settings, say: Say) -> Outcome:
             await asyncio.gather(*[(await fleet.start(instance)).ready() for instance in others])
             async with load(connection, settings.rate) as source:
                 await fleet.everyone_is_at_work()
-                say(f"{len(INSTANCES)} instances of {len(MEMBERS)} members of README's program are up")
+                say(f"{len(INSTANCES)} copies of README's program are up")
                 restarts = await _roll(fleet, settings, source, say)
                 await source.stop()
                 await fleet.all_handled(source)

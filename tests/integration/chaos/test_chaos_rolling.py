@@ -15,7 +15,7 @@ from keylane.testing import judge
 @pytest.mark.long("restarts a program under load")
 @pytest.mark.alone("measures gaps")
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("kind", ["elastic", "static"])
+@pytest.mark.parametrize("kind", ["app", "elastic", "static"])
 async def test_a_short_rolling_restart_is_clean(kind: rolling.Kind) -> None:
     outcome = await rolling.run(Settings(seconds=4, seed=4, rate=500, every_s=1.0, kind=kind), lambda _: None)
     told = outcome.as_json()

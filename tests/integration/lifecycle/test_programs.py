@@ -36,7 +36,7 @@ pytestmark = pytest.mark.timeout(120)
 def program(page: str, *, containing: str = "") -> str:
     """The one whole program of a page that has this in it."""
     blocks: list[str] = re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
-    [found] = [block for block in blocks if "keylane.run(" in block and containing in block]
+    [found] = [block for block in blocks if ".run(" in block and (containing or "keylane.run(") in block]
     return found
 
 
@@ -194,11 +194,20 @@ async def test_a_member_hands_over_to_its_standby(  # noqa: PLR0917 - a row of t
     assert gap_s < 1.5, "a pin's timeout is longer"
 
 
-async def test_a_worker_of_a_fleet_hands_over_to_another(ground: Connection) -> None:
+@pytest.mark.parametrize("page", ["docs/fleet.md", "README.md"])
+async def test_a_worker_of_a_fleet_hands_over_to_another(ground: Connection, page: str) -> None:
     transform = {"src": "orders.*", "dest": "{{Partition(32,1)}}.orders.{{Wildcard(1)}}"}
     config = {"name": "ORDERS", "subjects": ["orders.*"], "subject_transform": transform, "allow_direct": True}
     await ground.api.request("STREAM.CREATE.ORDERS", config)
-    command = ("-W", "error", "-c", program("docs/fleet.md"))
+    code = program(page, containing="keylane.App(" if page == "README.md" else "")
+    for before, after in (
+        (README_URL, ground.server),
+        ("=10", "=32"),
+        ("order: Order", "order: int"),
+        (".cents)", ")"),
+    ):
+        code = code.replace(before, after)  # the load publishes numbers
+    command = ("-W", "error", "-c", code)
     load = Load(ground, "orders.{}")
     async with running(*command, NATS_URL=ground.server) as first:
         await first.until(lambda: len(first.lines) > 50)
