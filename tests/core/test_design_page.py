@@ -1,8 +1,10 @@
-"""docs/DESIGN.md names every module of the package, and no other."""
+"""Pages that follow the code: docs/DESIGN.md names every module of the package, docs/api.md its public names."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,3 +31,9 @@ def test_the_page_names_every_module_once() -> None:
 def test_a_module_that_is_not_listed_is_found() -> None:
     page = "## Packages and modules\n### `core/`\n| `lanes` | order |\n### Beside\n| `errors` | all |\n| `empty` | |\n"
     assert list(named_modules(page)) == ["core/lanes", "errors"]
+
+
+def test_the_api_page_is_what_the_docstrings_say() -> None:
+    check = [sys.executable, ROOT / "scripts" / "api_page.py", "--check"]
+    done = subprocess.run(check, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
