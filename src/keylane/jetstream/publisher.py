@@ -78,7 +78,7 @@ class Publisher:
     At the end of the block all results are there.
 
     >>> async with Publisher(connection) as publisher:
-    ...     pending = await publisher.send("orders.eu.42", b"...")   # waits only while too much is in flight
+    ...     pending = await publisher.send("orders.eu.42", b"...")  # waits only while too much is in flight
     ...     ack = await pending
     """
 
