@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
+from operator import attrgetter
 
 from keylane.core.lanes import DONE, Lanes, State
 from keylane.core.parked_keys import KeyGate
@@ -28,31 +29,47 @@ Which = Callable[[GroupMessage], bool]
 _LOOK_EVERY_S = 0.1
 _OWED_S = 2.0
 _SMALLEST_CROWD = 10
+STALL_S = 1.0
 
 
 class CrowdedLanes:
-    """Reports lanes that hold at least `crowd` messages, each once until it holds fewer."""
+    """Reports lanes that hold at least `crowd` messages, each once until it holds fewer.
+
+    With `stalls`, a lane counts only if its first message is still the same a second later: a partition whose window is
+    small is often filled by one key, and that is no trouble while the key goes on.
+    """
 
     def __init__(self, crowd: int, on_crowded: Crowded | None) -> None:
         self.crowd = crowd
+        self.stalls = False
         self._on_crowded = on_crowded
-        self._known: dict[Hashable, int] = {}
+        self._known: set[Hashable] = set()
+        self._firsts: dict[Hashable, tuple[int, float]] = {}
+        """The first message of each crowded lane that was not reported, and since when it is the first."""
         self._looked_at = 0.0
 
-    def look_soon(self, lanes: Lanes[GroupMessage]) -> None:
+    def look_soon(self, lanes: Lanes[GroupMessage]) -> bool:
         """Like `look`, but does nothing if it looked shortly before."""
-        if len(lanes) >= self.crowd and time.monotonic() > self._looked_at + _LOOK_EVERY_S:
-            self.look(lanes)
+        due = len(lanes) >= self.crowd and time.monotonic() > self._looked_at + _LOOK_EVERY_S
+        return due and self.look(lanes)
 
-    def look(self, lanes: Lanes[GroupMessage]) -> None:
+    def look(self, lanes: Lanes[GroupMessage]) -> bool:
+        """Returns whether to look again in `STALL_S`: a lane may have stalled."""
         if len(lanes) < self.crowd:
-            return
-        self._looked_at = time.monotonic()
-        before = self._known
-        self._known = {key: length for key, length in lanes.lengths().items() if length >= self.crowd}
-        for key, length in self._known.items():
-            if key not in before:
-                self._report(next(entry.item for entry in lanes if entry.key == key), length)
+            return False
+        now = self._looked_at = time.monotonic()
+        crowded = {key: length for key, length in lanes.lengths().items() if length >= self.crowd}
+        self._known &= crowded.keys()
+        before, self._firsts = self._firsts, {}
+        for key in crowded.keys() - self._known:
+            first = min((entry for entry in lanes if entry.key == key), key=attrgetter("sequence"))
+            sequence, since = before.get(key, (first.sequence, now))
+            if self.stalls and (sequence != first.sequence or now < since + STALL_S):
+                self._firsts[key] = first.sequence, since if sequence == first.sequence else now
+            else:
+                self._known.add(key)
+                self._report(first.item, crowded[key])
+        return bool(self._firsts)
 
     def _report(self, message: GroupMessage, length: int) -> None:
         _log.warning(
@@ -124,6 +141,7 @@ class MessageProcessor:
         self._loop = asyncio.get_running_loop()
         self._beat: asyncio.TimerHandle | None = None
         self._revoking: asyncio.TimerHandle | None = None
+        self._looking: asyncio.TimerHandle | None = None
         if options.acks:
             self._keep_alive()
 
@@ -157,7 +175,8 @@ class MessageProcessor:
             delivery = message.delivery
             if arrive(delivery.sequence, lane_of(message), message) is DONE and is_acked and not delivery.settled:
                 delivery.ack()
-        self._crowded.look_soon(lanes)
+        if self._crowded.look_soon(lanes) and self._looking is None:
+            self._looking = self._loop.call_later(STALL_S, self._look_again)
         self._dispatcher.wake()
 
     def _above_position(self, messages: list[GroupMessage], progress: PartitionProgress) -> list[GroupMessage]:
@@ -249,6 +268,7 @@ class MessageProcessor:
         """So many messages may be in flight here now, and with so few `call_at_low_water` is due."""
         self._lanes.low_water = low_water
         self._crowded.crowd = max(_SMALLEST_CROWD, size // 2)
+        self._crowded.stalls = True
 
     @property
     def has_messages(self) -> bool:
@@ -355,7 +375,7 @@ class MessageProcessor:
 
     async def close(self) -> None:
         """End now: running handlers are cancelled, and their messages are delivered again, here or elsewhere."""
-        for timer in (self._beat, self._revoking):
+        for timer in (self._beat, self._revoking, self._looking):
             if timer is not None:
                 timer.cancel()
         self._cancel_beside()
@@ -363,6 +383,10 @@ class MessageProcessor:
 
     def _new_lanes(self) -> Lanes[GroupMessage]:
         return Lanes(max_tries=self._options.max_tries, backoff=self._options.backoff, remember=self._options.remember)
+
+    def _look_again(self) -> None:
+        again = self._crowded.look(self._lanes)
+        self._looking = self._loop.call_later(STALL_S, self._look_again) if again else None
 
     def _keep_alive(self) -> None:
         """Tell the server of messages that wait or run for long, so that it does not deliver them again."""
