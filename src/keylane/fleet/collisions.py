@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from keylane.core.fleet_names import check_collisions
-from keylane.errors import NoSuchGroup
+from keylane.errors import NoSuchGroup, NotFound
 from keylane.groups import GroupName, StaticConfig, get_config, list_groups
 from keylane.jetstream import Connection
 
@@ -44,6 +44,6 @@ async def _group_of_queue(connection: Connection, stream: str) -> list[tuple[str
 async def _is_elastic(connection: Connection, stream: str, group: str) -> bool:
     try:
         await get_config(connection, stream, group, kind="elastic")
-    except NoSuchGroup:
+    except (NoSuchGroup, NotFound):  # no such group, or not even a stream of this name
         return False
     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -88,3 +89,9 @@ async def test_the_queue_of_an_elastic_group(make: MakeGround) -> None:
     queue = groups.queue_stream(ground.stream, "e")
     with pytest.raises(InvalidInput, match="is the queue of the elastic group 'e'"):
         await fleet.join(ground.connection, queue, "f", nothing, partitions=fleet.listed(["*.>"]))
+
+
+async def test_a_stream_whose_name_has_a_dash_is_nobodys_queue(make: MakeGround, unique: Callable[..., str]) -> None:
+    """It could be the queue of a group of the stream before the dash, which does not exist."""
+    ground = FleetGround(await make(stream=f"{unique('dashed')}-2026-10", partitions=PARTITIONS, allow_direct=True))
+    await ground.shared(await ground.join("a"))
