@@ -79,6 +79,7 @@ async def test_a_partition_that_hangs_does_not_stop_the_others(limits: FleetGrou
     assert flawless(limits.evidence.verdict(sent))
 
 
+@pytest.mark.alone("pulls are as large as handlers are fast")
 async def test_pulls_grow_with_the_work(limits: FleetGround) -> None:
     """A pull that the server has filled ends with a status as well: its partition is not idle because of that."""
     batches: list[int] = []

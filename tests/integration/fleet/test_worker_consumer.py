@@ -122,6 +122,7 @@ async def test_a_second_consumer_where_it_is_allowed(rig: Rig) -> None:
     await consumer.close()
 
 
+@pytest.mark.alone("counts what falls into a quarter of a second")
 async def test_many_updates_at_once_become_few(rig: Rig, consumer: WorkerConsumer) -> None:
     await rig.update(consumer, rig.partitions[:1])
     async with asyncio.TaskGroup() as tasks:
