@@ -34,6 +34,6 @@ def test_a_module_that_is_not_listed_is_found() -> None:
 
 
 def test_the_api_page_is_what_the_docstrings_say() -> None:
-    check = [sys.executable, ROOT / "scripts" / "api_page.py", "--check"]
+    check = [sys.executable, str(ROOT / "scripts" / "api_page.py"), "--check"]
     done = subprocess.run(check, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
