@@ -128,7 +128,7 @@ async def join(
     order, until `keylane dlq release`, and other keys go on. All workers of the fleet need the same `after_tries`.
 
     The handler gets the messages of a key in their order. When it returns, the message is acked; when it raises, the
-    message is tried again while later messages of its key wait. `message.origin.token` is the fencing token of its
+    message is tried again while later messages of its key wait. `message.origin.revision` is the fencing token of its
     partition: it grows with every change of owner.
 
     >>> orders = hashed(32, "orders.*", key=[1])

@@ -69,8 +69,10 @@ async def test_workers_run_are_replaced_when_a_file_changes_and_stop(
         await command.ready(2)
         sent = await publish(connection, stream, keys)
         await command.handled(sent)
-        owned = {one["group"] for one in command.all("partitions")}
-        assert owned == {f"{stream}/billing", f"{stream}/mail"}
+        await until(
+            lambda: {one["group"] for one in command.all("partitions")},
+            lambda owned: owned == {f"{stream}/billing", f"{stream}/mail"},
+        )
         (tmp_path / "shop.py").write_text(source.replace("VERSION = 1", "VERSION = 22"))
         await until(lambda: command.all("rolled"))
         assert [one["file"] for one in command.all("changed")] == [str(tmp_path / "shop.py")]

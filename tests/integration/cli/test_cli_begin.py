@@ -220,7 +220,7 @@ async def test_the_commands_of_readme_work_on_the_stream_of_its_example(monkeypa
             await groups.create_elastic(
                 connection, "ORDERS", "billing", max_members=10, partitioning=[("orders.*", [1])], members=["alice"]
             )
-        block = next(one for one in blocks("README.md", "sh") if "keylane pub" in one).replace("1000", "10")
+        block = next(one for one in blocks("README.md", "sh") if "keylane sub" in one).replace("1000", "10")
         done = [await here(*words) for words in commands(block)]
         assert [one.returncode for one in done] == [0, 0, 0], done
         assert "stored 10 in ORDERS" in done[0].stdout
