@@ -255,14 +255,18 @@ def run_until_signal(work: Coroutine[Any, Any, None]) -> None:
 
     async def run() -> None:
         loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
-        if threading.current_thread() is threading.main_thread():  # only there signals can be handled
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, task.cancel)
+        is_main = threading.current_thread() is threading.main_thread()  # only there signals can be handled
+        numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
+        for number in numbers:
+            loop.add_signal_handler(number, task.cancel)
         try:
             await task
         except asyncio.CancelledError:
             if not task.cancelled():
                 raise
+        finally:
+            for number in numbers:  # uvloop leaves them behind when it is closed
+                loop.remove_signal_handler(number)
 
     run_loop(run())
 

@@ -416,7 +416,7 @@ class Worker(Joined):
         if unconfirmed != self._is_unconfirmed:
             self._is_unconfirmed = unconfirmed
             for run in self._runs.values():
-                run.guard(unconfirmed, now)
+                run.guard(unconfirmed)
 
     def _perform(self, action: FleetAction) -> None:
         assert self._tasks is not None
@@ -621,8 +621,8 @@ class Worker(Joined):
             processor,
             place=place,
             origin=origin,
-            pinned=lambda: self._tell(PartitionPinned(partition.id)),
-            unpinned=lambda: self._tell(PartitionUnpinned(partition.id)),
+            pinned=run.pinned,
+            unpinned=run.unpinned,
             lost=run.reopen,
             redelivered=run.reset,
             positions=self._position_store(),
@@ -769,8 +769,10 @@ class _PartitionRun:
         self._core = core
         self._tasks = tasks
         self._pin_requests = pin_requests
+        self._sure_pin: str | None = None
+        """The last pin that it got while the lease was sure."""
         self._trusted_pin: str | None = None
-        """The pin that it had while the lease was sure."""
+        """While the lease is not confirmed: the pin that it had before."""
         self._pin_confirmed_at: float | None = None
         self._is_asking = False
         self._is_aside = False
@@ -794,19 +796,34 @@ class _PartitionRun:
     def reset(self) -> None:
         self._actions.put_nowait(_Repair.RESET)
 
-    def guard(self, unconfirmed: bool, now: float) -> None:
+    def guard(self, unconfirmed: bool) -> None:
         """Begin or end to ask for the pin before every start.
 
         Only the pin of before counts: whoever takes the partition over clears it first, no earlier than others may
-        expire the lease. A pin that this worker got after that may be one under another owner's claim.
+        expire the lease. A pin that this worker got after that may be one under another owner's claim. So a pin is
+        noted when it comes, not here: this may be called late, by a process that stood still.
         """
-        in_time = now < self._core.lease.deadline + self._core.spec.lease_s / 20
-        self._trusted_pin = self.reader.pin_id if unconfirmed and in_time else None
+        self._trusted_pin = self._sure_pin if unconfirmed else None
         self._pin_confirmed_at = None
         self.processor.guard(unconfirmed)
-        if not unconfirmed and self._is_aside:
+        if unconfirmed:
+            return
+        self._sure_pin = self.reader.pin_id
+        if self._is_aside:
             self._is_aside = False
             self._actions.put_nowait(_Repair.OPEN)
+
+    def pinned(self) -> None:
+        """A message came under a new pin."""
+        now = _clock()
+        is_sure = self._core.lease.is_sure(now) and not self._core.is_unconfirmed(now)
+        self._sure_pin = self.reader.pin_id if is_sure else None
+        self._tell(PartitionPinned(self.partition))
+
+    def unpinned(self) -> None:
+        """The server has refused the pin."""
+        self._sure_pin = None
+        self._tell(PartitionUnpinned(self.partition))
 
     def may_start(self) -> bool:
         now = _clock()

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,10 @@ async def test_the_next_owner_finds_the_positions_of_a_dead_worker(limits: Fleet
         await until(lambda: len(b.partitions) == PARTITIONS)
         sent = await limits.publish(KEYS * 5)
         await limits.evidence.all_of(sent)
-        await until(lambda: records(limits), lambda all_: all_ and max(all_[0].positions.values()) == sent[-1])
+        last = {
+            str(line.partition): line.sequence for line in sorted(limits.evidence.lines, key=attrgetter("sequence"))
+        }
+        await until(lambda: records(limits), lambda all_: all_ and all_[0].positions == last)
         b.process.kill()
         await b.process.wait()
     for partition in range(PARTITIONS):
