@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from bench import (
+    app,
     audit,
     claims,
     failover,
@@ -30,6 +31,7 @@ from bench import (
 from chaos.marshal_stage import On
 
 ROWS: dict[str, Callable[..., tuple[dict[str, Any], str]]] = {
+    "app": app.run,
     "audit": audit.run,
     "claims": claims.run,
     "failover": failover.run,
