@@ -7,11 +7,11 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 
 from keylane.app.handler import AppHandler
 from keylane.core.fleet_partitions import source_from_wire
+from keylane.core.name_suggestions import similar_name
 from keylane.core.partitions import PartitionBy, Partitioning, parse_transform
 from keylane.errors import GroupError, NotFound
 from keylane.fleet import HashedPartitions, StreamCopy, hashed, stored_spec
@@ -95,11 +95,11 @@ def _numbered(config: StreamConfig) -> Partitioning | None:
 
 
 async def _no_stream(connection: Connection, handler: AppHandler, error: NotFound) -> NotFound:
-    close = difflib.get_close_matches(handler.stream, await streams.names(connection), n=1)
+    meant = similar_name(handler.stream, await streams.names(connection))
     by = handler.partition_by.filter if handler.partition_by is not None else "orders.*"
     advice = (
-        f"did you mean {close[0]!r}?"
-        if close
+        f"did you mean {meant!r}?"
+        if meant is not None
         else f"`keylane stream create {handler.stream} --partition-by '{by}' --partitions "
         f"{handler.partitions or PARTITIONS}` makes one, and so does App(…, create_streams=True)"
     )

@@ -194,7 +194,7 @@ async def test_a_member_hands_over_to_its_standby(  # noqa: PLR0917 - a row of t
     assert gap_s < 1.5, "a pin's timeout is longer"
 
 
-@pytest.mark.parametrize("page", ["docs/fleet.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/fleet.md"])
 async def test_a_worker_of_a_fleet_hands_over_to_another(ground: Connection, page: str) -> None:
     transform = {"src": "orders.*", "dest": "{{Partition(32,1)}}.orders.{{Wildcard(1)}}"}
     config = {"name": "ORDERS", "subjects": ["orders.*"], "subject_transform": transform, "allow_direct": True}
