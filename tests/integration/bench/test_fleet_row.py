@@ -66,9 +66,10 @@ def test_the_contestant_handles_everything_once() -> None:
 
 async def test_a_message_that_is_out_of_order_is_counted() -> None:
     seen = Seen()
+    seen.may_begin.set()
     handle: Any = seen.handler()
     for key, sequence in (("a", 1), ("b", 2), ("a", 4), ("a", 3), ("b", 5), ("b", 5)):
-        await handle(SimpleNamespace(key=key, sequence=sequence))
+        await handle(SimpleNamespace(key=key, delivery_sequence=sequence))
     assert (seen.count, seen.out_of_order) == (6, 2)
 
 
