@@ -65,6 +65,7 @@ _TIMEOUT_S = 5.0
 _LOOK_EVERY_S = 5.0
 _LOOK_AGAIN_S = 0.05
 _FENCE_TRIES = 10
+_STREAM_NOT_FOUND = 10059
 _WRONG_LAST = 10071
 _IN_FLIGHT = 10164
 """A cluster refuses a second write under one condition while the first is on its way."""
@@ -172,11 +173,11 @@ class KeyParking:
         newest = hold.keys.newest(token)
         if newest is not None:
             return newest
-        with suppress(NotFound):
-            return (await self._letter(last_by_subject=parked_subject(self._stream, self._group, token)))[
-                0
-            ].source_sequence
-        return 0
+        try:
+            letter, _ = await self._letter(last_by_subject=parked_subject(self._stream, self._group, token))
+        except NotFound:
+            return 0
+        return letter.source_sequence
 
     async def _store(  # noqa: PLR0917 - what is stored, where, and why
         self, hold: _Hold, partition: str, token: str, message: GroupMessage, error: BaseException, tries: int
@@ -382,27 +383,15 @@ class KeyParking:
         with suppress(NotFound):
             await backoff.call(lambda: streams.delete_message(self._connection, self._name, letter.sequence))
 
-    async def _letter(
-        self,
-        *,
-        last_by_subject: str | None = None,
-        next_by_subject: str | None = None,
-        sequence: int | None = None,
-    ) -> tuple[DeadLetter, bytes]:
-        """A parked message as the leader has it, and its header block."""
-        wire = await streams.get_message(
-            self._connection,
-            self._name,
-            last_by_subject=last_by_subject,
-            next_by_subject=next_by_subject,
-            sequence=sequence,
-        )
-        raw, data = (base64.b64decode(wire.get(part, "")) for part in ("hdrs", "data"))
-        time = parse_time(wire["time"])
-        return read_letter(int(wire["seq"]), time, wire["subject"], parse_headers(raw), data), raw
+    async def _letter(self, **which: Any) -> tuple[DeadLetter, bytes]:
+        return await _stored_letter(self._connection, self._name, **which)
 
 
-_STREAM_NOT_FOUND = 10059
+async def _stored_letter(connection: Connection, name: str, **which: Any) -> tuple[DeadLetter, bytes]:
+    """A parked message as the leader has it, and its header block. `which`: as for `streams.get_message`."""
+    wire = await streams.get_message(connection, name, **which)
+    raw, data = (base64.b64decode(wire.get(part, "")) for part in ("hdrs", "data"))
+    return read_letter(int(wire["seq"]), parse_time(wire["time"]), wire["subject"], parse_headers(raw), data), raw
 
 
 class _Hints:
@@ -448,13 +437,11 @@ async def release(connection: Connection, stream: str, group: str, key: str) -> 
     subject = parked_subject(stream, group, token)
     try:
         waiting = await parked_count(connection, stream, group, key)
-        wire = await streams.get_message(connection, name, last_by_subject=subject)
+        letter, _ = await _stored_letter(connection, name, last_by_subject=subject)
     except NotFound as error:
         raise NotFound(
             error.code, error.err_code, f"key {key!r} of {stream}/{group} is not parked: look with `keylane dlq ls`"
         ) from error
-    head = parse_headers(base64.b64decode(wire.get("hdrs", "")))
-    letter = read_letter(int(wire["seq"]), parse_time(wire["time"]), subject, head, b"")
     await _wish(connection, stream, group, letter)
     return waiting
 
