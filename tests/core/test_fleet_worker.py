@@ -23,6 +23,7 @@ from keylane.core.fleet_events import (
     RecordEntry,
     RecordHint,
     RecordsRead,
+    ReportState,
     SpecRefused,
     StartPartition,
     StopEverything,
@@ -76,7 +77,7 @@ class OnePartition:
 class Store:
     """A store without faults, and one worker on it."""
 
-    def __init__(self, **records: FleetRecord) -> None:
+    def __init__(self, name: str = "", **records: FleetRecord) -> None:
         self.records: dict[str, RecordEntry] = {}
         self.sequence = 0
         self.created = "created"
@@ -89,7 +90,10 @@ class Store:
         for record in records.values():
             self.store(record)
         self.worker = FleetWorker(
-            spec=SPEC, identity=WorkerIdentity(run="me", host="h"), planner=self.planner, clock_offset_s=1000.0
+            spec=SPEC,
+            identity=WorkerIdentity(run="me", name=name, host="h"),
+            planner=self.planner,
+            clock_offset_s=1000.0,
         )
 
     def store(self, record: FleetRecord) -> int:
@@ -175,6 +179,25 @@ def test_a_worker_gets_its_id_back_and_leaves_those_of_others() -> None:
     )
     store.run(1)
     assert store.worker.worker_id == "worker-2"
+
+
+def test_a_worker_that_was_killed_waits_for_the_end_of_its_own_lease() -> None:
+    store = Store(name="billing-1", a=WorkerLease(worker=0, instance="x.1", name="billing-1", host="h", beat=3, taken=5))
+    store.run(SPEC.lease_s - 0.2)
+    assert not store.wrote("worker.0")
+    waits = [one.waiting_for for one in store.did(ReportState) if isinstance(one, ReportState)]
+    assert "the lease of worker 0" in (waits[-1] or "")
+    store.run(1)
+    assert store.worker.worker_id == "worker-0"
+
+
+def test_a_worker_with_the_name_of_a_live_one_takes_another_id() -> None:
+    held = WorkerLease(worker=0, instance="x.1", name="billing-1", host="h", beat=3, taken=5)
+    store = Store(name="billing-1", a=held)
+    store.run(SPEC.lease_s / 3)
+    store.store(replace(held, beat=4))
+    store.run(SPEC.lease_s / 3)
+    assert store.worker.worker_id == "worker-1"
 
 
 def test_a_worker_stops_by_its_own_clock_and_goes_on_under_a_confirmed_pin() -> None:

@@ -140,7 +140,7 @@ class Process:
         offset = 1_000_000.0 + random.uniform(-0.02, 0.02)
         self.worker = FleetWorker(
             spec=FleetSpec(source={"kind": "simulated"}, pool=world.pool, lease_s=LEASE_S),
-            identity=WorkerIdentity(run=name, host=host),
+            identity=WorkerIdentity(run=name, name=host if world.is_named else "", host=host),
             planner=EvenPlanner(tuple(world.partitions)),
             clock_offset_s=offset,
         )

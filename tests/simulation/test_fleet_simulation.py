@@ -132,6 +132,8 @@ class World:
         self.ledger = Ledger(self)
         self.profile = profile
         self.faulty = profile != "planned"
+        self.is_named = seed % 2 == 1
+        """Whether a process that is started again has the name of the one before, as under a supervisor."""
         self.pool = 8
         self.prefetch = PREFETCH
         self.handler_times: tuple[float, ...] = (0.001, 0.01, 0.05, 0.05, 0.3, 1.5)

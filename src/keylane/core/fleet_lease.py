@@ -8,6 +8,7 @@ it *sent* the last renewal that was confirmed.
 | phase | what happened | what follows |
 | --- | --- | --- |
 | SEEKING | the leases were read | take the id that was held last, else the lowest free one: TAKING |
+| SEEKING | a lease of this worker's name is held, and was not renewed since it was first seen | wait: see `predecessor` |
 | SEEKING | no id is free | expire leases that were seen unchanged for lease_s, as a leader does |
 | TAKING | confirmed | HELD |
 | TAKING | conflict | SEEKING: somebody else was quicker |
@@ -89,6 +90,31 @@ def choose_id(
     return next((worker for worker in range(pool) if worker not in taken), None)
 
 
+def predecessor(
+    identity: WorkerIdentity, workers: Mapping[int, Sighting], pool: int, first_seen: Mapping[int, int]
+) -> int | None:
+    """The id that a worker of the same name holds, and has not renewed since its revision was `first_seen`.
+
+    A worker that was killed and started again finds its own lease still held. Its id, and the partitions that are
+    reserved for it, are free as soon as that lease is old. A holder that renews it is alive, and only has the same
+    name: then another id is taken.
+    """
+    if not identity.name:
+        return None
+    return next(
+        (
+            worker
+            for worker, seen in workers.items()
+            if worker < pool
+            and isinstance(seen.lease, WorkerLease)
+            and seen.lease.state.is_held
+            and identity.held_before(seen.lease)
+            and first_seen.get(worker, seen.revision) == seen.revision
+        ),
+        None,
+    )
+
+
 @dataclass(slots=True)
 class IdLease:
     """The lease of this worker."""
@@ -120,6 +146,8 @@ class IdLease:
     """How often a doubtful record was read with the revision of before."""
     _sent: dict[int, float] = field(default_factory=dict)
     """Beat -> when it was sent, of renewals whose outcome may still become known."""
+    _first_seen: dict[int, int] = field(default_factory=dict)
+    """Worker -> the revision of its lease when this worker began to seek."""
 
     @property
     def instance(self) -> str:
@@ -149,6 +177,9 @@ class IdLease:
 
     def seek(self, now: float) -> None:
         """The leases were read: take an id, if there is one."""
+        if self.awaited() is not None:
+            self._expire_unused(now)
+            return
         wall_ms = self.view.wall_ms(now)
         worker = choose_id(self.identity, self.view.workers, self.pool, wall_ms, self.grace_s)
         if worker is None:
@@ -170,8 +201,14 @@ class IdLease:
         self.phase = LeasePhase.TAKING
         self._write(replace(self.lease, beat=1), now)
 
+    def awaited(self) -> int | None:
+        """The id whose lease this worker waits for to end."""
+        for worker, seen in self.view.workers.items():
+            self._first_seen.setdefault(worker, seen.revision)
+        return predecessor(self.identity, self.view.workers, self.pool, self._first_seen)
+
     def _expire_unused(self, now: float) -> None:
-        """Without a free id nobody new can lead, and if all holders are dead nobody else expires their leases."""
+        """Who waits cannot lead, and if all holders are dead nobody else expires their leases."""
         for worker, seen in self.view.workers.items():
             if seen.lease.state.is_held and seen.unchanged_for() >= self.view.lease_s:
                 self.requests.expire(worker, seen, now)
@@ -325,6 +362,7 @@ class IdLease:
     def _seek_again(self) -> None:
         self.phase, self.lease = LeasePhase.SEEKING, None
         self._sent.clear()
+        self._first_seen.clear()
 
     def rejoin(self) -> None:
         """After the end of all handlers: another instance, as if the process had been started again."""

@@ -669,12 +669,7 @@ def _state(worker: FleetWorker, now: float) -> tuple[WorkerState, str | None]:  
     if worker.stopping:
         return WorkerState.LEAVING, "handlers that are at work, and the release of their partitions"
     if ownership is None:
-        if lease.phase is LeasePhase.SEEKING and worker.spec_checked and not worker.looking and worker.looks:
-            return (
-                WorkerState.JOINING,
-                f"a worker id: all {worker.spec.pool} are held, or reserved for their last holders",
-            )
-        return WorkerState.JOINING, None
+        return WorkerState.JOINING, _obstacle_to_join(worker)
     if not lease.is_sure(now):
         return WorkerState.UNREACHABLE, "the store, to renew the lease"
     if worker.view.is_recovering(now):
@@ -683,6 +678,15 @@ def _state(worker: FleetWorker, now: float) -> tuple[WorkerState, str | None]:  
     is_drained = lease.lease is not None and worker.view.is_drained(lease.lease)
     waits = "an operator, who has drained this worker, to resume it" if is_drained else ownership.obstacles()
     return WorkerState.LEADING if is_leading else WorkerState.ACTIVE, waits
+
+
+def _obstacle_to_join(worker: FleetWorker) -> str | None:
+    lease = worker.lease
+    if lease.phase is not LeasePhase.SEEKING or not worker.spec_checked or worker.looking or not worker.looks:
+        return None
+    if (awaited := lease.awaited()) is not None:
+        return f"the lease of worker {awaited}, which a worker of the same name held: it ends unless it is renewed"
+    return f"a worker id: all {worker.spec.pool} are held, or reserved for their last holders"
 
 
 def _report(worker: FleetWorker, now: float) -> None:
