@@ -200,6 +200,14 @@ def test_a_worker_with_the_name_of_a_live_one_takes_another_id() -> None:
     assert store.worker.worker_id == "worker-1"
 
 
+def test_a_worker_does_not_wait_for_a_lease_that_the_store_has_lost() -> None:
+    store = Store(name="billing-1", a=WorkerLease(worker=0, instance="x.1", name="billing-1", host="h", beat=3, taken=5))
+    store.run(1)
+    store.records.clear()
+    store.run(SPEC.lease_s)
+    assert store.worker.worker_id == "worker-1"
+
+
 def test_a_worker_stops_by_its_own_clock_and_goes_on_under_a_confirmed_pin() -> None:
     store = Store()
     store.run(1)

@@ -203,9 +203,10 @@ class IdLease:
 
     def awaited(self) -> int | None:
         """The id whose lease this worker waits for to end."""
-        for worker, seen in self.view.workers.items():
+        stored = {worker: seen for worker, seen in self.view.workers.items() if worker not in self.view.absent}
+        for worker, seen in stored.items():
             self._first_seen.setdefault(worker, seen.revision)
-        return predecessor(self.identity, self.view.workers, self.pool, self._first_seen)
+        return predecessor(self.identity, stored, self.pool, self._first_seen)
 
     def _expire_unused(self, now: float) -> None:
         """Who waits cannot lead, and if all holders are dead nobody else expires their leases."""
