@@ -182,7 +182,9 @@ def test_a_worker_gets_its_id_back_and_leaves_those_of_others() -> None:
 
 
 def test_a_worker_that_was_killed_waits_for_the_end_of_its_own_lease() -> None:
-    store = Store(name="billing-1", a=WorkerLease(worker=0, instance="x.1", name="billing-1", host="h", beat=3, taken=5))
+    store = Store(
+        name="billing-1", a=WorkerLease(worker=0, instance="x.1", name="billing-1", host="h", beat=3, taken=5)
+    )
     store.run(SPEC.lease_s - 0.2)
     assert not store.wrote("worker.0")
     waits = [one.waiting_for for one in store.did(ReportState) if isinstance(one, ReportState)]
@@ -201,7 +203,9 @@ def test_a_worker_with_the_name_of_a_live_one_takes_another_id() -> None:
 
 
 def test_a_worker_does_not_wait_for_a_lease_that_the_store_has_lost() -> None:
-    store = Store(name="billing-1", a=WorkerLease(worker=0, instance="x.1", name="billing-1", host="h", beat=3, taken=5))
+    store = Store(
+        name="billing-1", a=WorkerLease(worker=0, instance="x.1", name="billing-1", host="h", beat=3, taken=5)
+    )
     store.run(1)
     store.records.clear()
     store.run(SPEC.lease_s)

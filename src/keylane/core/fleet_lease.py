@@ -8,7 +8,7 @@ it *sent* the last renewal that was confirmed.
 | phase | what happened | what follows |
 | --- | --- | --- |
 | SEEKING | the leases were read | take the id that was held last, else the lowest free one: TAKING |
-| SEEKING | a lease of this worker's name is held, and was not renewed since it was first seen | wait: see `predecessor` |
+| SEEKING | a lease of this worker's name is held, and not renewed since it was first seen | wait: see `predecessor` |
 | SEEKING | no id is free | expire leases that were seen unchanged for lease_s, as a leader does |
 | TAKING | confirmed | HELD |
 | TAKING | conflict | SEEKING: somebody else was quicker |
