@@ -1,0 +1,251 @@
+"""Somebody who has a page, an empty directory and a terminal, and does what the page says (`pages.py`).
+
+The reader has a nats-server on the page's port 4222, unless the page starts one. Ports of the page are replaced by free
+ones, and put back into what is printed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from keylane.server import NatsServer
+from keylane.server.ports import ReservedPort
+from tests.integration.docs.pages import ROOT, Command, File, Program, Step
+from tests.integration.docs.printed import difference
+
+PORTS = ("4222", "9464")
+DEADLINE_S = 60.0
+QUIET_START_S = 5.0
+"""How long the reader watches what a command in a terminal of its own prints first, before going on with the page."""
+HOST = "host-a"
+"""The name that pages give to the machine that the reader sits at."""
+_COLUMNS = "120"
+
+
+class PageFailed(AssertionError):
+    """What the page says did not happen."""
+
+
+class Running:
+    """A command that was started, and what it printed so far, as a terminal would show it."""
+
+    def __init__(self, command: Command, directory: Path, environment: dict[str, str], text: str) -> None:
+        self.command = command
+        self._path = directory / f".printed-{time.monotonic_ns()}"
+        with self._path.open("wb") as out:
+            self._process = subprocess.Popen(
+                ["bash", "-c", text], cwd=directory, env=environment, start_new_session=True,
+                stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        assert self._process.stdin is not None
+        self._process.stdin.write(command.answers.encode())
+        self._process.stdin.close()
+
+    @property
+    def printed(self) -> str:
+        return self._path.read_text(encoding="utf-8", errors="replace")
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def wait(self, is_so: Callable[[], bool], deadline_s: float = DEADLINE_S) -> bool:
+        end = time.monotonic() + deadline_s
+        while not is_so():
+            if self.ended or time.monotonic() > end:
+                return is_so()
+            time.sleep(0.05)
+        return True
+
+    def exit_code(self) -> int | None:
+        try:
+            return self._process.wait(DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def interrupt(self) -> int | None:
+        """Ctrl-C reaches all processes of a terminal."""
+        if not self.ended:
+            os.killpg(self._process.pid, signal.SIGINT)
+        return self.exit_code()
+
+    def kill(self) -> None:
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        self._process.wait()
+
+
+class Session:
+    """The reader's Python, started with the first block."""
+
+    def __init__(self, directory: Path, environment: dict[str, str]) -> None:
+        answers, theirs = os.pipe()
+        self._out, self._err = directory / ".session-out", directory / ".session-err"
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self._process = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("session.py")), str(theirs)],
+                cwd=directory, env=environment, pass_fds=[theirs], start_new_session=True,
+                stdin=subprocess.PIPE, stdout=out, stderr=err, text=True,
+            )  # fmt: skip
+        os.close(theirs)
+        self._answers = os.fdopen(answers)
+
+    def run(self, code: str, where: str) -> str:
+        """What it printed."""
+        before = self._out.stat().st_size
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"code": code, "where": where}) + "\n")
+        self._process.stdin.flush()
+        line = self._answers.readline()  # the timeout of the test is the deadline
+        error = json.loads(line)["error"] if line else "the Python session ended\n" + self._err.read_text()
+        if error:
+            raise PageFailed(f"{where}: {error}")
+        with self._out.open("rb") as out:
+            out.seek(before)
+            return out.read().decode()
+
+    def close(self) -> None:
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self._process.wait()
+        self._answers.close()
+
+
+class Reader:
+    """Takes the steps of one page. `finish` ends what still runs, as the reader would."""
+
+    def __init__(self, directory: Path, ports: dict[str, str]) -> None:
+        self._directory = directory
+        self._ports = ports
+        self._environment = environment(directory, ports["4222"])
+        self._session: Session | None = None
+        self._open: list[Running] = []
+
+    def take(self, step: Step) -> None:
+        match step:
+            case File():
+                path = self._directory / step.name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(self._with_our_ports(step.text), encoding="utf-8")
+            case Program():
+                self._run(step)
+            case Command(stays=True):
+                self._start(step)
+            case Command():
+                self._command(step)
+
+    def finish(self) -> None:
+        for running in reversed(self._open):
+            command = running.command
+            if command.shown:
+                self._wait_for(running, command.shown)
+            code = running.interrupt()
+            if code != 0:
+                raise PageFailed(f"{command.where}: `{command.text}` ended with {code}:\n{running.printed}")
+        self._open.clear()
+
+    def close(self) -> None:
+        for running in self._open:
+            running.kill()
+        if self._session is not None:
+            self._session.close()
+
+    def _run(self, step: Program) -> None:
+        if self._session is None:
+            self._session = Session(self._directory, self._environment)
+        printed = self._session.run(self._with_our_ports(step.code), step.where)
+        if step.shown is not None:
+            self._compare(step.where, step.shown, printed)
+
+    def _start(self, command: Command) -> Running:
+        running = Running(command, self._directory, self._environment, self._with_our_ports(command.text))
+        self._open.append(running)
+        if command.stays:
+            shown = [*(command.shown or []), "…"]
+            running.wait(
+                lambda: bool(running.printed.strip()) and not self._different(shown, running.printed, any_order=True),
+                QUIET_START_S,
+            )
+        return running
+
+    def _command(self, command: Command) -> None:
+        running = self._start(command)
+        if command.interrupted:
+            self._wait_for(running, command.shown or [])
+            before = len(running.printed)
+            code = running.interrupt()
+            self._compare(command.where, command.after_interrupt or [], running.printed[before:], any_order=True)
+        else:
+            code = running.exit_code()
+        if code is None or (code != 0 and command.shown is None):
+            raise PageFailed(f"{command.where}: `{command.text}` ended with {code}:\n{running.printed}")
+        if command.shown is not None and not command.interrupted:
+            printed = re.sub(r"(\[y/N\]): ?", r"\1 ", running.printed)
+            for answer in command.answers.split():
+                printed = re.sub(r"\[y/N\] (?!\w+$)", f"[y/N] {answer}\n", printed, count=1, flags=re.MULTILINE)
+            self._compare(command.where, command.shown, printed, numbers_vary=command.numbers_vary)
+        self._open.remove(running)
+
+    def _wait_for(self, running: Running, shown: list[str]) -> None:
+        """Until everything that is shown is there. Programs that stay do several things at once: in any order."""
+        unsaid = [*shown, "…"]
+        running.wait(lambda: self._different(unsaid, running.printed, any_order=True) is None)
+        self._compare(running.command.where, shown, running.printed, any_order=True)
+
+    def _different(self, shown: list[str], printed: str, **how: bool) -> str | None:
+        return difference(shown, self._with_its_ports(printed).splitlines(), **how)
+
+    def _compare(self, where: str, shown: list[str], printed: str, **how: bool) -> None:
+        if (different := self._different(shown, printed, **how)) is not None:
+            raise PageFailed(f"{where}\n{different}")
+
+    def _with_our_ports(self, text: str) -> str:
+        return re.sub(rf"\b({'|'.join(PORTS)})\b", lambda found: self._ports[found[1]], text)
+
+    def _with_its_ports(self, text: str) -> str:
+        for its, ours in self._ports.items():
+            text = re.sub(rf"\b{ours}\b", its, text)
+        return re.sub(rf"\b{re.escape(socket.gethostname())}\b", HOST, text)
+
+
+def environment(directory: Path, port: str) -> dict[str, str]:
+    """That of somebody who has installed keylane, and nothing else that could play a part."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("NATS_", "KEYLANE_", "XDG_"))}
+    return kept | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "HOME": str(directory),
+        "COLUMNS": _COLUMNS,
+        "TERM": "dumb",
+        "PYTHONUNBUFFERED": "1",
+        "NATS_URL": f"nats://127.0.0.1:{port}",
+    }
+
+
+@contextmanager
+def reader(directory: Path, steps: list[Step]) -> Iterator[Reader]:
+    with ExitStack() as stack:
+        ports = {}
+        for its in PORTS:
+            reserved = ReservedPort()
+            stack.callback(reserved.release)
+            ports[its] = str(reserved.number)
+        (directory / "examples").symlink_to(ROOT / "examples")
+        if not any(isinstance(step, Command) and "server run --port 4222" in step.text for step in steps):
+            stack.enter_context(NatsServer.start(port=int(ports["4222"])))
+        person = Reader(directory, ports)
+        stack.callback(person.close)
+        yield person

@@ -1,0 +1,21 @@
+"""README and every page of docs, done from top to bottom as a reader would: each block runs and prints what is shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.docs.pages import PAGES, steps
+from tests.integration.docs.reader import reader
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_does_what_it_says(page: str, tmp_path: Path) -> None:
+    todo = steps(page)
+    with reader(tmp_path, todo) as person:
+        for step in todo:
+            person.take(step)
+        person.finish()
