@@ -1,9 +1,9 @@
-"""README's programs as processes: their text is run as it stands, and what the handler prints is the evidence.
+"""README's app and the first program of docs/groups.md as processes: what their handlers print is the evidence.
 
-Of the app only its address and its payload are replaced, and it creates its stream. Of the group's program only the
-address of the server, the number of replicas and, for a static group, the two lines that make stream and group are
-replaced. `print` writes the lines that `chaos.evidence` reads, with the number in the payload in place of the sequence,
-and joining writes `ready`. Signals are the program's own business.
+Their text is run as it stands. Of the app only its address and its payload are replaced, and it creates its stream. Of
+the group's program only the address of the server is replaced and, for a static group, the line that makes the group;
+a line that creates the stream is added. `print` writes the lines that `chaos.evidence` reads, with the number in the
+payload in place of the sequence, and joining writes `ready`. Signals are the program's own business.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from nats.js.api import SubjectTransform
 
 from keylane import groups
 from keylane.app import RunningApp
+from keylane.jetstream import streams
 from tests.peers.store import REPOSITORY
 
 PARTITIONS = 10
@@ -28,10 +29,9 @@ _OUT = sys.stdout.fileno()
 
 
 def source(url: str, kind: str, replicas: int) -> str:
-    """The program of README.md, for this server and this kind of group."""
-    page = (REPOSITORY / "README.md").read_text()
-    blocks: list[str] = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    [program] = [one for one in blocks if ("keylane.App(" in one) == (kind == "app")]
+    """The first program of its page, for this server and this kind of group."""
+    page = (REPOSITORY / ("README.md" if kind == "app" else "docs/groups.md")).read_text()
+    program: str = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0]
     if kind == "app":
         # The load publishes numbers.
         changes = {
@@ -40,20 +40,23 @@ def source(url: str, kind: str, replicas: int) -> str:
             "order.cents": "str(order)",
         }
         return _changed(program, changes)
-    config = 'streams.StreamConfig(name="ORDERS", subjects=["orders.>"]'
-    changes = {"nats://127.0.0.1:4222": url}
+    create = "await groups.create_elastic("
     more = f", num_replicas={replicas}"
+    changes = {"nats://127.0.0.1:4222": url}
     if kind == "static":
         more += ", subject_transform=TRANSFORM"
-        changes |= {"groups.create_elastic(": "groups.create_static(", 'partitioning=[("orders.*", [1])], ': ""}
-    changes[config] = config + more
+        changes['partitioning=[("orders.*", [1])], '] = ""
+    stream = f'await streams.create(connection, streams.StreamConfig(name="ORDERS", subjects=["orders.>"]{more}))'
+    changes[create] = f"{stream}\n        {create.replace('elastic', kind)}"
     return _changed(program, changes)
 
 
 def _changed(program: str, changes: dict[str, str]) -> str:
     for before, after in changes.items():
         if program.count(before) != 1:
-            raise SystemExit(f"README's program does not have {before!r} once: chaos/readme_program.py must follow it")
+            raise SystemExit(
+                f"the program of the page does not have {before!r} once: chaos/readme_program.py must follow it"
+            )
         program = program.replace(before, after)
     return program
 
@@ -87,7 +90,7 @@ def main() -> None:
 
     RunningApp.watch = watch_and_say_so  # type: ignore[assignment,method-assign]
     sys.argv = ["readme.py", options.member]
-    names = {"__name__": "__main__", "print": write_down, "TRANSFORM": TRANSFORM}
+    names = {"__name__": "__main__", "print": write_down, "streams": streams, "TRANSFORM": TRANSFORM}
     exec(compile(source(options.url, options.kind, options.replicas), "README.md", "exec"), names)  # noqa: S102
 
 

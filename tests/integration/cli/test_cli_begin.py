@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import keylane
-from keylane import Connection, groups
+from keylane import Connection
 from keylane.core.partitions import partition_of
 from keylane.errors import NotFound
 from keylane.jetstream import read_all, streams
@@ -210,19 +209,3 @@ async def test_the_first_commands_print_what_the_page_says(monkeypatch: pytest.M
         line_by_line = [re.sub(r"^\d\d:\d\d:\d\d\.\d{3}|\d+\.\d\d s: .*", "", line) for line in printed.splitlines()]
         expected = blocks("docs/cli.md", "")[0].splitlines()
         assert line_by_line == [re.sub(r"^\d\d:\d\d:\d\d\.\d{3}|\d+\.\d\d s: .*", "", line) for line in expected]
-
-
-async def test_the_commands_of_readme_work_on_the_stream_of_its_example(monkeypatch: pytest.MonkeyPatch) -> None:
-    with NatsServer.start() as server:
-        monkeypatch.setenv("NATS_URL", server.url)
-        async with keylane.connect(server.url) as connection:
-            await streams.create(connection, streams.StreamConfig(name="ORDERS", subjects=["orders.>"]))
-            await groups.create_elastic(
-                connection, "ORDERS", "billing", max_members=10, partitioning=[("orders.*", [1])], members=["alice"]
-            )
-        block = next(one for one in blocks("README.md", "sh") if "keylane sub" in one).replace("1000", "10")
-        done = [await here(*words) for words in commands(block)]
-        assert [one.returncode for one in done] == [0, 0, 0], done
-        assert "stored 10 in ORDERS" in done[0].stdout
-        assert len(done[1].stdout.splitlines()) == 5
-        assert "alice" in done[2].stdout

@@ -4,7 +4,7 @@ What a fence says:
 
 | fence | the reader |
 | --- | --- |
-| `python` | types it into one Python session for the whole page, in which `await` works at the top (`python -m asyncio`) |
+| `python` | types it into one Python session for the whole page, in which `await` works (`python -m asyncio`) |
 | `text` right after `python` | sees this printed by the block before |
 | any, first line `# shop.py` | saves it as this file |
 | `python`, first line `# from examples/…` | reads lines of this example |
@@ -12,8 +12,8 @@ What a fence says:
 | `console` | runs what follows `$ `, and sees the lines below it (`printed.py` says how they are compared) |
 | any, with `no-run: REASON` behind the language | reads it: the commands and names are checked, nothing is run |
 
-A command that ends with `&`, or with the comment `# in a terminal of its own`, stays until the page ends. `^C` below a command
-is Ctrl-C, pressed when the lines above it are there. An answer shown behind `[y/N]` is typed.
+A command that ends with `&`, or with the comment `# in a terminal of its own`, stays until the page ends. `^C` below a
+command is Ctrl-C, pressed when the lines above it are there. An answer shown behind `[y/N]` is typed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PAGES = {
     if page.name != "api.md"  # made of docstrings
 }
 _BLOCK = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_FILE = re.compile(r"# ([\w/-]+\.(?:py|toml))(?:: .*)?\n")
+_FILE = re.compile(r"# ([\w/-]+\.(?:py|toml|ini))(?:: .*)?\n")
 _EXCERPT = re.compile(r"# from (examples/\S+)\n")
 _STAYS = re.compile(r"\s*(?:&\s*(?:#.*)?|# in a terminal of its own.*)$")
 _CHANGES_THE_MACHINE = re.compile(r"(?:^|[;&|]\s*)(?:\S*/)?(?:pip3?|make|sudo|uv|kubectl|python3? -m (?:pip|venv))\b")
@@ -100,7 +100,9 @@ class Command:
 
     @property
     def answers(self) -> str:
-        return "".join(f"{found}\n" for found in re.findall(r"\[y/N\] (\w+)$", "\n".join(self.shown or ()), re.MULTILINE))
+        return "".join(
+            f"{found}\n" for found in re.findall(r"\[y/N\] (\w+)$", "\n".join(self.shown or ()), re.MULTILINE)
+        )
 
 
 Step = File | Program | Command
@@ -108,9 +110,7 @@ Step = File | Program | Command
 
 def blocks(page: str) -> list[Block]:
     text = PAGES[page].read_text(encoding="utf-8")
-    found = [
-        Block(page, text.count("\n", 0, one.start()) + 2, one[1], one[2], one[3]) for one in _BLOCK.finditer(text)
-    ]
+    found = [Block(page, text.count("\n", 0, one.start()) + 2, one[1], one[2], one[3]) for one in _BLOCK.finditer(text)]
     if text.count("```") != 2 * len(found):
         raise WrongPage(f"{page} has a block that begins or ends in the middle of a line, or not at all")
     return found
@@ -169,7 +169,9 @@ def _command(block: Block, where: str, text: str, shown: list[str]) -> Command:
     if block.info and not numbers_vary:
         raise WrongPage(f"{block.where}: nobody knows what{block.info!r} behind the language means")
     if _CHANGES_THE_MACHINE.search(text):
-        raise WrongPage(f"{where}: `{text}` changes more than the reader's directory: give its block a `no-run: REASON`")
+        raise WrongPage(
+            f"{where}: `{text}` changes more than the reader's directory: give its block a `no-run: REASON`"
+        )
     if block.language == "sh":
         return Command(where, text, stays=stays)
     interrupted = "^C" in shown

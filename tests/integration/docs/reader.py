@@ -13,9 +13,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from keylane.server import NatsServer
@@ -37,23 +38,33 @@ class PageFailed(AssertionError):
 
 
 class Running:
-    """A command that was started, and what it printed so far, as a terminal would show it."""
+    """A command in a terminal of its own, and what that shows so far."""
 
     def __init__(self, command: Command, directory: Path, environment: dict[str, str], text: str) -> None:
         self.command = command
-        self._path = directory / f".printed-{time.monotonic_ns()}"
-        with self._path.open("wb") as out:
-            self._process = subprocess.Popen(
-                ["bash", "-c", text], cwd=directory, env=environment, start_new_session=True,
-                stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT,
-            )  # fmt: skip
-        assert self._process.stdin is not None
-        self._process.stdin.write(command.answers.encode())
-        self._process.stdin.close()
+        self._terminal, theirs = os.openpty()
+        self._process = subprocess.Popen(
+            ["bash", "-c", text], cwd=directory, env=environment, start_new_session=True,
+            stdin=theirs, stdout=theirs, stderr=theirs,
+        )  # fmt: skip
+        os.close(theirs)
+        self._shown = bytearray()
+        self._watching = threading.Thread(target=self._watch)
+        self._watching.start()
+        os.write(self._terminal, command.answers.encode())
+
+    def _watch(self) -> None:
+        try:
+            while some := os.read(self._terminal, 65536):
+                self._shown += some
+        except OSError:  # the last process that had it is gone
+            pass
+        finally:
+            os.close(self._terminal)
 
     @property
     def printed(self) -> str:
-        return self._path.read_text(encoding="utf-8", errors="replace")
+        return self._shown.decode(errors="replace").replace("\r\n", "\n")
 
     @property
     def ended(self) -> bool:
@@ -68,10 +79,13 @@ class Running:
         return True
 
     def exit_code(self) -> int | None:
+        """None if it does not end."""
         try:
-            return self._process.wait(DEADLINE_S)
+            code = self._process.wait(DEADLINE_S)
         except subprocess.TimeoutExpired:
             return None
+        self._watching.join(DEADLINE_S)
+        return code
 
     def interrupt(self) -> int | None:
         """Ctrl-C reaches all processes of a terminal."""
@@ -117,10 +131,8 @@ class Session:
             return out.read().decode()
 
     def close(self) -> None:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self._process.wait()
         self._answers.close()
 
@@ -194,10 +206,7 @@ class Reader:
         if code is None or (code != 0 and command.shown is None):
             raise PageFailed(f"{command.where}: `{command.text}` ended with {code}:\n{running.printed}")
         if command.shown is not None and not command.interrupted:
-            printed = re.sub(r"(\[y/N\]): ?", r"\1 ", running.printed)
-            for answer in command.answers.split():
-                printed = re.sub(r"\[y/N\] (?!\w+$)", f"[y/N] {answer}\n", printed, count=1, flags=re.MULTILINE)
-            self._compare(command.where, command.shown, printed, numbers_vary=command.numbers_vary)
+            self._compare(command.where, command.shown, running.printed, numbers_vary=command.numbers_vary)
         self._open.remove(running)
 
     def _wait_for(self, running: Running, shown: list[str]) -> None:
@@ -230,7 +239,6 @@ def environment(directory: Path, port: str) -> dict[str, str]:
         "HOME": str(directory),
         "COLUMNS": _COLUMNS,
         "TERM": "dumb",
-        "PYTHONUNBUFFERED": "1",
         "NATS_URL": f"nats://127.0.0.1:{port}",
     }
 

@@ -33,7 +33,7 @@ async def run(code: str, where: str, names: dict[str, Any]) -> str | None:
         result = eval(made, names)  # noqa: S307 - our own page
         if inspect.isawaitable(result):
             await result
-    except Exception:
+    except Exception:  # noqa: BLE001 - the reader of the page is told
         return traceback.format_exc()
     return None
 

@@ -34,10 +34,9 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def program(page: str, *, containing: str = "") -> str:
-    """The one whole program of a page that has this in it."""
+    """The first whole program of a page that has this in it."""
     blocks: list[str] = re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
-    [found] = [block for block in blocks if ".run(" in block and (containing or "keylane.run(") in block]
-    return found
+    return next(block for block in blocks if ".run(" in block and (containing or "keylane.run(") in block)
 
 
 class Running:
@@ -160,9 +159,8 @@ def check_handed_over(sent: int, first: Running, second: Running) -> None:
 @pytest.mark.parametrize(
     ("page", "prepare", "subject", "by"),
     [
-        ("README.md", plain_stream, "orders.{}", SIGINT),
-        ("README.md", plain_stream, "orders.{}", SIGTERM),
-        ("docs/groups.md", plain_stream, "orders.eu.{}", SIGINT),
+        ("docs/groups.md", plain_stream, "orders.{}", SIGINT),
+        ("docs/groups.md", plain_stream, "orders.{}", SIGTERM),
         ("docs/journal.md", stream_with_group, "orders.{}", SIGTERM),
     ],
 )
@@ -176,7 +174,7 @@ async def test_a_member_hands_over_to_its_standby(  # noqa: PLR0917 - a row of t
 ) -> None:
     await prepare(ground)
     code = program(page).replace(README_URL, ground.server)
-    # The program of the groups' page plays alice, and README's plays whom it is told: alice has all partitions here.
+    # The program of the groups' page plays whom it is told: alice has all partitions here.
     code = code.replace('members=["alice", "bob"]', 'members=["alice"]')
     command = ("-W", "error", "-c", code, "alice")
     load = Load(ground, subject)
