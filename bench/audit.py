@@ -86,7 +86,7 @@ async def _fill(url: str, records: int) -> None:
                 subject_transform=SubjectTransform(src="orders.*", dest=transform.destination),
             ),
         )
-        await groups.create_static(connection, "ORDERS", GROUP, max_members=PARTITIONS, members=["a", "b"])
+        await groups.create_static(connection, "ORDERS", GROUP, partitions=PARTITIONS, members=["a", "b"])
         await prepare(connection, "ORDERS")
         async with open_publisher(connection) as publisher:
             for number in range(records):

@@ -134,8 +134,8 @@ async def _create(connection: Connection, one: Contestant) -> None:
         connection,
         STREAM,
         GROUP,
-        max_members=PARTITIONS,
-        partitioning=[(FILTER, [1])],
+        partitions=PARTITIONS,
+        partition_by=FILTER,
         members=[MEMBER],
         dialect="go-0.1" if one.peer == "go" else "present",
     )

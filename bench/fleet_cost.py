@@ -163,7 +163,7 @@ async def _join(connection: Connection, partitions: int, number: int) -> Worker:
         STREAM,
         FLEET,
         handle,
-        partitions=hashed(partitions, "orders.*", key=[1]),
+        partitions=hashed(partitions, "orders.*"),
         name=f"worker-{number}",
     )
 

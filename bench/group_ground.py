@@ -99,7 +99,7 @@ async def group(url: str, load: Load, dialect: Dialect) -> Place:
     async with await keylane.connect(url) as connection:
         if load.kind == "static":
             await groups.create_static(
-                connection, load.stream, GROUP, max_members=PARTITIONS, members=load.names, dialect=dialect
+                connection, load.stream, GROUP, partitions=PARTITIONS, members=load.names, dialect=dialect
             )
             (only,) = load.names
             return Place(url, load.stream, GROUP, {only: load.count})
@@ -107,8 +107,8 @@ async def group(url: str, load: Load, dialect: Dialect) -> Place:
             connection,
             load.stream,
             GROUP,
-            max_members=PARTITIONS,
-            partitioning=[(load.partitioning.filter, load.partitioning.wildcards)],
+            partitions=PARTITIONS,
+            partition_by=load.partitioning.by,
             members=load.names,
             dialect=dialect,
         )

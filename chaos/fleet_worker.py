@@ -88,7 +88,7 @@ async def _take_part(
                     given["stream"],
                     given["fleet"],
                     handler_of(by, given["work_s"]),
-                    partitions=fleet.hashed(given["partitions"], FILTER, key=[1]),
+                    partitions=fleet.hashed(given["partitions"], FILTER),
                     name=name,
                     hooks=fleet.FleetHooks(
                         on_state=told,

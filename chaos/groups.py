@@ -257,7 +257,7 @@ async def _create(connection: Connection, settings: Settings) -> None:
         ),
     )
     await groups.create_elastic(
-        connection, STREAM, GROUP, max_members=PARTITIONS, partitioning=[(FILTER, [1])], members=list(PRESENT)
+        connection, STREAM, GROUP, partitions=PARTITIONS, partition_by=FILTER, members=list(PRESENT)
     )
 
 

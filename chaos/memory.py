@@ -107,9 +107,7 @@ async def _create(connection: Connection) -> None:
             name=STREAM, subjects=[FILTER], storage=streams.StorageType.MEMORY, max_msgs=_KEPT, num_replicas=1
         ),
     )
-    await groups.create_elastic(
-        connection, STREAM, GROUP, max_members=PARTITIONS, partitioning=[(FILTER, [1])], members=["a"]
-    )
+    await groups.create_elastic(connection, STREAM, GROUP, partitions=PARTITIONS, partition_by=FILTER, members=["a"])
 
 
 async def _publish(connection: Connection, messages: int, member: MemberProcess, say: Say) -> list[Sample]:

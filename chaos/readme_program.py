@@ -45,7 +45,7 @@ def source(url: str, kind: str, replicas: int) -> str:
     changes = {"nats://127.0.0.1:4222": url}
     if kind == "static":
         more += ", subject_transform=TRANSFORM"
-        changes['partitioning=[("orders.*", [1])], '] = ""
+        changes['partition_by="orders.*", '] = ""
     stream = f'await streams.create(connection, streams.StreamConfig(name="ORDERS", subjects=["orders.>"]{more}))'
     changes[create] = f"{stream}\n        {create.replace('elastic', kind)}"
     return _changed(program, changes)

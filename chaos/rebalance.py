@@ -139,8 +139,8 @@ async def _create(connection: Connection, settings: Settings) -> list[str]:
         connection,
         STREAM,
         GROUP,
-        max_members=PARTITIONS,
-        partitioning=[(FILTER, [1])],
+        partitions=PARTITIONS,
+        partition_by=FILTER,
         members=present,
         dialect="go-0.1" if settings.peer == "go" else "present",
     )

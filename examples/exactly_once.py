@@ -134,7 +134,7 @@ async def main(directory: str) -> None:
     async with NatsServer.start() as server, keylane.connect(server.url) as connection:
         await streams.create(connection, StreamConfig(name="PAYMENTS", subjects=["payments.*"]))
         await groups.create_elastic(
-            connection, "PAYMENTS", "ledger", max_members=4, partitioning=[("payments.*", [1])], members=["alice"]
+            connection, "PAYMENTS", "ledger", partitions=4, partition_by="payments.*", members=["alice"]
         )
         for number in range(PAYMENTS):
             await connection.jetstream.publish(f"payments.account-{number % 10}", str(number).encode())

@@ -88,7 +88,7 @@ async def main(url: str, stream: str, group: str, kind: str, count: int) -> None
 
     async with asyncio.timeout(_DEADLINE_S), keylane.connect(url) as connection:
         if kind == "join":
-            partitions = fleet.hashed(PARTITIONS, FILTER, key=[1])
+            partitions = fleet.hashed(PARTITIONS, FILTER)
             async with fleet.join(connection, stream, group, handle, partitions=partitions, max_ack_pending=IN_FLIGHT):
                 await counter.done.wait()
         else:

@@ -64,7 +64,7 @@ async def take_part(given: dict[str, Any]) -> None:
     seen = Seen()
     async with asyncio.timeout(DEADLINE_S), await keylane.connect(given["url"]) as connection:
         await in_step("ready")
-        partitions = fleet.hashed(given["partitions"], given["filter"], key=[1])
+        partitions = fleet.hashed(given["partitions"], given["filter"])
         workers = [
             await fleet.join(
                 connection, given["stream"], given["fleet"], seen.handler(), partitions=partitions, **given["join"]

@@ -26,9 +26,7 @@ CALM_S = 100.0
 class Fleet:
     """A fleet, its leader and a clock. Every look is performed at once, and every assignment stored."""
 
-    partitions: tuple[Partition, ...] = field(
-        default_factory=lambda: hashed(60, "orders.*", key=[1]).resolve().partitions
-    )
+    partitions: tuple[Partition, ...] = field(default_factory=lambda: hashed(60, "orders.*").resolve().partitions)
     strategy: Strategy = "consistent"
     now_s: float = 1000.0
 
@@ -113,7 +111,7 @@ class Fleet:
 
 def started(workers: int = 5, strategy: Strategy = "consistent", partitions: int = 60) -> Fleet:
     """A fleet that has been calm for a while."""
-    fleet = Fleet(hashed(partitions, "orders.*", key=[1]).resolve().partitions, strategy)
+    fleet = Fleet(hashed(partitions, "orders.*").resolve().partitions, strategy)
     fleet.join(*range(workers))
     assert [one.cause for one in fleet.run(CALM_S)] == ["start"]
     return fleet

@@ -29,7 +29,7 @@ KEEPING: list[Strategy] = ["consistent", "weighted", "sticky"]
 
 
 def partitions(number: int, weights: Mapping[int, float] | None = None) -> tuple[Partition, ...]:
-    return hashed(number, "orders.*", key=[1], weights=weights).resolve().partitions
+    return hashed(number, "orders.*", weights=weights).resolve().partitions
 
 
 def workers(ids: Iterable[int], *labels: str) -> list[LiveWorker]:

@@ -100,9 +100,9 @@ def test_mixed_numbers_make_a_generation_with_one_partition() -> None:
     table = split(held(wanted(first_table(10), 16), 100), Barrier(110, 120))
     front, mixed, last = table.generations
     assert (front.last, mixed.first, mixed.last, last.first) == (110, 111, 120, 121)
-    [one] = partitions_of(hashed(10, "o.*", key=[1]), mixed)
+    [one] = partitions_of(hashed(10, "o.*"), mixed)
     assert (one.id, one.filter, one.first) == ("allg1", "*.o.*", 111)
-    assert partitions_of(hashed(10, "o.*", key=[1]), last)[15].id == "15g2"
+    assert partitions_of(hashed(10, "o.*"), last)[15].id == "15g2"
 
 
 def test_one_change_at_a_time() -> None:

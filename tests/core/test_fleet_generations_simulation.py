@@ -31,7 +31,7 @@ from keylane.core.fleet_records import Generation, PartitionTable
 from keylane.core.partitions import Partitioning, strip_partition
 from keylane.core.subjects import matches
 
-SOURCE = hashed(5, "o.*", key=[1])
+SOURCE = hashed(5, "o.*")
 WORKERS = 3
 
 

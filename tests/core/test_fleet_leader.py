@@ -306,9 +306,9 @@ def test_new_partitions_are_taken_together_and_do_not_wait_for_a_cooldown() -> N
     fleet.run(2)
     before = fleet.current
     assert before is not None
-    fleet.partitions = hashed(61, "orders.*", key=[1]).resolve().partitions
+    fleet.partitions = hashed(61, "orders.*").resolve().partitions
     fleet.run(0.5)
-    fleet.partitions = hashed(62, "orders.*", key=[1]).resolve().partitions
+    fleet.partitions = hashed(62, "orders.*").resolve().partitions
     (version,) = fleet.run(2)
     assert (version.cause, version.reason) == ("partitions", "partitions 60, 61 without a worker")
     assert {one: version.owners[one] for one in before.owners} == before.owners

@@ -31,7 +31,7 @@ from keylane.core.fleet_partitions import (
     source_from_wire,
 )
 from keylane.core.names import check_consumer_name
-from keylane.core.partitions import Partitioning
+from keylane.core.partitions import PartitionBy, Partitioning
 from keylane.errors import InvalidInput
 
 
@@ -44,7 +44,7 @@ def wrong(value: object) -> Any:
 
 
 def test_hashed_partitions_are_those_of_groups() -> None:
-    source = hashed(12, "orders.*.*", key=[2], weights={3: 2.5}, labels={11: "gpu"})
+    source = hashed(12, PartitionBy("orders.*.*", key=[2]), weights={3: 2.5}, labels={11: "gpu"})
     found = source.resolve().partitions
     assert [one.id for one in found] == [str(number) for number in range(12)]
     assert found[3] == Partition("3", "3.orders.*.*", 2.5)
@@ -68,12 +68,14 @@ def test_discovered_subjects() -> None:
     each = discovered("dc.*.*.done").resolve(subjects)
     assert sorted(one.filter for one in each.partitions) == ["dc.a.1.done", "dc.a.2.done", "dc.b.1.done"]
     assert each.left_out == ("dc.*.1.done",)
-    tools = discovered("dc.*.*.done", key=[1])
+    tools = discovered(PartitionBy("dc.*.*.done", key=[1]))
     assert sorted(one.filter for one in tools.resolve(subjects).partitions) == ["dc.a.*.done", "dc.b.*.done"]
     kept = tools.resolve(["dc.b.3.done"], known=["dc.a.*.done"])
     assert sorted(one.filter for one in kept.partitions) == ["dc.a.*.done", "dc.b.*.done"]
     assert discovered("dc.>").resolve(["dc.a.b", "dc"]).partitions[0].filter == "dc.a.b"
-    assert discovered("a.*.*", key=[2, 1]) == discovered("a.*.*", key=(1, 2))
+    assert discovered(PartitionBy("a.*.>", key=[1])) == discovered("a.*.>") != discovered("a.>")
+    assert discovered(PartitionBy("a.*.*.*", key=[2, 1])) == discovered(PartitionBy("a.*.*.*", key=(1, 2)))
+    assert discovered(PartitionBy("a.*.*", key=[])) == discovered("a.*.*"), "all tokens are the subject"
 
 
 def test_a_list_in_a_kv_value() -> None:
@@ -96,10 +98,10 @@ def test_a_list_in_a_kv_value() -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        hashed(32, "orders.*", key=[1]),
+        hashed(32, "orders.*"),
         hashed(32, "orders.>", weights={3: 2.0}, labels={4: "gpu"}),
         listed(["a", "b.*"], weights={"a": 2}, labels={"b.*": "x"}),
-        discovered("dc.*.*", key=[2]),
+        discovered(PartitionBy("dc.*.*", key=[2])),
         from_kv("plants", "tools"),
     ],
 )
@@ -111,9 +113,13 @@ def test_sources_survive_their_record(source: PartitionSource) -> None:
     ("make", "message"),
     [
         (lambda: hashed(0, "a.*"), "number of partitions 0 is out of range"),
-        (lambda: hashed(4, "a.*", key=[2]), "partitioning wildcard 2 is out of range"),
+        (lambda: hashed(4, PartitionBy("a.*", key=[2])), "partitioning wildcard 2 is out of range"),
         (lambda: hashed(4, "a..b"), "empty token"),
-        (lambda: hashed(4, "a.*", wrong("1")), "key '1' is not a list: give the positions of wildcards"),
+        (lambda: hashed(4, PartitionBy("a.*", key=wrong("1"))), "key of 'a.\\*' is '1': give a list of numbers"),
+        (
+            lambda: hashed(4, wrong(("a.*", [1]))),
+            "partition_by is \\('a.\\*', \\[1\\]\\): give a filter, or PartitionBy",
+        ),
         (lambda: hashed(4, "a.*", weights={4: 1}), "weights name partition 4: give 0 to 3"),
         (lambda: hashed(4, "a.*", labels={0: "a b"}), "label 'a b': use 1 to 64"),
         (lambda: hashed(4, "a.*", weights={0: float("inf")}), "weight inf of partition 0 is not a weight"),
@@ -124,7 +130,7 @@ def test_sources_survive_their_record(source: PartitionSource) -> None:
         (lambda: listed([">", "x"]), "overlap"),
         (lambda: listed(["a"], weights={"b": 1}), "weights name 'b', which is not in the list of subjects"),
         (lambda: listed(["a"], weights={"a": -1}), "weight -1 of 'a' is not a weight"),
-        (lambda: discovered("a.b", key=[1]), "has no '\\*'; leave the list empty"),
+        (lambda: discovered(PartitionBy("a.b", key=[1])), "has no '\\*'; leave the list empty"),
         (lambda: from_kv("", "key"), "bucket '' is not a name"),
         (lambda: from_kv("b", "k").resolve(b"{"), "key 'k' of bucket 'b' is not JSON"),
         (lambda: from_kv("b", "k").resolve(b'"a"'), "key 'k' of bucket 'b' holds 'a': write a list of subjects"),
@@ -223,7 +229,7 @@ def test_entries_are_the_partitions() -> None:
 
 
 def test_discovered_partitions_have_weights_and_labels() -> None:
-    source = discovered("dc.*.*", key=[1], weights={"dc.a.*": 3}, labels={"dc.a.*": "gpu"})
+    source = discovered(PartitionBy("dc.*.*", key=[1]), weights={"dc.a.*": 3}, labels={"dc.a.*": "gpu"})
     assert source_from_wire(source.to_wire()) == source
     one, other = source.resolve(["dc.a.1", "dc.b.1"]).partitions
     assert (one.weight, one.label, other.weight, other.label) == (3, "gpu", 1.0, None)

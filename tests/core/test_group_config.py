@@ -29,7 +29,7 @@ def elastic(**fields: Any) -> ElasticConfig:
 
 
 def test_static_json_of_the_present() -> None:
-    config = StaticConfig(max_members=3, filters=("orders.*", "refunds.>"), members=("b", "a"))
+    config = StaticConfig(partitions=3, filters=("orders.*", "refunds.>"), members=("b", "a"))
     wire = {"max_members": 3, "filters": ["orders.*", "refunds.>"], "members": ["b", "a"]}
     assert json.loads(config.to_json()) == wire
     assert static(**wire) == config
@@ -37,14 +37,14 @@ def test_static_json_of_the_present() -> None:
 
 
 def test_static_json_leaves_out_what_is_not_there() -> None:
-    config = StaticConfig(max_members=1, members=("a",))
+    config = StaticConfig(partitions=1, members=("a",))
     assert json.loads(config.to_json()) == {"max_members": 1, "members": ["a"]}
 
 
 def test_static_json_of_go_0_1() -> None:
     wire = {"max_members": 2, "filter": "orders.*", "members": ["a"]}
     config = static(**wire)
-    assert config == StaticConfig(max_members=2, filters=("orders.*",), members=("a",), dialect="go-0.1")
+    assert config == StaticConfig(partitions=2, filters=("orders.*",), members=("a",), dialect="go-0.1")
     assert json.loads(config.to_json()) == wire
     assert config.priority_group("a") == "a"
 
@@ -59,7 +59,7 @@ def test_static_json_of_go_0_1_without_a_filter() -> None:
 
 def test_elastic_json_of_the_present() -> None:
     config = ElasticConfig(
-        max_members=4,
+        partitions=4,
         partitioning=(Partitioning("orders.*.*", (2, 1), 4), Partitioning("refunds.*", (1,), 4)),
         max_buffered_messages=100,
         max_buffered_bytes=2000,
@@ -80,7 +80,7 @@ def test_elastic_json_of_the_present() -> None:
 
 
 def test_elastic_json_without_filters_is_null() -> None:
-    config = ElasticConfig(max_members=4)
+    config = ElasticConfig(partitions=4)
     assert json.loads(config.to_json()) == {"max_members": 4, "partitioning_filters": None}
     assert elastic(max_members=4, partitioning_filters=None) == config
     assert elastic(max_members=4, partitioning_filters=[]) == config
@@ -130,30 +130,30 @@ def test_go_writes_greater_than_as_an_escape() -> None:
 
 def test_null_and_empty_lists_mean_nothing() -> None:
     config = static(max_members=2, filters=None, members=None, member_mappings=[])
-    assert config == StaticConfig(max_members=2)
+    assert config == StaticConfig(partitions=2)
     assert not config.plan.members
 
 
 def test_unknown_fields_of_a_newer_library_are_no_fault() -> None:
-    assert static(max_members=1, members=["a"], colour="green") == StaticConfig(max_members=1, members=("a",))
+    assert static(max_members=1, members=["a"], colour="green") == StaticConfig(partitions=1, members=("a",))
 
 
 # ---- filters ----------------------------------------------------------------------------------------------
 
 
 def test_filters_for_each_filter_ascending() -> None:
-    config = StaticConfig(max_members=3, filters=("o.*", "r.*"), members=("a",))
+    config = StaticConfig(partitions=3, filters=("o.*", "r.*"), members=("a",))
     assert config.filters_of("a") == ("0.o.*", "1.o.*", "2.o.*", "0.r.*", "1.r.*", "2.r.*")
 
 
 def test_mapped_static_members_ask_for_their_filters_only() -> None:
-    config = StaticConfig(max_members=2, filters=("o.*", "r.*"), mappings=Plan({"a": [1], "b": [0]}))
+    config = StaticConfig(partitions=2, filters=("o.*", "r.*"), mappings=Plan({"a": [1], "b": [0]}))
     assert config.filters_of("a") == ("1.o.*", "1.r.*")
 
 
 def test_mapped_elastic_members_ask_for_whole_partitions() -> None:
     config = ElasticConfig(
-        max_members=3,
+        partitions=3,
         partitioning=(Partitioning("o.*", (1,), 3), Partitioning("r.*", (1,), 3)),
         mappings=Plan({"a": [2, 0], "b": [1]}),
     )
@@ -319,19 +319,19 @@ def test_what_is_no_configuration_at_all(data: bytes, words: str) -> None:
 
 def test_what_the_old_dialect_cannot_say() -> None:
     with pytest.raises(InvalidInput, match=r"2 filters: the dialect go-0\.1 has one at most"):
-        StaticConfig(max_members=1, filters=("a", "b"), members=("m",), dialect="go-0.1").check()
+        StaticConfig(partitions=1, filters=("a", "b"), members=("m",), dialect="go-0.1").check()
     with pytest.raises(InvalidInput, match=r"0 filters: the dialect go-0\.1 has exactly one"):
-        ElasticConfig(max_members=1, dialect="go-0.1").check()
+        ElasticConfig(partitions=1, dialect="go-0.1").check()
     wrong: Any = "go-9"
     with pytest.raises(InvalidInput, match="dialect is 'go-9'"):
-        StaticConfig(max_members=1, dialect=wrong).check()
+        StaticConfig(partitions=1, dialect=wrong).check()
 
 
 def test_the_order_of_members_means_nothing_to_a_static_group() -> None:
-    one, other = (StaticConfig(max_members=2, members=members) for members in (("a", "b"), ("b", "a", "b")))
+    one, other = (StaticConfig(partitions=2, members=members) for members in (("a", "b"), ("b", "a", "b")))
     assert one.same_group(other)
-    assert not one.same_group(StaticConfig(max_members=2, members=("a", "c")))
-    assert not one.same_group(StaticConfig(max_members=2, members=("a", "b"), filters=("x",)))
+    assert not one.same_group(StaticConfig(partitions=2, members=("a", "c")))
+    assert not one.same_group(StaticConfig(partitions=2, members=("a", "b"), filters=("x",)))
 
 
 # ---- records as the newest Go library writes them ---------------------------------------------------------
@@ -367,7 +367,7 @@ GO_ELASTIC: list[tuple[bytes, dict[str, Any]]] = [
 @pytest.mark.parametrize(("record", "said"), GO_ELASTIC)
 def test_what_go_writes_is_read_and_rewritten_in_the_same_form(record: bytes, said: dict[str, Any]) -> None:
     config = ElasticConfig.from_json(record, WHERE)
-    assert config == ElasticConfig(max_members=6, **said)
+    assert config == ElasticConfig(partitions=6, **said)
     for changed in (config.with_owners(members=["a"]), config.with_owners(mappings=Plan({"a": range(6)}))):
         again = json.loads(changed.to_json())
         assert again.pop("members", ["a"]) == ["a"]
@@ -399,13 +399,13 @@ def test_an_unchanged_mapping_keeps_its_order_and_unknown_fields_stay() -> None:
     [
         (
             rb'{"max_members":4,"filters":["s.a.\u003e"],"members":["m2","m1"]}',
-            StaticConfig(max_members=4, filters=("s.a.>",), members=("m2", "m1")),
+            StaticConfig(partitions=4, filters=("s.a.>",), members=("m2", "m1")),
         ),
-        (rb'{"max_members":4,"members":["m2","m1"]}', StaticConfig(max_members=4, members=("m2", "m1"))),
+        (rb'{"max_members":4,"members":["m2","m1"]}', StaticConfig(partitions=4, members=("m2", "m1"))),
         (
             rb'{"max_members":4,"filters":["s.a.*"],"member_mappings":[{"member":"m1","partitions":[3,0]},'
             rb'{"member":"m2","partitions":[1,2]}]}',
-            StaticConfig(max_members=4, filters=("s.a.*",), mappings=Plan({"m1": [0, 3], "m2": [1, 2]})),
+            StaticConfig(partitions=4, filters=("s.a.*",), mappings=Plan({"m1": [0, 3], "m2": [1, 2]})),
         ),
     ],
 )
@@ -428,14 +428,14 @@ def test_a_number_that_could_not_be_written_back_is_no_json(number: str) -> None
 def test_too_many_partitions_are_refused_in_new_groups_and_in_records(partitions: int) -> None:
     for kind in (StaticConfig, ElasticConfig):
         with pytest.raises(InvalidInput, match=r"partitions are more than the 16,384 that are allowed here"):
-            kind(max_members=partitions, members=("a",)).check()
+            kind(partitions=partitions, members=("a",)).check()
         with pytest.raises(BrokenGroupRecord, match=f"KEYLANE_MAX_PARTITIONS={partitions}"):
             kind.from_json(b'{"max_members": %d, "members": ["a"]}' % partitions, WHERE)
 
 
 def test_the_limit_on_partitions_can_be_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("keylane.groups.config._chosen", None)
-    config = StaticConfig(max_members=20_000, members=("a",))
+    config = StaticConfig(partitions=20_000, members=("a",))
     monkeypatch.setenv("KEYLANE_MAX_PARTITIONS", "20000")
     config.check()
     monkeypatch.setenv("KEYLANE_MAX_PARTITIONS", "many")
@@ -450,7 +450,7 @@ def test_the_limit_on_partitions_can_be_raised(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_consumer_with_too_many_filters_is_refused_with_what_is_needed() -> None:
-    config = ElasticConfig(max_members=10_000, partitioning=(Partitioning("o.*", (1,), 10_000),))
+    config = ElasticConfig(partitions=10_000, partitioning=(Partitioning("o.*", (1,), 10_000),))
     assert config.members_needed == 5
     five = config.with_owners(members="abcde")
     assert all(five.too_many_filters(member) is None for member in "abcde")
@@ -471,28 +471,28 @@ def test_a_consumer_with_too_many_filters_is_refused_with_what_is_needed() -> No
 
 def test_every_filter_of_a_group_counts_once_per_partition() -> None:
     filters = tuple(Partitioning(f"{name}.*", (1,), 1_000) for name in "abc")
-    config = ElasticConfig(max_members=1_000, partitioning=filters)
+    config = ElasticConfig(partitions=1_000, partitioning=filters)
     with pytest.raises(InvalidInput, match=r"1,000 partitions, each under 3 filters.* at least 2 members"):
         config.with_owners(members=["a"])
     assert config.with_owners(mappings=Plan({"a": range(1_000)})).too_many_filters("a") is None, "whole partitions"
-    static_group = StaticConfig(max_members=1_000, filters=("a.*", "b.*", "c.*"), mappings=Plan({"a": range(1_000)}))
+    static_group = StaticConfig(partitions=1_000, filters=("a.*", "b.*", "c.*"), mappings=Plan({"a": range(1_000)}))
     assert static_group.too_many_filters("a") is not None
 
 
 def test_which_mappings_stop_members_in_go() -> None:
     two = tuple(Partitioning(f"{name}.*", (1,), 2) for name in "ab")
     mapping = Plan({"a": [0, 1]})
-    assert ElasticConfig(max_members=2, partitioning=two, mappings=mapping).stops_go_members
-    assert StaticConfig(max_members=2, filters=("a.*", "b.*"), mappings=mapping).stops_go_members
-    assert not ElasticConfig(max_members=2, partitioning=two[:1], mappings=mapping).stops_go_members
-    assert not ElasticConfig(max_members=2, mappings=mapping).stops_go_members
-    assert not ElasticConfig(max_members=2, partitioning=two, members=("a",)).stops_go_members
+    assert ElasticConfig(partitions=2, partitioning=two, mappings=mapping).stops_go_members
+    assert StaticConfig(partitions=2, filters=("a.*", "b.*"), mappings=mapping).stops_go_members
+    assert not ElasticConfig(partitions=2, partitioning=two[:1], mappings=mapping).stops_go_members
+    assert not ElasticConfig(partitions=2, mappings=mapping).stops_go_members
+    assert not ElasticConfig(partitions=2, partitioning=two, members=("a",)).stops_go_members
 
 
 # ---- the consumer of a member -----------------------------------------------------------------------------
 
-GROUP = ElasticConfig(max_members=2, partitioning=(Partitioning("o.*", (1,), 2),), members=("a",))
-STATIC = StaticConfig(max_members=2, members=("a",))
+GROUP = ElasticConfig(partitions=2, partitioning=(Partitioning("o.*", (1,), 2),), members=("a",))
+STATIC = StaticConfig(partitions=2, members=("a",))
 
 
 def test_the_timers_of_a_consumer() -> None:
@@ -571,13 +571,13 @@ def test_filters_and_metadata_are_no_difference() -> None:
 
 @pytest.mark.parametrize("dialect", ["present", "go-0.1"])
 def test_owners_may_change_and_nothing_else(dialect: Dialect) -> None:
-    config = ElasticConfig(max_members=2, partitioning=(Partitioning("o.*", (1,), 2),), dialect=dialect)
+    config = ElasticConfig(partitions=2, partitioning=(Partitioning("o.*", (1,), 2),), dialect=dialect)
     assert config.same_but_owners(config.with_owners(members=["a"]))
     assert config.same_but_owners(config.with_owners(mappings=Plan({"a": [0, 1]})))
     for other in (
-        ElasticConfig(max_members=3, partitioning=(Partitioning("o.*", (1,), 3),), dialect=dialect),
-        ElasticConfig(max_members=2, partitioning=(Partitioning("x.*", (1,), 2),), dialect=dialect),
-        ElasticConfig(max_members=2, partitioning=config.partitioning, max_buffered_bytes=1, dialect=dialect),
+        ElasticConfig(partitions=3, partitioning=(Partitioning("o.*", (1,), 3),), dialect=dialect),
+        ElasticConfig(partitions=2, partitioning=(Partitioning("x.*", (1,), 2),), dialect=dialect),
+        ElasticConfig(partitions=2, partitioning=config.partitioning, max_buffered_bytes=1, dialect=dialect),
     ):
         assert not config.same_but_owners(other)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from importlib import import_module
+from inspect import signature
 
 import pytest
 
@@ -39,6 +40,21 @@ def test_every_name_loads(name: str) -> None:
 def test_dir_shows_the_public_names_alone(name: str) -> None:
     module = import_module(name)
     assert dir(module) == sorted(module.__all__)
+
+
+def test_the_number_of_partitions_and_the_key_have_one_name_in_python() -> None:
+    """`max_members` and pairs of a filter and its wildcards are the words of records and of `cg`."""
+    packages = [import_module(name) for name in WITH_ALL if name not in ("keylane", "keylane.spark", "keylane.kafka")]
+    callables = [value for one in packages for name in dir(one) if callable(value := getattr(one, name))]
+    taken = [one.__name__ for one in callables if {"max_members", "subject_filter"} & set(signature(one).parameters)]
+    assert taken == []
+    for function in (
+        keylane.groups.create_elastic,
+        keylane.fleet.hashed,
+        keylane.fleet.discovered,
+        keylane.App.handler,
+    ):
+        assert "PartitionBy | str" in signature(function).parameters["partition_by"].annotation
 
 
 def test_dir_of_the_errors_and_of_the_streams_shows_them_alone() -> None:

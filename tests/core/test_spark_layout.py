@@ -113,10 +113,8 @@ def test_transforms_without_a_number_in_front(transform: dict[str, str]) -> None
     assert numbering(config(subject_transform=transform)).partitioning == ()
 
 
-STATIC = StaticConfig(max_members=3, members=("a", "b"), filters=("orders.*",))
-ELASTIC = ElasticConfig(
-    max_members=3, mappings=Plan.from_mappings([("a", (0, 2)), ("b", (1,))]), partitioning=(ORDERS,)
-)
+STATIC = StaticConfig(partitions=3, members=("a", "b"), filters=("orders.*",))
+ELASTIC = ElasticConfig(partitions=3, mappings=Plan.from_mappings([("a", (0, 2)), ("b", (1,))]), partitioning=(ORDERS,))
 QUEUE = {"name": "S-g", "retention": "workqueue", "allow_direct": True}
 
 
@@ -132,7 +130,7 @@ def test_groups() -> None:
     )
     assert layout.partitioning == (ORDERS,)
     assert laid(QUEUE, ELASTIC, group="g", queue="true", member="a").subject_filters == ("0.>", "2.>")
-    whole = ElasticConfig(max_members=3)
+    whole = ElasticConfig(partitions=3)
     assert laid(QUEUE, whole, group="g", queue="true").partitioning == (Partitioning(">", (), 3),)
 
 
@@ -142,7 +140,7 @@ def test_an_elastic_group_names_the_keys_of_its_stream(stream: dict[str, Any]) -
     assert (layout.stream, layout.way, layout.numbered, layout.subject_filters) == ("S", "consumer", False, (None,))
     assert (layout.partitioning, layout.split_by, layout.whole) == ((ORDERS,), "sequence", True)
     assert laid(stream, ELASTIC, group="g", filter="orders.a").subject_filters == ("orders.a",)
-    assert laid(stream, ElasticConfig(max_members=3), group="g").partitioning == (Partitioning(">", (), 3),)
+    assert laid(stream, ElasticConfig(partitions=3), group="g").partitioning == (Partitioning(">", (), 3),)
 
 
 def test_members_of_a_balanced_group_share_its_partitions() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from keylane.core.fleet_names import partition_consumer, subject_id
 from keylane.core.fleet_partitions import discovered, overlapping_filters
 from keylane.core.names import check_consumer_name
+from keylane.core.partitions import PartitionBy
 from keylane.core.subjects import matches, overlaps
 
 TOKENS = st.sampled_from(["a", "b", "c"])
@@ -49,7 +50,7 @@ def test_ids_are_parts_of_keys_and_of_names(subject: str) -> None:
     st.sampled_from([(), (1,), (2,), (1, 2)]),
 )
 def test_a_discovered_subject_is_in_one_partition(subjects: list[str], key: tuple[int, ...]) -> None:
-    source = discovered("a.*.*", key)
+    source = discovered(PartitionBy("a.*.*", key=key))
     filters = [one.filter for one in source.resolve(subjects).partitions]
     assert overlapping_filters(filters) is None
     for subject in subjects:

@@ -42,7 +42,7 @@ def static_configs(draw: st.DrawFn) -> StaticConfig:
     dialect: Dialect = draw(st.sampled_from(["present", "go-0.1"]))
     first = draw(st.lists(TOKENS, unique=True, max_size=1 if dialect == "go-0.1" else 4))
     filters = tuple(f"{token}.{draw(st.sampled_from(['*', '>', 'x', '*.y']))}" for token in first)
-    return StaticConfig(max_members=partitions, filters=filters, dialect=dialect, **draw(owners(partitions)))
+    return StaticConfig(partitions=partitions, filters=filters, dialect=dialect, **draw(owners(partitions)))
 
 
 @st.composite
@@ -56,7 +56,7 @@ def elastic_configs(draw: st.DrawFn) -> ElasticConfig:
         chosen = draw(st.lists(st.integers(1, stars), unique=True, min_size=1))
         partitioning.append(Partitioning(".".join([token, *"*" * stars]), tuple(chosen), partitions))
     return ElasticConfig(
-        max_members=partitions,
+        partitions=partitions,
         partitioning=tuple(partitioning),
         max_buffered_messages=draw(st.integers(0, 10**9)),
         max_buffered_bytes=draw(st.integers(0, 10**12)),
@@ -97,8 +97,8 @@ def test_every_partition_is_asked_for_by_one_member_under_every_filter(
             asked.update(config.filters_of(member))
     assert not asked or max(asked.values()) == 1
     if config.plan.members:
-        assert {int(one.split(".")[0]) for one in asked} == set(range(config.max_members))
-        assert len(asked) % config.max_members == 0
+        assert {int(one.split(".")[0]) for one in asked} == set(range(config.partitions))
+        assert len(asked) % config.partitions == 0
 
 
 @given(st.lists(NAMES, unique=True, min_size=1, max_size=8), st.integers(1, 40), st.randoms())
@@ -221,7 +221,7 @@ def test_new_owners_leave_the_rest_alone(config: ElasticConfig, members: list[st
 @given(st.integers(1, 16_384), st.integers(0, 8))
 def test_the_members_that_are_needed_are_enough_and_none_too_many(partitions: int, filters: int) -> None:
     partitioning = tuple(Partitioning(f"f{number}.*", (1,), partitions) for number in range(filters))
-    config = ElasticConfig(max_members=partitions, partitioning=partitioning)
+    config = ElasticConfig(partitions=partitions, partitioning=partitioning)
     names = [f"m{number}" for number in range(config.members_needed)]
     config.with_owners(members=names).check_consumers()
     if len(names) > 1:

@@ -56,7 +56,7 @@ class SubjectTemplate:
     def pattern(self, partition_by: PartitionBy | None) -> str:
         """A filter that selects every subject that it can make, as narrow as it is known."""
         known = partition_by is not None
-        key = ".".join("*" for _ in partition_by.key or ()) if partition_by is not None else ""
+        key = ".".join("*" for _ in partition_by.key) if partition_by is not None else ""
         whole = partition_by.filter if partition_by is not None else ">"
         filled = self.text.format(key=key or whole if known else ">", subject=whole, partition="*")
         words = ["*" if "*" in word else word for word in filled.split(".")]  # `a*` is no wildcard

@@ -12,7 +12,7 @@ import logging
 from keylane.app.handler import AppHandler
 from keylane.core.fleet_partitions import source_from_wire
 from keylane.core.name_suggestions import similar_name
-from keylane.core.partitions import PartitionBy, Partitioning, parse_transform
+from keylane.core.partitions import Partitioning, parse_transform
 from keylane.errors import GroupError, NotFound
 from keylane.fleet import HashedPartitions, StreamCopy, hashed, stored_spec
 from keylane.groups import can_store
@@ -52,9 +52,9 @@ async def partitions_of(connection: Connection, handler: AppHandler, config: Str
     spec = await stored_spec(connection, handler.stream, handler.group)
     stored = source_from_wire(spec.source) if spec is not None else None
     if isinstance(stored, HashedPartitions):
-        by = handler.partition_by or PartitionBy(stored.partitioning.filter, stored.partitioning.wildcards)
+        by = handler.partition_by or stored.partitioning.by
         number = handler.partitions or stored.partitioning.partitions
-        return hashed(number, by.filter, by.key or (), copy=stored.copy)
+        return hashed(number, by, copy=stored.copy)
     numbered = _numbered(config)
     if handler.partition_by is None:
         if numbered is None:
@@ -62,18 +62,18 @@ async def partitions_of(connection: Connection, handler: AppHandler, config: Str
                 f"stream {handler.stream!r} numbers no partitions, and handler {handler.signature.name} does not say "
                 "what they are: give it partition_by, such as partition_by='orders.*'"
             )
-        return hashed(numbered.partitions, numbered.filter, numbered.wildcards)
+        return hashed(numbered.partitions, numbered.by)
     by = handler.partition_by
     number = handler.partitions or (numbered.partitions if numbered is not None else PARTITIONS)
     if numbered is not None or can_store(config, f"0.{by.filter}") is not False:
-        return hashed(number, by.filter, by.key or ())
+        return hashed(number, by)
     _log.info(
         "stream %r numbers no partitions: group %r reads a copy of it, stream %r, which is trimmed as it is handled",
         handler.stream,
         handler.group,
         f"{handler.stream}-{handler.group}",
     )
-    return hashed(number, by.filter, by.key or (), copy=StreamCopy())
+    return hashed(number, by, copy=StreamCopy())
 
 
 async def check_output(connection: Connection, handler: AppHandler) -> None:

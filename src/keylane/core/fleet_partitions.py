@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from keylane.core.fleet_names import check_label, subject_id
-from keylane.core.partitions import Partitioning, check_partition_count, check_wildcards, partition_filters
+from keylane.core.partitions import PartitionBy, Partitioning, check_partition_count, partition_filters
 from keylane.core.subjects import check_filter, matches, shown, wildcard_positions
 from keylane.errors import InvalidInput
 
@@ -108,23 +108,21 @@ class HashedPartitions:
 
 def hashed(
     partitions: int,
-    subject_filter: str,
-    key: Sequence[int] = (),
+    partition_by: PartitionBy | str,
     *,
     weights: Mapping[int, float] | None = None,
     labels: Mapping[int, str] | None = None,
     copy: StreamCopy | None = None,
 ) -> HashedPartitions:
-    """Partitions by the server's hash of the key: the filter's `*` tokens at these positions, counted from 1.
+    """Partitions by the server's hash of the key: all `*` of a filter, or those that `PartitionBy` names.
 
-    Without a key the whole subject is hashed. The stream puts the number in front of its subjects; with `copy` a copy
-    of the stream does, which the fleet makes and reads.
+    The stream puts the number in front of its subjects; with `copy` a copy of the stream does, which the fleet makes
+    and reads.
 
-    >>> hashed(32, "orders.*", key=[1]).resolve().partitions[3]
+    >>> hashed(32, "orders.*").resolve().partitions[3]
     Partition(id='3', filter='3.orders.*', weight=1.0, label=None, first=0)
     """
-    _check_key(key)
-    partitioning = Partitioning(subject_filter, tuple(key), check_partition_count(partitions))
+    partitioning = PartitionBy.of(partition_by).over(check_partition_count(partitions))
     for what, given in (("weights", weights or {}), ("labels", labels or {})):
         for number in given:
             if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < partitions:
@@ -260,26 +258,25 @@ class DiscoveredPartitions:
 
 
 def discovered(
-    subject_filter: str,
-    key: Sequence[int] = (),
+    partition_by: PartitionBy | str,
     *,
     weights: Mapping[str, float] | None = None,
     labels: Mapping[str, str] | None = None,
 ) -> DiscoveredPartitions:
-    """One partition for each subject that matches, or with a key for each value of these `*` tokens, from 1.
+    """One partition for each key that the stream holds: all `*` of a filter, or those that `PartitionBy` names.
 
-    Weights and labels are by the filter of a partition, which need not exist yet.
+    Without a `*` each subject that matches is a partition. Weights and labels are by the filter of a partition, which
+    need not exist yet.
 
-    >>> discovered("dc.*.*.completion", key=[1]).filter_of("dc.etch1.c2.completion")
+    >>> discovered(PartitionBy("dc.*.*.completion", key=[1])).filter_of("dc.etch1.c2.completion")
     'dc.etch1.*.completion'
     """
-    check_filter(subject_filter)
-    _check_key(key)
-    check_wildcards(key, subject_filter, len(wildcard_positions(subject_filter)))
-    # In the order of the filter: (2, 1) and (1, 2) make the same partitions.
+    by = PartitionBy.of(partition_by)
+    # What makes the same partitions is equal: (2, 1) and (1, 2), and all tokens and the whole subject.
+    whole = not by.filter.endswith(">") and len(by.key) == len(wildcard_positions(by.filter))
     return DiscoveredPartitions(
-        subject_filter,
-        tuple(sorted(key)),
+        by.filter,
+        () if whole else tuple(sorted(by.key)),
         {one: check_weight(weight, shown(one)) for one, weight in (weights or {}).items()},
         {one: check_label(label) for one, label in (labels or {}).items()},
     )
@@ -377,8 +374,7 @@ def source_from_wire(wire: Mapping[str, Any]) -> PartitionSource:
             case "hashed":
                 return hashed(
                     wire["partitions"],
-                    wire["filter"],
-                    wire["key"],
+                    PartitionBy(wire["filter"], key=tuple(wire["key"])),
                     weights={int(number): weight for number, weight in wire.get("weights", {}).items()},
                     labels={int(number): label for number, label in wire.get("labels", {}).items()},
                     copy=StreamCopy(**wire["copy"]) if "copy" in wire else None,
@@ -386,7 +382,11 @@ def source_from_wire(wire: Mapping[str, Any]) -> PartitionSource:
             case "listed":
                 return listed(wire["subjects"], weights=wire.get("weights"), labels=wire.get("labels"))
             case "discovered":
-                return discovered(wire["filter"], wire["key"], weights=wire.get("weights"), labels=wire.get("labels"))
+                return discovered(
+                    PartitionBy(wire["filter"], key=tuple(wire["key"])),
+                    weights=wire.get("weights"),
+                    labels=wire.get("labels"),
+                )
             case "kv":
                 return from_kv(wire["bucket"], wire["key"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -397,11 +397,6 @@ def source_from_wire(wire: Mapping[str, Any]) -> PartitionSource:
         f"partition source {shown(wire)} is of no kind that this version knows: "
         "hashed, listed, discovered or kv; update keylane"
     )
-
-
-def _check_key(key: object) -> None:
-    if not isinstance(key, list | tuple):
-        raise InvalidInput(f"key {shown(key)} is not a list: give the positions of wildcards, such as [1]")
 
 
 def check_weight(weight: float, what: str) -> float:

@@ -89,6 +89,11 @@ class Partitioning:
         object.__setattr__(self, "_open_ended", parts[-1] == ">")
 
     @property
+    def by(self) -> PartitionBy:
+        """The filter and its key, without the number of partitions."""
+        return PartitionBy(self.filter, self.wildcards)
+
+    @property
     def destination(self) -> str:
         """The subject transform that puts the partition number in front; its source is `filter`.
 
@@ -129,7 +134,7 @@ class Partitioning:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class PartitionBy:
     """What is partitioned, and by which part of its subjects: a `Partitioning` that may have any number of partitions.
 
@@ -143,14 +148,15 @@ class PartitionBy:
     """
 
     filter: str
-    key: Sequence[int] | None = None
+    key: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        stars = len(wildcard_positions(check_filter(self.filter)))
-        key = range(1, stars + 1) if self.key is None else self.key
-        if not isinstance(key, Iterable) or not all(_is_whole(one) for one in key):
-            raise InvalidInput(f"key of {shown(self.filter)} is {shown(key)}: give a list of numbers, such as [1]")
-        object.__setattr__(self, "key", tuple(key))
+    def __init__(self, filter: str, key: Sequence[int] | None = None) -> None:  # noqa: A002 - as `Partitioning`
+        stars = len(wildcard_positions(check_filter(filter)))
+        chosen = range(1, stars + 1) if key is None else key
+        if not isinstance(chosen, Iterable) or not all(_is_whole(one) for one in chosen):
+            raise InvalidInput(f"key of {shown(filter)} is {shown(chosen)}: give a list of numbers, such as [1]")
+        object.__setattr__(self, "filter", filter)
+        object.__setattr__(self, "key", tuple(chosen))
         self.over(1)
 
     @classmethod
@@ -161,7 +167,7 @@ class PartitionBy:
         return given if isinstance(given, PartitionBy) else cls(given)
 
     def over(self, partitions: int) -> Partitioning:
-        return Partitioning(self.filter, tuple(self.key or ()), partitions)
+        return Partitioning(self.filter, self.key, partitions)
 
 
 def check_partition_count(partitions: int) -> int:

@@ -131,7 +131,7 @@ async def join(
     message is tried again while later messages of its key wait. `message.origin.revision` is the fencing token of its
     partition: it grows with every change of owner.
 
-    >>> orders = hashed(32, "orders.*", key=[1])
+    >>> orders = hashed(32, "orders.*")
     >>> async with fleet.join(connection, "ORDERS", "billing", handler, partitions=orders) as worker:
     ...     await worker.wait()
     """

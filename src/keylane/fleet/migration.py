@@ -108,7 +108,7 @@ class PartitionParity:
 class Migration:
     """The migration of one fleet.
 
-    >>> migration = await Migration.open(connection, "ORDERS", "billing", hashed(32, "orders.*", key=[1]))
+    >>> migration = await Migration.open(connection, "ORDERS", "billing", hashed(32, "orders.*"))
     >>> migration.match.obstacles
     ()
     >>> await migration.switch()

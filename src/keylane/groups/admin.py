@@ -148,8 +148,8 @@ async def delete_mapping(connection: Connection, stream: str, group: str) -> Ela
 def planned(config: GroupConfig, members: Sequence[str], plan: PlanName) -> Plan:
     """The plan after a change to these members; changes nothing."""
     if plan == "sticky":
-        return sticky(config.plan, members, config.max_members)
-    return balanced(members, config.max_members)
+        return sticky(config.plan, members, config.partitions)
+    return balanced(members, config.partitions)
 
 
 def mapped(group: str, config: ElasticConfig, plan: Plan | None, *, stop_go_members: bool) -> ElasticConfig:
@@ -198,10 +198,10 @@ async def _change_members(
 def _stuck(group: str, config: ElasticConfig, members: Sequence[str], stop_go_members: bool) -> ElasticConfig:
     if not members:
         return config.with_owners()
-    plan = sticky(config.plan, members, config.max_members)
+    plan = sticky(config.plan, members, config.partitions)
     if plan.idle:
         raise InvalidInput(
-            f"{len(members)} members for {config.max_members} partitions: {', '.join(plan.idle)} would own nothing, "
+            f"{len(members)} members for {config.partitions} partitions: {', '.join(plan.idle)} would own nothing, "
             "and a mapping lists only owners; use plan='balanced', or fewer members"
         )
     return mapped(group, config, plan, stop_go_members=stop_go_members)

@@ -109,7 +109,8 @@ class GroupConfig(ABC):
     """
 
     kind: ClassVar[Kind]
-    max_members: int
+    partitions: int
+    """The record says `max_members`, as members in Go do."""
     members: tuple[str, ...] = ()
     mappings: Plan | None = None
     dialect: Dialect = "present"
@@ -120,7 +121,7 @@ class GroupConfig(ABC):
 
     @property
     def plan(self) -> Plan:
-        return self.mappings if self.mappings is not None else _balanced(self.members, self.max_members)
+        return self.mappings if self.mappings is not None else _balanced(self.members, self.partitions)
 
     def has_member(self, member: str) -> bool:
         return member in (self.mappings.members if self.mappings is not None else self.members)
@@ -164,7 +165,7 @@ class GroupConfig(ABC):
     @property
     def members_needed(self) -> int:
         """The fewest members that can read all its partitions."""
-        return members_needed(self.max_members, len(self._asked_filters()))
+        return members_needed(self.partitions, len(self._asked_filters()))
 
     @property
     def overloaded(self) -> tuple[str, ...]:
@@ -180,7 +181,7 @@ class GroupConfig(ABC):
         return len(owned) * max(1, len(self._asked_filters())) > MAX_CONSUMER_FILTERS
 
     def check(self) -> None:
-        check_partitions(self.max_members)
+        check_partitions(self.partitions)
         if self.dialect not in ("present", "go-0.1"):
             raise InvalidInput(f"dialect is {self.dialect!r}: use present or go-0.1")
         if self.members and self.mappings is not None:
@@ -188,12 +189,12 @@ class GroupConfig(ABC):
         for member in self.members:
             check_member_name(member)
         if self.mappings is not None:
-            if len(self.mappings.mappings()) > self.max_members:
+            if len(self.mappings.mappings()) > self.partitions:
                 raise InvalidInput(
-                    f"{len(self.mappings.mappings())} members are mapped, but the group has {self.max_members} "
+                    f"{len(self.mappings.mappings())} members are mapped, but the group has {self.partitions} "
                     "partitions: a member without a partition has nothing to do"
                 )
-            check_plan(self.mappings, self.max_members)
+            check_plan(self.mappings, self.partitions)
         if self.dialect == "go-0.1":
             for member in self.mappings.members if self.mappings is not None else self.members:
                 _check_go_member(member)
@@ -263,7 +264,7 @@ class StaticConfig(GroupConfig):
         )
 
     def _new_record(self) -> dict[str, Any]:
-        wire: dict[str, Any] = {"max_members": self.max_members}
+        wire: dict[str, Any] = {"max_members": self.partitions}
         if self.dialect == "go-0.1":
             wire["filter"] = self.filters[0] if self.filters else ""
         elif self.filters:
@@ -340,7 +341,7 @@ class ElasticConfig(GroupConfig):
         return replace(self, members=(), mappings=None) == replace(other, members=(), mappings=None)
 
     def _new_record(self) -> dict[str, Any]:
-        wire: dict[str, Any] = {"max_members": self.max_members}
+        wire: dict[str, Any] = {"max_members": self.partitions}
         if self.dialect == "go-0.1":
             wire["filter"] = self.partitioning[0].filter
             wire["partitioning_wildcards"] = list(self.partitioning[0].wildcards)
@@ -471,7 +472,7 @@ def _owners_from_wire(wire: Mapping[str, Any]) -> dict[str, Any]:
         for one in _values(wire, dict, "member_mappings")
     )
     return {
-        "max_members": wire["max_members"],
+        "partitions": wire["max_members"],
         "members": tuple(_values(wire, str, "members")),
         "mappings": Plan.from_mappings(mappings) if mappings else None,
         "listed": mappings,

@@ -14,7 +14,7 @@ from typing import Any
 from nats.js.api import StorageType, StreamInfo, SubjectTransform
 
 from keylane.core.names import check_group_name, check_stream_name
-from keylane.core.partitions import Partitioning, parse_transform
+from keylane.core.partitions import PartitionBy, parse_transform
 from keylane.core.plans import Plan
 from keylane.errors import ApiError, BrokenGroupRecord, GroupConflict, InvalidInput, NotFound, RevisionConflict
 from keylane.groups import consumer_spec
@@ -36,7 +36,7 @@ async def create_static(
     stream: str,
     group: str,
     *,
-    max_members: int,
+    partitions: int,
     filters: Sequence[str] = (),
     members: Sequence[str] = (),
     mappings: Mappings | None = None,
@@ -50,7 +50,7 @@ async def create_static(
     """
     check_names(stream, group)
     config = StaticConfig(
-        max_members=max_members,
+        partitions=partitions,
         filters=tuple(_no_text(filters, "filters")),
         members=tuple(_no_text(members, "members")),
         mappings=plan_of(mappings),
@@ -60,7 +60,7 @@ async def create_static(
     if not config.plan.members:
         raise InvalidInput("a static group never changes, so it needs its members, or mappings, from the start")
     source = await existing_stream(connection, stream)
-    _check_partition_count(source.config.subject_transform, max_members, stream)
+    _check_partition_count(source.config.subject_transform, partitions, stream)
     if await read_group(connection, "elastic", stream, group) is not None:
         raise GroupConflict(f"stream {stream!r} has an elastic group {group!r}: choose another name")
     await _refuse_shared_durables(connection, stream, group, config)
@@ -80,31 +80,34 @@ async def create_elastic(
     stream: str,
     group: str,
     *,
-    max_members: int,
-    partitioning: Sequence[tuple[str, Sequence[int]]] = (),
+    partitions: int,
+    partition_by: PartitionBy | str | Sequence[PartitionBy | str] = (),
     max_buffered_messages: int = 0,
     max_buffered_bytes: int = 0,
     members: Sequence[str] = (),
     dialect: Dialect = "present",
 ) -> ElasticConfig:
-    """Create a group on any stream: `partitioning` has filters with the `*` wildcards that make up the key.
+    """Create a group on any stream. `partition_by` has the filters and the part of their subjects that is the key.
 
-    Without filters every subject is taken and hashed whole (server 2.12); a filter without wildcards is hashed whole
-    too. The group may exist with the same configuration and any members; the result is its configuration.
+    Without filters every subject is taken and hashed whole (server 2.12); so is a filter without a `*`. The group may
+    exist with the same configuration and any members; the result is its configuration.
 
-    >>> await create_elastic(connection, "ORDERS", "billing", max_members=10, partitioning=[("orders.*.*", [2])])
+    >>> by = PartitionBy("orders.*.*", key=[2])
+    >>> await create_elastic(connection, "ORDERS", "billing", partitions=10, partition_by=by, members=["alice", "bob"])
     """
     check_names(stream, group)
+    chosen = [partition_by] if isinstance(partition_by, PartitionBy | str) else partition_by
+    partitioning = tuple(PartitionBy.of(one).over(partitions) for one in chosen)
     config = ElasticConfig(
-        max_members=max_members,
-        partitioning=tuple(Partitioning(one, tuple(wildcards), max_members) for one, wildcards in partitioning),
+        partitions=partitions,
+        partitioning=partitioning,
         max_buffered_messages=max_buffered_messages,
         max_buffered_bytes=max_buffered_bytes,
         members=tuple(_no_text(members, "members")),
         dialect=dialect,
     )
     config.check()
-    if not all(wildcards for _, wildcards in partitioning or [("", ())]):
+    if not partitioning or not all(one.wildcards for one in partitioning):
         connection.require("whole_subject_hash")
     source = await existing_stream(connection, stream)
     if await read_group(connection, "static", stream, group) is not None:
@@ -125,7 +128,7 @@ async def create_elastic(
             "group %r of stream %r: its %s partitions need at least %s members; add them in one step",
             group,
             stream,
-            f"{max_members:,}",
+            f"{partitions:,}",
             f"{written.members_needed:,}",
         )
     return written
@@ -212,24 +215,24 @@ def warn_of_idle_members(stream: str, group: str, config: GroupConfig) -> None:
         group,
         stream,
         f"{len(config.plan.members):,}",
-        f"{config.max_members:,}",
+        f"{config.partitions:,}",
         ", ".join(idle[:_SHOWN]) + (f" and {len(idle) - _SHOWN} more" if len(idle) > _SHOWN else ""),
         "owns" if len(idle) == 1 else "own",
         "s" if len(idle) == 1 else "",
-        f"{config.max_members:,}",
+        f"{config.partitions:,}",
     )
 
 
 # ---- what must not be shared ----------------------------------------------------------------------------
 
 
-def _check_partition_count(transform: SubjectTransform | None, max_members: int, stream: str) -> None:
+def _check_partition_count(transform: SubjectTransform | None, partitions: int, stream: str) -> None:
     if transform is None or not transform.dest:
         return
     known = parse_transform(transform.src or ">", transform.dest)
-    if known is not None and known.partitions != max_members:
+    if known is not None and known.partitions != partitions:
         raise InvalidInput(
-            f"max_members is {max_members}, but the transform of stream {stream!r} makes {known.partitions} "
+            f"partitions is {partitions}, but the transform of stream {stream!r} makes {known.partitions} "
             "partitions: they must be equal, or some partitions have no owner"
         )
 
@@ -316,7 +319,7 @@ async def _make_queue(
 
 def _queue_config(queue: str, stream: str, config: ElasticConfig, source: StreamInfo) -> dict[str, Any]:
     transforms = [{"src": one.filter, "dest": one.destination} for one in config.partitioning] or [
-        {"src": ">", "dest": f"{{{{Partition({config.max_members})}}}}.>"}
+        {"src": ">", "dest": f"{{{{Partition({config.partitions})}}}}.>"}
     ]
     return {
         "name": queue,

@@ -516,7 +516,7 @@ class Member(Joined):
             is_listed=config.has_member(self.member),
             has_partitions=bool(config.plan.partitions_of(self.member)),
             members=len(config.plan.members),
-            partitions=config.max_members,
+            partitions=config.partitions,
             handler_wait=self._origin.waiting_for if self._origin is not None else None,
             consumer_wait=consumer.waiting_for if consumer is not None else None,
             message_wait=consumer.no_message_because if consumer is not None else None,

@@ -105,22 +105,22 @@ async def check_partition_numbers(connection: Connection, group: str, config: St
     Raises `InvalidInput` if it cannot; logs a warning if it has none yet.
     """
     stored, stream = stored_subjects(source.config), source.config.name
-    if not inserts_numbers(source.config) and not await _has_numbers(connection, source, config.max_members):
+    if not inserts_numbers(source.config) and not await _has_numbers(connection, source, config.partitions):
         if stored is not None and not any(may_carry_numbers(one) for one in stored):
             raise InvalidInput(
                 f"stream {stream!r} has no partition numbers: it stores {_listed(stored)}, so no member could get a "
                 "message. Give the stream a subject transform that begins with "
-                f"{{{{Partition({config.max_members},…)}}}} first, or create an elastic group, which takes any stream"
+                f"{{{{Partition({config.partitions},…)}}}} first, or create an elastic group, which takes any stream"
             )
         _log.warning(
             "group %r: stream %r has no transform that inserts partition numbers, and no message there begins with one "
             "yet; members get only what is published on subjects that begin with 0 to %d",
             group,
             stream,
-            config.max_members - 1,
+            config.partitions - 1,
         )
     for one in config.filters:
-        numbered = (can_store(source.config, f"{number}.{one}") for number in range(config.max_members))
+        numbered = (can_store(source.config, f"{number}.{one}") for number in range(config.partitions))
         if stored is not None and not any(numbered):
             _log.warning(
                 "group %r: filter %r matches nothing that stream %r stores (%s); members get nothing of it. Filters of "

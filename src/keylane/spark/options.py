@@ -15,8 +15,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Literal, TypeVar, get_args
 
 from keylane.core.names import check_group_name, check_member_name, check_query_name, check_stream_name
-from keylane.core.partitions import Partitioning, check_partition_count
-from keylane.core.subjects import check_filter, check_subject, overlaps, shown, wildcard_positions
+from keylane.core.partitions import PartitionBy, Partitioning, check_partition_count
+from keylane.core.subjects import check_filter, check_subject, overlaps, shown
 from keylane.errors import InvalidInput
 from keylane.spark.address import (
     ADDRESS_NAMES,
@@ -371,12 +371,8 @@ def _keys(given: Mapping[str, str]) -> Partitioning | None:
     try:
         check_filter(subject_filter)
         check_partition_count(count)
-        wildcards = (
-            _wildcards(given["keywildcards"])
-            if "keywildcards" in given
-            else tuple(range(1, len(wildcard_positions(subject_filter)) + 1))
-        )
-        return Partitioning(subject_filter, wildcards, count)
+        wildcards = _wildcards(given["keywildcards"]) if "keywildcards" in given else None
+        return PartitionBy(subject_filter, wildcards).over(count)
     except InvalidInput as error:
         raise InvalidInput(f"options 'keyFilter', 'keyWildcards' and 'keyPartitions': {error}") from error
 

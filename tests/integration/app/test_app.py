@@ -242,9 +242,7 @@ async def test_a_worker_that_ends_ends_the_app_with_its_error(
 async def test_a_member_of_an_elastic_group(connection: Connection, app: App, unique: Callable[..., str]) -> None:
     stream = unique("app")
     await make_stream(connection, stream)
-    await groups.create_elastic(
-        connection, stream, "g", max_members=4, partitioning=[(f"{stream}.*", [1])], members=["alice"]
-    )
+    await groups.create_elastic(connection, stream, "g", partitions=4, partition_by=f"{stream}.*", members=["alice"])
     got: list[str] = []
     failures: list[int] = []
 

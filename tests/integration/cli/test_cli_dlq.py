@@ -52,9 +52,7 @@ def fail(message: GroupMessage) -> None:
 
 async def bury(connection: Connection, stream: str, outgoing: Sequence[Outgoing], group: str = "billing") -> None:
     """Publish these and let a member of the group put them all into the dead letters."""
-    await groups.create_elastic(
-        connection, stream, group, max_members=4, partitioning=[(f"{stream}.*", [1])], members=["alice"]
-    )
+    await groups.create_elastic(connection, stream, group, partitions=4, partition_by=f"{stream}.*", members=["alice"])
     letters = DeadLetters(connection, stream, group)
     buried = asyncio.Semaphore(0)
 
@@ -179,7 +177,7 @@ async def test_no_dead_letters_is_a_plain_sentence(connection: Connection, order
 
 
 async def test_replaying(connection: Connection, orders: str, at: tuple[str, str]) -> None:
-    await groups.create_elastic(connection, orders, "audit", max_members=2, partitioning=[(f"{orders}.*", [1])])
+    await groups.create_elastic(connection, orders, "audit", partitions=2, partition_by=f"{orders}.*")
     await bury_keys(connection, orders, ["k1", "k2", "k1", "k3"])
     no = await run("dlq", "replay", orders, "1", *at, stdin="n\n")
     assert (no.returncode, no.stdout) == (1, "")
@@ -309,7 +307,7 @@ async def test_a_parked_key_is_listed_and_released(connection: Connection, order
         handled.append((message.key, message.data))
 
     await groups.create_elastic(
-        connection, orders, "billing", max_members=4, partitioning=[(f"{orders}.*", [1])], members=["alice"]
+        connection, orders, "billing", partitions=4, partition_by=f"{orders}.*", members=["alice"]
     )
     member = groups.join(connection, orders, "billing", "alice", handler, max_tries=1, after_tries="park")
     async with member:

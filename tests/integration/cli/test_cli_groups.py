@@ -68,7 +68,7 @@ async def test_the_life_of_a_static_group(connection: Connection, parted: str, a
     done = await run("static", "create", "balanced", parted, "billing", "10", "m1", "m2", *at)
     assert done == Done(0, f"created static group 'billing' of stream '{parted}': 10 partitions, members m1, m2\n", "")
     assert await groups.get_config(connection, parted, "billing") == groups.StaticConfig(
-        max_members=10, members=("m1", "m2")
+        partitions=10, members=("m1", "m2")
     )
     mapped = await here(
         "static", "create", "mapped", parted, "audit", "10", "m1:0-7", "m2:8,9",
@@ -183,8 +183,8 @@ async def test_the_other_words_of_the_cg_tool(orders: str, at: tuple[str, str]) 
 
 async def test_two_kinds_of_one_name_are_told_apart(connection: Connection, parted: str, at: tuple[str, str]) -> None:
     """The Go tool lets both be made."""
-    await groups.create_static(connection, parted, "twin", max_members=10, members=["a"])
-    record = groups.ElasticConfig(max_members=4, members=("b",)).to_json()
+    await groups.create_static(connection, parted, "twin", partitions=10, members=["a"])
+    record = groups.ElasticConfig(partitions=4, members=("b",)).to_json()
     await bucket_of(connection, "elastic").ensure(replicas=1)
     await bucket_of(connection, "elastic").put(f"{parted}.twin", record, revision=0)
     assert (await here("static", "info", parted, "twin", "--json", *at)).json["max_members"] == 10
@@ -198,7 +198,7 @@ async def test_two_kinds_of_one_name_are_told_apart(connection: Connection, part
 
 @pytest.mark.parametrize("answer", ["n\n", "\n", "", "yess\n", "delete\n"])
 async def test_only_a_yes_deletes(connection: Connection, parted: str, at: tuple[str, str], answer: str) -> None:
-    await groups.create_static(connection, parted, "billing", max_members=10, members=["m1"])
+    await groups.create_static(connection, parted, "billing", partitions=10, members=["m1"])
     done = await here("static", "delete", parted, "billing", "--json", *at, stdin=answer)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"Delete static group 'billing' of stream '{parted}'? Its members end. [y/N] ")
@@ -209,7 +209,7 @@ async def test_only_a_yes_deletes(connection: Connection, parted: str, at: tuple
 
 async def test_a_yes_deletes(connection: Connection, orders: str, at: tuple[str, str]) -> None:
     where = (orders, "billing")
-    await groups.create_elastic(connection, *where, max_members=4, partitioning=[(f"{orders}.*", [1])])
+    await groups.create_elastic(connection, *where, partitions=4, partition_by=f"{orders}.*")
     await groups.set_mapping(connection, *where, {"a": range(4)})
     await publish(connection, orders, 3)
     await held(connection, f"{orders}-billing", 3)
@@ -234,8 +234,8 @@ async def test_info_draws_who_owns_what(connection: Connection, orders: str, at:
     await groups.create_elastic(
         connection,
         *where,
-        max_members=6,
-        partitioning=[(f"{orders}.*", [1])],
+        partitions=6,
+        partition_by=f"{orders}.*",
         members=["a", "b"],
         max_buffered_messages=200,
     )
@@ -318,7 +318,7 @@ async def test_info_while_partitions_move(connection: Connection, orders: str, a
     """A member whose consumer is not yet what the plan says, and one that is not in the group any more."""
     where = (orders, "billing")
     config = await groups.create_elastic(
-        connection, *where, max_members=6, partitioning=[(f"{orders}.*", [1])], members=["a", "b"]
+        connection, *where, partitions=6, partition_by=f"{orders}.*", members=["a", "b"]
     )
     kept = ConsumerConfig(inactive_threshold_s=60)
     for member in ("a", "b"):
@@ -337,9 +337,7 @@ async def test_info_while_partitions_move(connection: Connection, orders: str, a
 
 async def test_info_of_a_full_queue_and_of_none(connection: Connection, orders: str, at: tuple[str, str]) -> None:
     where = (orders, "billing")
-    await groups.create_elastic(
-        connection, *where, max_members=3, partitioning=[(f"{orders}.*", [1])], max_buffered_messages=5
-    )
+    await groups.create_elastic(connection, *where, partitions=3, partition_by=f"{orders}.*", max_buffered_messages=5)
     await publish(connection, orders, 30)
     await held(connection, f"{orders}-billing", 5)
     shown = await here("elastic", "info", *where, *at)
@@ -360,7 +358,7 @@ async def test_info_of_a_large_group_is_one_list(
     """1,000 partitions and 50 members: the same few requests as for one member, and well within a second."""
     members = [f"worker-{number:02}" for number in range(50)]
     config = await groups.create_elastic(
-        connection, orders, "big", max_members=1000, partitioning=[(f"{orders}.*", [1])], members=members
+        connection, orders, "big", partitions=1000, partition_by=f"{orders}.*", members=members
     )
     kept = ConsumerConfig(inactive_threshold_s=60)
     for member in members:
@@ -404,7 +402,7 @@ async def test_step_down_says_who_was_pinned_and_who_is(
     connection: Connection, orders: str, at: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where = (orders, "billing")
-    await groups.create_elastic(connection, *where, max_members=2, partitioning=[(f"{orders}.*", [1])], members=["a"])
+    await groups.create_elastic(connection, *where, partitions=2, partition_by=f"{orders}.*", members=["a"])
     alone = await here("elastic", "step-down", *where, "a", *at)
     assert "member 'a' of group 'billing' has no running instance that could step down" in alone.refusal
     active = asyncio.Event()

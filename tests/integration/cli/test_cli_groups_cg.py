@@ -136,9 +136,9 @@ async def test_ack_wait_and_max_ack_pending_are_those_of_the_consumer(
     connection: Connection, parted: str, at: At, kind: Kind
 ) -> None:
     if kind == "static":
-        await groups.create_static(connection, parted, "g", max_members=10, members=["a"])
+        await groups.create_static(connection, parted, "g", partitions=10, members=["a"])
     else:
-        await groups.create_elastic(connection, parted, "g", max_members=10, members=["a"])
+        await groups.create_elastic(connection, parted, "g", partitions=10, members=["a"])
     words = ("--ack-wait", "2s", "--max-ack-pending", "1", "--json")
     async with running(kind, "consume", parted, "g", "a", *words, *at) as command:
         await command.event("rebalanced")
@@ -150,7 +150,7 @@ async def test_ack_wait_and_max_ack_pending_are_those_of_the_consumer(
 
 
 async def test_a_member_without_partitions_is_told_that_it_waits(connection: Connection, orders: str, at: At) -> None:
-    await groups.create_elastic(connection, orders, "g", max_members=1, members=["a", "b"])
+    await groups.create_elastic(connection, orders, "g", partitions=1, members=["a", "b"])
     async with running("elastic", "consume", orders, "g", "b", *at) as command:
         assert command.process.stderr is not None
         async with asyncio.timeout(DEADLINE_S):
@@ -167,7 +167,7 @@ async def test_a_mapping_that_stops_go_members_is_asked_for(
     connection: Connection, orders: str, at: At, tmp_path: Path
 ) -> None:
     await groups.create_elastic(
-        connection, orders, "g", max_members=4, partitioning=[(f"{orders}.a.*", [1]), (f"{orders}.b.*", [1])],
+        connection, orders, "g", partitions=4, partition_by=[f"{orders}.a.*", f"{orders}.b.*"],
         members=["a"],
     )  # fmt: skip
     before = await record_of(connection, "elastic", orders)
@@ -222,7 +222,7 @@ async def test_a_broken_record_goes_with_force(
     connection: Connection, parted: str, at: At, kind: Kind, record: bytes
 ) -> None:
     if kind == "elastic":
-        await groups.create_elastic(connection, parted, "g", max_members=2)
+        await groups.create_elastic(connection, parted, "g", partitions=2)
     await connection.jetstream.publish(f"$KV.{kind}-consumer-groups.{parted}.g", record)
     refused = await here(kind, "delete", parted, "g", *at, stdin="y\n")
     assert "--force deletes it" in refused.refusal

@@ -39,7 +39,7 @@ async def orders(connection: Connection, unique: Callable[..., str]) -> AsyncIte
     """A stream with an elastic group `billing` of member `a`."""
     async with plain_stream(connection, unique("ORDERS")) as stream:
         await groups.create_elastic(
-            connection, stream, "billing", max_members=6, partitioning=[(f"{stream}.*", [1])], members=["a"]
+            connection, stream, "billing", partitions=6, partition_by=f"{stream}.*", members=["a"]
         )
         yield stream
 
@@ -168,7 +168,7 @@ async def test_an_unlisted_member_waits_until_it_is_added_and_ends_with_the_grou
 
 async def test_a_static_member(connection: Connection, unique: Callable[..., str], at: At) -> None:
     async with parted_stream(connection, unique("PARTED"), 4) as stream:
-        await groups.create_static(connection, stream, "g", max_members=4, members=["a", "b"])
+        await groups.create_static(connection, stream, "g", partitions=4, members=["a", "b"])
         await publish(connection, stream, 20)
         async with (
             running("static", "consume", stream, "g", "a", "--sleep", "0", "--json", *at) as first,

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from keylane import Connection, groups
+from keylane import Connection, PartitionBy, groups
 from keylane.cli.groups.arguments import (
     parse_duration_s,
     parse_mappings,
-    parse_partitioning,
+    parse_partition_by,
 )
 from keylane.core.plans import Plan, balanced, ranges, sticky
 from keylane.errors import InvalidInput
@@ -41,8 +41,8 @@ async def group(connection: Connection, unique: Callable[..., str]) -> AsyncIter
             connection,
             stream,
             "billing",
-            max_members=64,
-            partitioning=[(f"{stream}.*", [1])],
+            partitions=64,
+            partition_by=f"{stream}.*",
             members=["m0", "m1", "m2", "m3"],
         )
         yield stream, "billing"
@@ -189,10 +189,10 @@ def test_mappings_in_words() -> None:
 
 
 def test_filters_in_words() -> None:
-    assert parse_partitioning(["a.*.*", "2", "1", "b.*", "1"]) == [("a.*.*", [2, 1]), ("b.*", [1])]
-    assert parse_partitioning(["a.*.*", "2,1"]) == [("a.*.*", [2, 1])]
-    assert parse_partitioning(["a.>", "b.*", "1"]) == [("a.>", []), ("b.*", [1])]
-    assert parse_partitioning([]) == []
+    assert parse_partition_by(["a.*.*", "2", "1", "b.*", "1"]) == [PartitionBy("a.*.*", [2, 1]), PartitionBy("b.*")]
+    assert parse_partition_by(["a.*.*", "2,1"]) == [PartitionBy("a.*.*", [2, 1])]
+    assert parse_partition_by(["a.>", "b.*", "1"]) == [PartitionBy("a.>"), PartitionBy("b.*", [1])]
+    assert parse_partition_by([]) == []
 
 
 @pytest.mark.parametrize(

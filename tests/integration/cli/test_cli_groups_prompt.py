@@ -53,8 +53,8 @@ async def orders(connection: Connection, unique: Callable[..., str]) -> AsyncIte
             connection,
             stream,
             "billing",
-            max_members=6,
-            partitioning=[(f"{stream}.*", [1])],
+            partitions=6,
+            partition_by=f"{stream}.*",
             members=["alice", "bob"],
         )
         yield stream

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from keylane import Connection, groups
+from keylane import Connection, PartitionBy, groups
 from keylane.server import NatsServer
 from tests.integration.cli.groups_rig import here, parted_stream
 
@@ -26,9 +26,9 @@ def at(nats_server: NatsServer) -> tuple[str, str]:
 @pytest.fixture
 async def both(connection: Connection, parted: str) -> str:
     """A stream with a static group `fixed` and an elastic one, `loose`, of member `a`."""
-    await groups.create_static(connection, parted, "fixed", max_members=10, members=["a"])
+    await groups.create_static(connection, parted, "fixed", partitions=10, members=["a"])
     await groups.create_elastic(
-        connection, parted, "loose", max_members=4, partitioning=[(f"*.{parted}.*", [2])], members=["a"]
+        connection, parted, "loose", partitions=4, partition_by=PartitionBy(f"*.{parted}.*", key=[2]), members=["a"]
     )
     return parted
 
@@ -107,7 +107,7 @@ async def test_wrong_usage_is_exit_code_2(words: str) -> None:
 
 
 async def test_a_broken_record_hides_no_other_group(connection: Connection, parted: str, at: tuple[str, str]) -> None:
-    await groups.create_static(connection, parted, "good", max_members=10, members=["a"])
+    await groups.create_static(connection, parted, "good", partitions=10, members=["a"])
     await connection.jetstream.publish(f"$KV.static-consumer-groups.{parted}.bad", b"{nonsense")
     listed = await here("static", "ls", parted, *at)
     as_json = await here("static", "ls", parted, "--json", *at)

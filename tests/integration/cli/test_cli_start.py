@@ -60,7 +60,7 @@ async def test_the_list_of_commands_loads_none_of_them() -> None:
 async def test_json_loads_neither_drawings_nor_websockets_nor_other_commands(
     connection: Connection, nats_server: NatsServer, orders: str
 ) -> None:
-    await groups.create_elastic(connection, orders, "g", max_members=2, partitioning=[(f"{orders}.*", [1])])
+    await groups.create_elastic(connection, orders, "g", partitions=2, partition_by=f"{orders}.*")
     loaded = await loaded_by("elastic", "info", orders, "g", "--json", "-s", nats_server.url)
     assert {"nats", "keylane.cli.groups.elastic"} <= loaded
     assert not {"rich", "aiohttp.client", "keylane.cli.groups.static", "keylane.cli.server"} & loaded
@@ -145,7 +145,7 @@ async def test_ls_without_a_stream_lists_the_groups_of_all(
 ) -> None:
     async with plain_stream(connection, f"{orders}-other") as other:
         for stream in (orders, other):
-            await groups.create_elastic(connection, stream, "g", max_members=2, partitioning=[(f"{stream}.*", [1])])
+            await groups.create_elastic(connection, stream, "g", partitions=2, partition_by=f"{stream}.*")
         found = (await here("elastic", "ls", "--json", "-s", nats_server.url)).json["groups"]
         assert {(one["stream"], one["group"]) for one in found} >= {(orders, "g"), (other, "g")}
         shown = (await here("elastic", "ls", "-s", nats_server.url)).stdout

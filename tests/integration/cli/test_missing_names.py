@@ -29,7 +29,7 @@ from tests.integration.cli.groups_rig import here, plain_stream
 @pytest.fixture
 async def orders(connection: Connection, unique: Callable[..., str]) -> AsyncIterator[str]:
     async with plain_stream(connection, unique("ORDERS")) as name:
-        await groups.create_elastic(connection, name, "billing", max_members=2, partitioning=[(f"{name}.*", [1])])
+        await groups.create_elastic(connection, name, "billing", partitions=2, partition_by=f"{name}.*")
         await consumers.create(connection, name, consumers.ConsumerConfig(durable_name="reader"))
         yield name
 
@@ -72,12 +72,12 @@ async def test_every_command_says_the_same_of_a_misspelt_stream(
 
 async def test_python_says_the_same_of_a_misspelt_stream(connection: Connection, orders: str) -> None:
     wrong = misspelt(orders)
-    whole = fleet.hashed(2, f"{wrong}.*", key=[1])
+    whole = fleet.hashed(2, f"{wrong}.*")
 
     async def handler(message: object) -> None: ...
 
     for call in (
-        lambda: groups.create_elastic(connection, wrong, "g", max_members=2),
+        lambda: groups.create_elastic(connection, wrong, "g", partitions=2),
         lambda: groups.get_config(connection, wrong, "g"),
         lambda: groups.join(connection, wrong, "g", "a", handler),
         lambda: fleet.status(connection, wrong, "f"),

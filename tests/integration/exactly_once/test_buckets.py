@@ -102,7 +102,7 @@ async def test_a_bucket_made_anew_while_nobody_runs(own: tuple[Ground, NatsServe
 async def test_a_bucket_made_anew_under_load(own: tuple[Ground, NatsServer], on_postgres: Database) -> None:
     """Instances from before go on, new ones take over from them, partitions move: each row once, in order."""
     ground, _ = own
-    await ground.elastic(max_members=6, members=["m1", "m2"])
+    await ground.elastic(partitions=6, members=["m1", "m2"])
     await write_record_often(ground)
 
     async def joined(name: str) -> Member:

@@ -103,7 +103,7 @@ async def test_what_was_not_acked_comes_again_and_is_not_done_again(ground: Grou
 async def test_members_come_and_go_under_load(ground: Ground, on_postgres: Database) -> None:
     """Each member has an engine of its own; the partitions go round, and every claim is for the right one."""
     names = ["m1", "m2", "m3"]
-    await ground.elastic(max_members=6, members=names[:2])
+    await ground.elastic(partitions=6, members=names[:2])
     for name in names:
         await ground.join(name, ExactlyOnce(on_postgres.engine()).handler(write))
     sent: list[int] = []

@@ -39,7 +39,7 @@ class FleetGround:
 
     @property
     def partitions(self) -> HashedPartitions:
-        return hashed(PARTITIONS, f"{self.stream}.*", key=[1])
+        return hashed(PARTITIONS, f"{self.stream}.*")
 
     async def join(self, name: str, handler: Any = None, **options: Any) -> Worker:
         """A worker on a connection of its own, which writes evidence unless it has a handler."""

@@ -26,7 +26,7 @@ __all__ = ["own_server_ground"]
 
 
 def copied(ground: FleetGround | Ground, **limits: int) -> HashedPartitions:
-    return hashed(PARTITIONS, f"{ground.stream}.*", key=[1], copy=StreamCopy(**limits))
+    return hashed(PARTITIONS, f"{ground.stream}.*", copy=StreamCopy(**limits))
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ async def test_what_is_refused(make: MakeGround, plain: FleetGround) -> None:
         await queue.join("a", partitions=copied(queue))
     wrong: Any = -1
     with pytest.raises(InvalidInput, match="max_messages of the copy is -1"):
-        hashed(8, "a.*", key=[1], copy=StreamCopy(max_messages=wrong))
+        hashed(8, "a.*", copy=StreamCopy(max_messages=wrong))
 
 
 async def test_another_number_of_partitions_under_load(plain: FleetGround) -> None:

@@ -42,7 +42,7 @@ async def test_bad_options(limits: FleetGround, options: dict[str, Any], text: s
 
 
 async def test_another_number_of_partitions(limits: FleetGround) -> None:
-    wrong = hashed(PARTITIONS + 1, f"{limits.stream}.*", key=[1])
+    wrong = hashed(PARTITIONS + 1, f"{limits.stream}.*")
     await refused(limits, FleetError, f"numbers {PARTITIONS} partitions, and the fleet asks for 9", partitions=wrong)
 
 
@@ -71,19 +71,18 @@ async def test_a_consumer_that_is_not_the_fleets(limits: FleetGround) -> None:
 
 
 async def test_a_group_of_the_same_name(limits: FleetGround) -> None:
-    await groups.create_static(limits.connection, limits.stream, "f", max_members=PARTITIONS, members=["a"])
+    await groups.create_static(limits.connection, limits.stream, "f", partitions=PARTITIONS, members=["a"])
     await refused(limits, InvalidInput, "fleet 'f' has the name of a static group on stream")
 
 
 async def test_a_consumer_of_a_static_group(limits: FleetGround) -> None:
-    await groups.create_static(limits.connection, limits.stream, "g", max_members=PARTITIONS, members=["h-p3"])
+    await groups.create_static(limits.connection, limits.stream, "g", partitions=PARTITIONS, members=["h-p3"])
     await refused(limits, InvalidInput, "consumer 'g-h-p3' belongs to member 'h-p3' of the static group", fleet="g-h")
 
 
 async def test_the_queue_of_an_elastic_group(make: MakeGround) -> None:
     ground = FleetGround(await make())
-    filters = [(f"{ground.stream}.*", [1])]
-    await groups.create_elastic(ground.connection, ground.stream, "e", max_members=4, partitioning=filters)
+    await groups.create_elastic(ground.connection, ground.stream, "e", partitions=4, partition_by=f"{ground.stream}.*")
     listed = fleet.listed([f"{ground.stream}.*"])
     await refused(ground, InvalidInput, "fleet 'e' has the name of an elastic group", fleet="e", partitions=listed)
     queue = groups.queue_stream(ground.stream, "e")

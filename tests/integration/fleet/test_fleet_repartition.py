@@ -134,7 +134,7 @@ async def test_a_worker_is_killed_in_the_middle_of_a_change(limits: FleetGround)
 async def test_workers_may_bring_the_old_number_or_the_new_one(limits: FleetGround) -> None:
     a = await limits.join("a")
     await limits.shared(a)
-    new = hashed(12, f"{limits.stream}.*", key=[1])
+    new = hashed(12, f"{limits.stream}.*")
     with pytest.raises(FleetError, match=r"has 8 partitions, and this worker asks for 12: .* `keylane fleet repart"):
         await limits.join("b", partitions=new)
     await fleet.repartition(limits.connection, limits.stream, "f", 12)
@@ -148,7 +148,7 @@ async def test_workers_may_bring_the_old_number_or_the_new_one(limits: FleetGrou
 
 async def test_others_that_use_the_numbers_are_named(limits: FleetGround) -> None:
     await limits.shared(await limits.join("a"))
-    await groups.create_static(limits.connection, limits.stream, "g", max_members=PARTITIONS, members=["m"])
+    await groups.create_static(limits.connection, limits.stream, "g", partitions=PARTITIONS, members=["m"])
     await consumers.create(limits.connection, limits.stream, ConsumerConfig(durable_name="query"))
     with pytest.raises(FleetError, match=r"are also used by the static group 'g', the consumer 'query': another"):
         await fleet.repartition(limits.connection, limits.stream, "f", 16)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from nats.js.api import RetentionPolicy
 
-from keylane import fleet
+from keylane import PartitionBy, fleet
 from keylane.core.fleet_names import partition_consumer, subject_id
 from keylane.errors import FleetError, InvalidInput
 from keylane.fleet import FleetHooks, Worker, discovered, from_kv
@@ -84,7 +84,7 @@ async def test_a_partition_that_stays_is_not_disturbed(limits: FleetGround) -> N
             await go_on.wait()
         await limits.evidence.note("a", message)
 
-    source = discovered(f"*.{limits.stream}.*", key=[2])
+    source = discovered(PartitionBy(f"*.{limits.stream}.*", key=[2]))
     [stuck] = await limits.publish("a", b"slow")
     worker = await limits.join("a", slow, partitions=source)
     await at_work.wait()

@@ -22,7 +22,7 @@ PARTITIONS = 2 * WORKERS
 @pytest.mark.alone("26 workers keep a machine busy when they stop")
 async def test_26_workers_that_are_stopped_at_once_leave_in_order(make: MakeGround) -> None:
     ground = FleetGround(await make(partitions=PARTITIONS, allow_direct=True))
-    partitions = hashed(PARTITIONS, f"{ground.stream}.*", key=[1])
+    partitions = hashed(PARTITIONS, f"{ground.stream}.*")
     workers = await asyncio.gather(
         *(ground.join(f"worker {number}", partitions=partitions) for number in range(WORKERS))
     )

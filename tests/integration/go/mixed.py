@@ -38,10 +38,6 @@ class Mixed:
     def filter(self) -> str:
         return f"{self.stream}.*"
 
-    @property
-    def partitioning(self) -> list[tuple[str, list[int]]]:
-        return [(self.filter, [1])]
-
     async def ask_go(self, subcommand: str, **options: object) -> Any:
         """Let Go's library do something to the group."""
         kind = self.members.group.kind

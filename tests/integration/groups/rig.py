@@ -112,13 +112,13 @@ class Ground:
         return [ack.sequence for ack in acks if isinstance(ack, PublishAck)]
 
     async def elastic(self, group: str = "g", **options: Any) -> groups.ElasticConfig:
-        given: dict[str, Any] = {"max_members": 4, "partitioning": [(f"{self.stream}.*", [1])], **options}
+        given: dict[str, Any] = {"partitions": 4, "partition_by": f"{self.stream}.*", **options}
         config = await groups.create_elastic(self.connection, self.stream, group, **given)
         self._delete_at_end(f"{self.stream}-{group}")
         return config
 
     async def static(self, group: str = "g", **options: Any) -> groups.StaticConfig:
-        given: dict[str, Any] = {"max_members": 4, **options}
+        given: dict[str, Any] = {"partitions": 4, **options}
         return await groups.create_static(self.connection, self.stream, group, **given)
 
     async def transform_subjects(self, **transform: str) -> None:

@@ -45,7 +45,7 @@ async def test_a_change_that_changes_nothing_writes_nothing(ground: Ground) -> N
 
 
 async def test_a_sticky_plan_is_stored_as_a_mapping(ground: Ground) -> None:
-    await ground.elastic(max_members=12, members=["a", "b"])
+    await ground.elastic(partitions=12, members=["a", "b"])
     before = await plan(ground)
     added = await groups.add_members(ground.connection, ground.stream, "g", ["c"], plan="sticky")
     assert added.members == ()
@@ -58,7 +58,7 @@ async def test_a_sticky_plan_is_stored_as_a_mapping(ground: Ground) -> None:
 
 
 async def test_a_sticky_plan_has_no_idle_members(ground: Ground) -> None:
-    await ground.elastic(max_members=2, members=["a", "b"])
+    await ground.elastic(partitions=2, members=["a", "b"])
     with pytest.raises(InvalidInput, match="3 members for 2 partitions: c would own nothing"):
         await groups.add_members(ground.connection, ground.stream, "g", ["c"], plan="sticky")
     balanced_one = await groups.add_members(ground.connection, ground.stream, "g", ["c"])
@@ -104,7 +104,7 @@ async def test_static_groups_do_not_change(partitioned: Ground) -> None:
 
 async def test_twenty_admins_at_once_lose_nothing(ground: Ground) -> None:
     """Compare-and-set with a retry: each change is made to what the others left."""
-    await ground.elastic(max_members=40, members=[f"old{number}" for number in range(20)])
+    await ground.elastic(partitions=40, members=[f"old{number}" for number in range(20)])
     clients = [await ground.client() for _ in range(4)]
     changes = []
     for number in range(10):
@@ -119,7 +119,7 @@ async def test_twenty_admins_at_once_lose_nothing(ground: Ground) -> None:
 
 
 async def test_twenty_sticky_admins_at_once_lose_nothing(ground: Ground) -> None:
-    await ground.elastic(max_members=40, members=["first"])
+    await ground.elastic(partitions=40, members=["first"])
     await asyncio.gather(
         *[
             groups.add_members(ground.connection, ground.stream, "g", [f"m{number}"], plan="sticky")
@@ -134,7 +134,7 @@ async def test_twenty_sticky_admins_at_once_lose_nothing(ground: Ground) -> None
 
 async def test_twenty_mappings_at_once_leave_a_whole_one(ground: Ground) -> None:
     """A mapping and changes of members: whatever comes last, the record is one of the states in between."""
-    await ground.elastic(max_members=8, members=["a"])
+    await ground.elastic(partitions=8, members=["a"])
 
     async def change(number: int) -> None:
         if number % 2:

@@ -35,7 +35,7 @@ class Rewritten:
             await self.ground.elastic(**options)
             return
         stream = self.ground.stream
-        partition = f"{{{{Partition({options.get('max_members', 4)},1)}}}}"
+        partition = f"{{{{Partition({options.get('partitions', 4)},1)}}}}"
         await self.ground.transform_subjects(src=f"{stream}.*", dest=f"{partition}.{stream}.{{{{Wildcard(1)}}}}")
         await self.ground.static(**options)
 
@@ -69,15 +69,15 @@ def rewritten(request: pytest.FixtureRequest, own_server_ground: tuple[Ground, N
 
 @pytest.mark.parametrize("writes", [1, 2], ids=["equal revision", "other revision"])
 async def test_another_number_of_partitions_ends_members(rewritten: Rewritten, writes: int) -> None:
-    await rewritten.create(max_members=6, members=["a", "b"])
+    await rewritten.create(partitions=6, members=["a", "b"])
     members = [await rewritten.join(name) for name in ("a", "b", "a")]
     await until(lambda: all(member.partitions for member in members))
     assert await rewritten.make_anew(max_members=3, writes=writes) == writes
     for member in members:
         reason = await reason_of(member)
         assert "was changed in a way that running members cannot follow" in reason
-        assert "max_members=6" in reason
-        assert "max_members=3" in reason
+        assert "partitions=6" in reason
+        assert "partitions=3" in reason
 
 
 async def test_other_members_end_a_static_group_and_are_followed_in_an_elastic_one(rewritten: Rewritten) -> None:

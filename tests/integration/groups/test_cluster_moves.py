@@ -110,7 +110,7 @@ async def judged(ground: Ground) -> Verdict:
 
 async def test_members_come_and_go_under_load(cluster_ground: Ground) -> None:
     ground = cluster_ground
-    await ground.elastic(max_members=8, members=["a", "b"])
+    await ground.elastic(partitions=8, members=["a", "b"])
     members = [await ground.join(name, busy(ground, name), settings=CALM) for name in NAMES]
     async with load(ground):
         await until(lambda: active(members[0]) and active(members[1]))
@@ -122,7 +122,7 @@ async def test_members_come_and_go_under_load(cluster_ground: Ground) -> None:
 async def test_members_with_standbys_come_and_go_under_load(cluster_ground: Ground) -> None:
     """A standby sees the same changes at the same moment, and must not take the consumer from the one at work."""
     ground = cluster_ground
-    await ground.elastic(max_members=8, members=["a", "b"])
+    await ground.elastic(partitions=8, members=["a", "b"])
     for number in (1, 2):
         for name in NAMES:
             await ground.join(name, busy(ground, f"{name}{number}"), settings=CALM)
@@ -134,7 +134,7 @@ async def test_members_with_standbys_come_and_go_under_load(cluster_ground: Grou
 async def test_idle_standbys_do_not_make_way_for_each_other_for_ever(cluster_ground: Ground) -> None:
     """Without messages nobody is pinned, and each instance sees the other one wait."""
     ground = cluster_ground
-    await ground.elastic(max_members=8, members=["a"])
+    await ground.elastic(partitions=8, members=["a"])
     a, b = [[await ground.join(name) for _ in range(2)] for name in ("a", "b")]
     await until(lambda: all(len(owned(one)) == 8 for one in a))
     await groups.add_members(ground.connection, ground.stream, "g", ["b"])
@@ -200,7 +200,7 @@ async def test_the_leaders_of_streams_move(cluster_ground: Ground) -> None:
 
 async def test_members_move_while_leaders_move(cluster_ground: Ground) -> None:
     ground = cluster_ground
-    await ground.elastic(max_members=8, members=["a", "b"])
+    await ground.elastic(partitions=8, members=["a", "b"])
     members = [await ground.join(name, busy(ground, name), settings=CALM) for name in ("a", "b", "c")]
     async with load(ground):
         await go_on(ground, "a", "b")

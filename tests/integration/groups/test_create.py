@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from nats.js.api import StreamSource, SubjectTransform
 
-from keylane import groups
+from keylane import PartitionBy, groups
 from keylane.errors import (
     BrokenGroupRecord,
     GroupConflict,
@@ -68,8 +68,8 @@ async def test_the_identical_group_is_fine_and_another_one_is_refused(ground: Gr
     first = await ground.elastic()
     assert await ground.elastic() == first
     for change, words in (
-        ({"max_members": 5}, "max_members is 4 there and 5 here"),
-        ({"partitioning": [(f"{ground.stream}.*.*", [1])]}, "partitioning is "),
+        ({"partitions": 5}, "partitions is 4 there and 5 here"),
+        ({"partition_by": PartitionBy(f"{ground.stream}.*.*", key=[1])}, "partitioning is "),
         ({"max_buffered_messages": 1}, "max_buffered_messages is 0 there and 1 here"),
         ({"max_buffered_bytes": 1}, "max_buffered_bytes is 0 there and 1 here"),
         ({"dialect": "go-0.1"}, "dialect is 'present' there and 'go-0.1' here"),
@@ -109,7 +109,7 @@ async def test_twenty_at_once_make_one_group(ground: Ground) -> None:
 
 
 async def test_of_two_different_groups_at_once_one_is_made(ground: Ground) -> None:
-    results = await asyncio.gather(*[ground.elastic(max_members=number) for number in (2, 3)], return_exceptions=True)
+    results = await asyncio.gather(*[ground.elastic(partitions=number) for number in (2, 3)], return_exceptions=True)
     failed = [one for one in results if isinstance(one, BaseException)]
     assert len(failed) == 1
     assert isinstance(failed[0], GroupConflict)
@@ -141,10 +141,10 @@ async def test_a_stream_that_is_no_queue_is_not_taken(make: MakeGround, ground: 
 
 
 async def test_a_queue_of_the_same_stream_with_other_settings_is_not_taken(ground: Ground) -> None:
-    await ground.elastic(max_members=3)
+    await ground.elastic(partitions=3)
     await bucket_of(ground.connection, "elastic").delete(f"{ground.stream}.g", revision=await revision(ground))
     with pytest.raises(GroupConflict, match="which is there with other settings: delete that stream first"):
-        await ground.elastic(max_members=4)
+        await ground.elastic(partitions=4)
     with pytest.raises(NoSuchGroup):
         await groups.get_config(ground.connection, ground.stream, "g")
 
@@ -175,34 +175,34 @@ async def test_one_name_is_static_or_elastic(partitioned: Ground) -> None:
 async def test_a_name_that_another_library_gave_twice(partitioned: Ground) -> None:
     """Then `kind` says which one is meant."""
     static = await partitioned.static(members=["a"])
-    record = groups.ElasticConfig(max_members=2, members=("x",)).to_json()
+    record = groups.ElasticConfig(partitions=2, members=("x",)).to_json()
     await bucket_of(partitioned.connection, "elastic").ensure(replicas=1)
     await bucket_of(partitioned.connection, "elastic").put(f"{partitioned.stream}.g", record, revision=0)
     with pytest.raises(GroupError, match="a static and an elastic group named 'g': say which with kind="):
         await groups.get_config(partitioned.connection, partitioned.stream, "g")
-    for kind, config in (("static", static), ("elastic", groups.ElasticConfig(max_members=2, members=("x",)))):
+    for kind, config in (("static", static), ("elastic", groups.ElasticConfig(partitions=2, members=("x",)))):
         found = await groups.get_config(partitioned.connection, partitioned.stream, "g", kind=kind)  # type: ignore[arg-type]
         assert found == config
     await groups.delete(partitioned.connection, partitioned.stream, "g", kind="elastic")
     assert await groups.get_config(partitioned.connection, partitioned.stream, "g") == static
 
 
-# ---- max_members against the stream ------------------------------------------------------------------------
+# ---- partitions against the stream ------------------------------------------------------------------------
 
 
-async def test_max_members_must_be_the_partitions_of_the_transform(partitioned: Ground) -> None:
+async def test_partitions_must_be_the_partitions_of_the_transform(partitioned: Ground) -> None:
     for wrong in (3, 5):
         with pytest.raises(InvalidInput) as caught:
-            await partitioned.static(max_members=wrong, members=["a"])
-        assert f"max_members is {wrong}, but the transform of stream" in str(caught.value)
+            await partitioned.static(partitions=wrong, members=["a"])
+        assert f"partitions is {wrong}, but the transform of stream" in str(caught.value)
         assert "makes 4 partitions" in str(caught.value)
-    await partitioned.static(max_members=4, members=["a"])
+    await partitioned.static(partitions=4, members=["a"])
 
 
 async def test_a_stream_that_cannot_hold_partition_numbers_gets_no_static_group(ground: Ground) -> None:
     await ground.publish(["k1"])
     with pytest.raises(InvalidInput) as caught:
-        await ground.static(max_members=7, members=["a"])
+        await ground.static(partitions=7, members=["a"])
     assert f"stream '{ground.stream}' has no partition numbers: it stores {ground.stream}.>" in str(caught.value)
     assert "{{Partition(7,…)}} first, or create an elastic group" in str(caught.value)
     assert await groups.list_groups(ground.connection, ground.stream) == []
@@ -226,12 +226,12 @@ async def test_numbers_that_publishers_write_themselves_are_looked_for(
     make: MakeGround, caplog: pytest.LogCaptureFixture
 ) -> None:
     place = await make(subjects=["0.>", "1.>", "2.>"])
-    await place.static("early", max_members=3, members=["a"])
+    await place.static("early", partitions=3, members=["a"])
     [early] = warnings(caplog)
     assert "no message there begins with one yet; members get only what is published on subjects" in early
     assert "begin with 0 to 2" in early
     await place.connection.jetstream.publish("2.o.1", b"")
-    await place.static("late", max_members=3, members=["a"])
+    await place.static("late", partitions=3, members=["a"])
     assert warnings(caplog) == [early]
 
 
@@ -261,7 +261,7 @@ async def test_a_static_filter_that_matches_nothing_is_told(
 
 async def test_an_elastic_filter_that_matches_nothing_is_told(ground: Ground, caplog: pytest.LogCaptureFixture) -> None:
     name = ground.stream
-    await ground.elastic(partitioning=[(f"{name}.orders.*", [1]), ("ordres.*", [1])], members=["a"])
+    await ground.elastic(partition_by=[f"{name}.orders.*", "ordres.*"], members=["a"])
     [told] = warnings(caplog)
     assert f"filter 'ordres.*' matches nothing that stream '{name}' stores ({name}.>)" in told
     assert "Delete the group and create it with another filter" in told
@@ -270,15 +270,15 @@ async def test_an_elastic_filter_that_matches_nothing_is_told(ground: Ground, ca
 async def test_a_filter_without_the_number_that_the_stream_inserts_matches_nothing(
     partitioned: Ground, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await partitioned.elastic(partitioning=[(f"*.{partitioned.stream}.*", [2])])
+    await partitioned.elastic(partition_by=PartitionBy(f"*.{partitioned.stream}.*", key=[2]))
     assert warnings(caplog) == []
-    await partitioned.elastic("h", partitioning=[(f"{partitioned.stream}.*", [1])])
+    await partitioned.elastic("h", partition_by=f"{partitioned.stream}.*")
     [told] = warnings(caplog)
     assert f"(*.{partitioned.stream}.*, {partitioned.stream}.>)" in told
 
 
 async def test_more_members_than_partitions_are_told(ground: Ground, caplog: pytest.LogCaptureFixture) -> None:
-    await ground.elastic(max_members=2, members=["a", "b"])
+    await ground.elastic(partitions=2, members=["a", "b"])
     assert warnings(caplog) == []
     await groups.add_members(ground.connection, ground.stream, "g", ["c", "d"])
     [told] = warnings(caplog)
@@ -294,8 +294,8 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 async def test_a_transform_that_hashes_whole_subjects(make: MakeGround) -> None:
     place = await make(transform=SubjectTransform(src=">", dest="{{Partition(6)}}.>"))
     with pytest.raises(InvalidInput, match="makes 6 partitions"):
-        await place.static(max_members=4, members=["a"])
-    await place.static(max_members=6, members=["a"])
+        await place.static(partitions=4, members=["a"])
+    await place.static(partitions=6, members=["a"])
 
 
 # ---- bad input ----------------------------------------------------------------------------------------------
@@ -309,8 +309,8 @@ async def test_a_transform_that_hashes_whole_subjects(make: MakeGround) -> None:
         ({"members": ["a"], "filters": "x.*"}, "filters is 'x.*', one text: give a list"),
         ({"members": ["a"], "mappings": {"a": range(4)}}, "give members or mappings, not both"),
         ({"mappings": {"a": [0, 1, 2]}}, "partitions 3 of 4 belong to no member"),
-        ({"members": ["a"], "max_members": 16_385}, "16,385 partitions are more than the 16,384"),
-        ({"members": ["a"], "max_members": 0}, "number of partitions 0 is out of range"),
+        ({"members": ["a"], "partitions": 16_385}, "16,385 partitions are more than the 16,384"),
+        ({"members": ["a"], "partitions": 0}, "number of partitions 0 is out of range"),
         ({"members": ["a"], "group": "a.b"}, "group name 'a.b' holds"),
         ({"members": ["a"], "filters": ["a.*", "b.*"], "dialect": "go-0.1"}, "the dialect go-0.1 has one at most"),
     ],
@@ -325,17 +325,17 @@ async def test_bad_static_groups(partitioned: Ground, options: dict[str, Any], w
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"partitioning": [("x.y", [])]}, "filter 'x.y' has no wildcard"),
-        ({"partitioning": [(f"{one}.*", [1]) for one in "abcdefghi"]}, "9 filters: a group takes 8"),
-        ({"max_members": 2**31 - 1}, "2,147,483,647 partitions are more than the 16,384"),
-        ({"max_members": 10_000, "members": list("abcd")}, "at least 5 members"),
-        ({"partitioning": [("x.*", [2])]}, "partitioning wildcard 2 is out of range"),
-        ({"partitioning": [("x.*", [1]), ("x.>", [])]}, "overlap"),
+        ({"partition_by": "x.y"}, "filter 'x.y' has no wildcard"),
+        ({"partition_by": [f"{one}.*" for one in "abcdefghi"]}, "9 filters: a group takes 8"),
+        ({"partitions": 2**31 - 1}, "2,147,483,647 partitions are more than the 16,384"),
+        ({"partitions": 10_000, "members": list("abcd")}, "at least 5 members"),
+        ({"partition_by": [("x.*", [1])]}, "partition_by is ('x.*', [1]): give a filter, or PartitionBy("),
+        ({"partition_by": ["x.*", "x.>"]}, "overlap"),
         ({"max_buffered_messages": -1}, "a buffer of -1 messages"),
         ({"max_buffered_bytes": -1}, "a buffer of -1 bytes"),
         ({"members": ["a b"]}, "member name 'a b' holds ' '"),
         ({"members": "ab"}, "members is 'ab', one text: give a list"),
-        ({"dialect": "go-0.1", "partitioning": []}, "the dialect go-0.1 has exactly one"),
+        ({"dialect": "go-0.1", "partition_by": []}, "the dialect go-0.1 has exactly one"),
     ],
 )
 async def test_bad_elastic_groups(ground: Ground, options: dict[str, Any], words: str) -> None:
@@ -349,7 +349,7 @@ async def test_bad_elastic_groups(ground: Ground, options: dict[str, Any], words
 async def test_no_stream_no_group(ground: Ground) -> None:
     for create in (groups.create_static, groups.create_elastic):
         with pytest.raises(NotFound):
-            await create(ground.connection, "nothing-here", "g", max_members=1, members=["a"])
+            await create(ground.connection, "nothing-here", "g", partitions=1, members=["a"])
     assert await groups.list_groups(ground.connection, "nothing-here") == []
 
 
@@ -405,14 +405,14 @@ async def test_deleting_removes_the_record_and_the_queue(ground: Ground) -> None
     assert f"{ground.stream}-g" not in await streams.names(ground.connection)
     with pytest.raises(NoSuchGroup, match="has no group 'g'; there is: "):
         await groups.delete(ground.connection, ground.stream, "g")
-    await ground.elastic(max_members=7)
+    await ground.elastic(partitions=7)
 
 
 async def test_deleting_leaves_a_stream_that_is_not_the_queue(make: MakeGround, ground: Ground) -> None:
     """Another library made both records; one of them has no queue of its own."""
     other = await make(stream=f"{ground.stream}-b")
     await ground.elastic("b-c", members=["m"])
-    record = groups.ElasticConfig(max_members=2, members=("x",)).to_json()
+    record = groups.ElasticConfig(partitions=2, members=("x",)).to_json()
     await bucket_of(ground.connection, "elastic").put(f"{other.stream}.c", record, revision=0)
     await groups.delete(other.connection, other.stream, "c")
     assert f"{ground.stream}-b-c" in await streams.names(ground.connection)

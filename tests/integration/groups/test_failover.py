@@ -106,14 +106,14 @@ async def pair(
     await streams.create(connection, config)
     try:
         if group.kind == "static":
-            await groups.create_static(connection, name, group.group, max_members=PARTITIONS, members=["a"])
+            await groups.create_static(connection, name, group.group, partitions=PARTITIONS, members=["a"])
         else:
             await groups.create_elastic(
                 connection,
                 name,
                 group.group,
-                max_members=PARTITIONS,
-                partitioning=[(f"{name}.*", [1])],
+                partitions=PARTITIONS,
+                partition_by=f"{name}.*",
                 members=["a"],
             )
         async with members(group, directory, ack_wait_s=ack_wait_s, work_s=work_s) as processes:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from keylane import groups
+from keylane import PartitionBy, groups
 from keylane.core.partitions import partition_of
 from keylane.jetstream import consumers, streams
 from tests.integration.groups.conftest import MakeGround
@@ -24,7 +24,7 @@ async def test_several_filters_with_wildcards_of_their_own(ground: Ground) -> No
     """One customer has one key under all of them, and so stays in order across them."""
     name = ground.stream
     partitioning = [(f"{name}.orders.*.*", [2]), (f"{name}.refunds.*", [1]), (f"{name}.*.moved.*.*", [3, 1])]
-    await ground.elastic(max_members=5, partitioning=partitioning, members=["a", "b"])
+    await ground.elastic(partitions=5, partition_by=[PartitionBy(*one) for one in partitioning], members=["a", "b"])
     for member in ("a", "b"):
         await ground.join(member)
     sent = await ground.publish(
@@ -51,7 +51,7 @@ async def test_several_filters_with_wildcards_of_their_own(ground: Ground) -> No
 
 async def test_no_filters_hashes_whole_subjects(make: MakeGround) -> None:
     place = await make()
-    await place.elastic(max_members=5, partitioning=[], members=["a"])
+    await place.elastic(partitions=5, partition_by=[], members=["a"])
     await place.join("a")
     sent = await place.publish(["x", "x.y", "x.y.z", "x", "x.y.z"])
     await place.evidence.all_of(sent)
@@ -68,7 +68,7 @@ async def test_a_static_group_with_filters_delivers_only_what_it_asked_for(make:
     owners: dict[str, Any] = (
         {"mappings": {"a": [0, 2], "b": [1]}, "stop_go_members": True} if listed else {"members": ["a", "b"]}
     )
-    await place.static(max_members=3, filters=["o.*", "r.>"], **owners)
+    await place.static(partitions=3, filters=["o.*", "r.>"], **owners)
     for member in ("a", "b"):
         await place.join(member)
     wanted = [f"{partition}.{rest}" for partition in range(3) for rest in ("o.1", "r.1.2")]
@@ -84,7 +84,7 @@ async def test_a_static_group_with_filters_delivers_only_what_it_asked_for(make:
 
 async def test_a_mapped_elastic_group_with_filters_asks_for_whole_partitions(ground: Ground) -> None:
     name = ground.stream
-    await ground.elastic(max_members=3, partitioning=[(f"{name}.o.*", [1]), (f"{name}.r.*", [1])])
+    await ground.elastic(partitions=3, partition_by=[f"{name}.o.*", f"{name}.r.*"])
     await groups.set_mapping(ground.connection, name, "g", {"a": [2], "b": [1, 0]}, stop_go_members=True)
     for member in ("a", "b"):
         await ground.join(member)
@@ -99,8 +99,8 @@ async def test_a_mapped_elastic_group_with_filters_asks_for_whole_partitions(gro
 async def test_filters_that_match_in_part_are_no_trouble_to_each_other(ground: Ground) -> None:
     """Two groups on one stream, each with its own part of it."""
     name = ground.stream
-    await ground.elastic("orders", partitioning=[(f"{name}.orders.*", [1])], members=["a"])
-    await ground.elastic("refunds", partitioning=[(f"{name}.refunds.*", [1])], members=["a"])
+    await ground.elastic("orders", partition_by=f"{name}.orders.*", members=["a"])
+    await ground.elastic("refunds", partition_by=f"{name}.refunds.*", members=["a"])
     for group in ("orders", "refunds"):
         await ground.join("a", ground.evidence.handler(group), group=group)
     sent = await ground.publish(f"{kind}.c{number}" for number in range(10) for kind in ("orders", "refunds"))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from nats.js.api import SubjectTransform
 
-from keylane import groups
+from keylane import PartitionBy, groups
 from keylane.core.partitions import partition_of
 from keylane.errors import BrokenGroupRecord, GroupError, InvalidInput, NoSuchGroup
 from keylane.groups.config import Kind
@@ -63,7 +63,7 @@ async def test_a_group_that_go_made_is_read_and_changed_in_its_own_form(
     record = record.replace(b"%s", name.encode())
     partitioning = [(one.format(name), wildcards) for one, wildcards in partitioning]
     await store(ground, record)
-    await ground.elastic(partitioning=partitioning)
+    await ground.elastic(partition_by=[PartitionBy(*one) for one in partitioning])
     assert await stored(ground) == record, "the same group is not written again"
     for change in (
         groups.add_members(ground.connection, name, "g", ["a"]),
@@ -192,7 +192,7 @@ async def test_a_durable_that_lacks_a_filter_of_the_group_gets_it(mapped: Ground
 
 async def test_a_mapping_that_stops_go_members_needs_a_yes(ground: Ground, partitioned: Ground) -> None:
     name, connection = ground.stream, ground.connection
-    await ground.elastic(partitioning=[(f"{name}.o.*", [1]), (f"{name}.r.*", [1])], members=["a"])
+    await ground.elastic(partition_by=[f"{name}.o.*", f"{name}.r.*"], members=["a"])
     record = await stored(ground)
     words = r"its members in Go stop, .*10138.* stop_go_members=True"
     for change in (
@@ -268,7 +268,7 @@ async def test_a_member_with_too_many_partitions_says_so_and_goes_on_when_others
     ground: Ground, caplog: pytest.LogCaptureFixture
 ) -> None:
     name = ground.stream
-    await ground.elastic(max_members=2_002)
+    await ground.elastic(partitions=2_002)
     assert "its 2,002 partitions need at least 2 members" in caplog.text
     with pytest.raises(InvalidInput, match=r"'a' would read 2,002 partitions.* at least 2 members"):
         await groups.add_members(ground.connection, name, "g", ["a"])

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from nats.js.api import SubjectTransform
 
-from keylane import groups
+from keylane import PartitionBy, groups
 from keylane.errors import InvalidInput
 from keylane.groups import GroupMessage, MemberHooks, MessageContext
 from keylane.jetstream import ConsumerConfig, Outgoing, consumers, publish_many, streams
@@ -24,7 +24,7 @@ from tests.waiter import until
 
 
 async def test_what_a_message_says(ground: Ground) -> None:
-    await ground.elastic(max_members=7, partitioning=[(f"{ground.stream}.*.*", [2])], members=["a"])
+    await ground.elastic(partitions=7, partition_by=PartitionBy(f"{ground.stream}.*.*", key=[2]), members=["a"])
     got: list[GroupMessage] = []
 
     async def handler(message: GroupMessage) -> None:
@@ -252,7 +252,7 @@ async def test_a_plain_function_around_a_coroutine_is_awaited(ground: Ground) ->
 
 
 async def test_callable_objects_and_partials(ground: Ground) -> None:
-    await ground.elastic(max_members=2, members=["a", "b"])
+    await ground.elastic(partitions=2, members=["a", "b"])
 
     class Work:
         async def __call__(self, message: GroupMessage) -> None:
@@ -393,7 +393,7 @@ async def overlaps(
     ground: Ground, lane: Callable[[GroupMessage], object], at_once: int, **options: Any
 ) -> dict[str, int]:
     """How many handlers ran at once: of all, and of one lane at most. The first ones wait for each other."""
-    await ground.elastic(max_members=2, members=["a"])
+    await ground.elastic(partitions=2, members=["a"])
     running: dict[object, int] = defaultdict(int)
     most: dict[str, int] = defaultdict(int)
     go_on = asyncio.Event()
@@ -487,7 +487,7 @@ async def test_the_key_comes_from_the_stream_s_transform(make: MakeGround) -> No
             src="*.*.*", dest="{{Partition(3,3)}}.{{Wildcard(1)}}.{{Wildcard(2)}}.{{Wildcard(3)}}"
         )
     )
-    await place.static(max_members=3, members=["a"])
+    await place.static(partitions=3, members=["a"])
     await place.join("a")
     await place.evidence.all_of(await place.publish(["x.k1", "y.k1", "x.k2"]))
     assert {line.subject.removeprefix(place.stream): line.key for line in place.evidence.lines} == {
@@ -499,8 +499,8 @@ async def test_the_key_comes_from_the_stream_s_transform(make: MakeGround) -> No
 
 async def test_without_a_transform_the_partition_is_the_key_or_the_caller_says(make: MakeGround) -> None:
     place = await make(subjects=["0.>", "1.>"])
-    await place.static(max_members=2, members=["a"])
-    await place.static("told", max_members=2, members=["a"])
+    await place.static(partitions=2, members=["a"])
+    await place.static("told", partitions=2, members=["a"])
     await place.join("a")
     await place.join("a", place.evidence.handler("told"), group="told", key=lambda subject: subject.split(".")[-1])
     acks = await publish_many(place.connection, [Outgoing("0.x.k1"), Outgoing("1.x.k1"), Outgoing("1.y.k2")])

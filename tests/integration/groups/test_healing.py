@@ -202,7 +202,7 @@ async def test_a_deleted_bucket_ends_members(kind: str, own_server_ground: tuple
         config = (await ground.connection.api.request(f"STREAM.INFO.{ground.stream}"))["config"]
         config["subject_transform"] = {"src": ">", "dest": "{{Partition(1)}}.>"}
         await ground.connection.api.request(f"STREAM.UPDATE.{ground.stream}", config)
-        await ground.static(members=["a"], max_members=1)
+        await ground.static(members=["a"], partitions=1)
     else:
         await ground.elastic(members=["a"])
     member = await ground.join("a")

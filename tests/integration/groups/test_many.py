@@ -56,7 +56,7 @@ async def seen_quickly(place: Ground, kind: Kind) -> None:
 @pytest.mark.alone("measures a request")
 @pytest.mark.timeout(120)
 async def test_a_large_elastic_group(ground: Ground) -> None:
-    await ground.elastic(max_members=PARTITIONS, members=MEMBERS)
+    await ground.elastic(partitions=PARTITIONS, members=MEMBERS)
     newcomer = "worker-99"
     joined = await join_all(ground, [*MEMBERS, newcomer])
     await follow(joined, await groups.get_config(ground.connection, ground.stream, "g"))
@@ -88,7 +88,7 @@ async def test_a_large_elastic_group(ground: Ground) -> None:
 @pytest.mark.alone("measures a request")
 async def test_a_large_static_group(make: MakeGround) -> None:
     place = await make(partitions=PARTITIONS)
-    config = await place.static(max_members=PARTITIONS, members=MEMBERS)
+    config = await place.static(partitions=PARTITIONS, members=MEMBERS)
     await follow(await join_all(place, MEMBERS), config)
     sent = await place.publish(KEYS)
     await place.evidence.all_of(sent, _LONGEST_S)

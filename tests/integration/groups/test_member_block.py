@@ -19,7 +19,7 @@ SLOW = ConsumerConfig(ack_wait_s=20.0)
 
 async def make_group(ground: Ground) -> None:
     await groups.create_elastic(
-        ground.connection, ground.stream, "g", max_members=4, partitioning=[(f"{ground.stream}.*", [1])], members=["a"]
+        ground.connection, ground.stream, "g", partitions=4, partition_by=f"{ground.stream}.*", members=["a"]
     )
 
 

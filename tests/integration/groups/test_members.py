@@ -79,7 +79,7 @@ async def test_no_group_no_member(ground: Ground) -> None:
 
 
 async def test_a_member_beyond_the_partitions_waits(ground: Ground) -> None:
-    await ground.elastic(max_members=2, members=["a", "b", "c"])
+    await ground.elastic(partitions=2, members=["a", "b", "c"])
     third = await ground.join("c")
     await ground.join("a")
     await ground.join("b")

@@ -106,10 +106,10 @@ async def test_a_member(kind: str) -> None:
     allowed = row(f"member of {'a static' if kind == 'static' else 'an elastic'} group")
     async with restricted(allowed, transform=kind == "static") as place:
         if kind == "static":
-            await groups.create_static(place.admin, STREAM, GROUP, max_members=4, members=[MEMBER])
+            await groups.create_static(place.admin, STREAM, GROUP, partitions=4, members=[MEMBER])
         else:
             await groups.create_elastic(
-                place.admin, STREAM, GROUP, max_members=4, members=[MEMBER], partitioning=[("orders.*", [1])]
+                place.admin, STREAM, GROUP, partitions=4, members=[MEMBER], partition_by="orders.*"
             )
         done = Evidence()
         sequences = await place.publish()
@@ -147,7 +147,7 @@ async def test_a_member_with_dead_letters_and_a_journal() -> None:
         raise ValueError("not today")
 
     async with restricted(allowed, transform=True) as place:
-        await groups.create_static(place.admin, STREAM, GROUP, max_members=4, members=[MEMBER])
+        await groups.create_static(place.admin, STREAM, GROUP, partitions=4, members=[MEMBER])
         await place.publish()
         alice = await place.alice()
         async with Journal(alice, stream=STREAM) as journal:
@@ -169,9 +169,7 @@ async def test_a_member_with_exactly_once(tmp_path: Path) -> None:
         done.append(message.delivery_sequence)
 
     async with restricted(allowed) as place:
-        await groups.create_elastic(
-            place.admin, STREAM, GROUP, max_members=4, partitioning=[("orders.*", [1])], members=[MEMBER]
-        )
+        await groups.create_elastic(place.admin, STREAM, GROUP, partitions=4, partition_by="orders.*", members=[MEMBER])
         await place.publish()
         handler = ExactlyOnce(engine).handler(effect)
         async with groups.join(await place.alice(), STREAM, GROUP, MEMBER, handler, settings=QUICK):
@@ -183,8 +181,8 @@ async def test_a_member_with_exactly_once(tmp_path: Path) -> None:
 async def test_an_admin() -> None:
     async with restricted(row("admin of the groups of `ORDERS`"), transform=True) as place:
         alice = await place.alice()
-        await groups.create_static(alice, STREAM, "fixed", max_members=4, members=[MEMBER])
-        await groups.create_elastic(alice, STREAM, GROUP, max_members=4, members=[MEMBER])
+        await groups.create_static(alice, STREAM, "fixed", partitions=4, members=[MEMBER])
+        await groups.create_elastic(alice, STREAM, GROUP, partitions=4, members=[MEMBER])
         await groups.add_members(alice, STREAM, GROUP, ["worker-2"])
         await groups.drop_members(alice, STREAM, GROUP, ["worker-2"])
         assert [one.group for one in await groups.list_groups(alice, STREAM)] == ["fixed", GROUP]

@@ -298,9 +298,9 @@ async def test_an_admin_who_may_not() -> None:
     denied = ["$KV.static-consumer-groups.>", "$JS.API.STREAM.CREATE.Orders-e"]
     async with ground(publish=denied) as (made, alice, _), asyncio.timeout(IN_TIME_S):
         with pytest.raises(PermissionDenied, match="to write a record"):
-            await groups.create_static(alice, STREAM, "s", max_members=4, members=["m"])
+            await groups.create_static(alice, STREAM, "s", partitions=4, members=["m"])
         with pytest.raises(PermissionDenied, match="to create a stream"):
-            await groups.create_elastic(alice, STREAM, "e", max_members=4, partitioning=[(f"{STREAM}.*", [1])])
+            await groups.create_elastic(alice, STREAM, "e", partitions=4, partition_by=f"{STREAM}.*")
         assert await groups.list_groups(made.connection, STREAM) == []
 
 

@@ -70,7 +70,7 @@ async def test_a_member_that_is_not_listed(ground: Ground, warned: Callable[[str
 
 
 async def test_more_members_than_partitions(ground: Ground, warned: Callable[[str], list[str]]) -> None:
-    await ground.elastic(max_members=2, members=["a", "b", "c"])
+    await ground.elastic(partitions=2, members=["a", "b", "c"])
     member = await ground.join("c")
     await in_state(member, MemberState.NO_PARTITIONS, "the group has 2 for 3 members")
     assert len(warned("no partitions")) == 1
@@ -120,7 +120,7 @@ async def test_a_static_member_whose_partitions_are_empty_is_not_suspected(parti
 async def test_a_filter_that_matches_nothing(make: MakeGround, warned: Callable[[str], list[str]]) -> None:
     ground = await make()
     await ground.publish(["k1", "k2"])
-    await ground.elastic(members=["a"], partitioning=[("nothing.*", [1])])
+    await ground.elastic(members=["a"], partition_by="nothing.*")
     member = await ground.join("a")
     await in_state(member, MemberState.WAITING, f"'nothing.*': stream '{ground.stream}' has 2, and none of them does")
     assert len(warned("none of them does")) == 1

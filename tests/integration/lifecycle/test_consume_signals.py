@@ -8,7 +8,7 @@ from signal import SIGINT, SIGTERM, Signals
 
 import pytest
 
-from keylane import Connection, groups
+from keylane import Connection, PartitionBy, groups
 from keylane.jetstream import streams
 from keylane.server import NatsServer
 from tests.integration.cli.groups_rig import Running, parted_stream, running
@@ -32,12 +32,10 @@ async def consume(
             await streams.delete(connection, log)
             return
         if kind == "static":
-            await groups.create_static(connection, stream, "billing", max_members=4, members=["a"])
+            await groups.create_static(connection, stream, "billing", partitions=4, members=["a"])
         else:
-            partitioning = [(f"*.{stream}.*", [2])]
-            await groups.create_elastic(
-                connection, stream, "billing", max_members=4, partitioning=partitioning, members=["a"]
-            )
+            by = PartitionBy(f"*.{stream}.*", key=[2])
+            await groups.create_elastic(connection, stream, "billing", partitions=4, partition_by=by, members=["a"])
         yield stream, (kind, "consume", stream, "billing", "a", *at)
 
 

@@ -110,7 +110,7 @@ async def plain_stream(connection: Connection) -> None:
 async def stream_with_group(connection: Connection) -> None:
     await plain_stream(connection)
     await groups.create_elastic(
-        connection, "ORDERS", "billing", max_members=4, partitioning=[("orders.*", [1])], members=["alice"]
+        connection, "ORDERS", "billing", partitions=4, partition_by="orders.*", members=["alice"]
     )
 
 

@@ -196,7 +196,7 @@ async def make_stream(connection: Connection, stream: str) -> None:
 
 async def make_group(connection: Connection, stream: str, group: str = GROUP) -> None:
     await groups.create_elastic(
-        connection, stream, group, max_members=PARTITIONS, partitioning=[(f"{stream}.*", [1])],
+        connection, stream, group, partitions=PARTITIONS, partition_by=f"{stream}.*",
         members=["alice", "bob"],
     )  # fmt: skip
 

@@ -279,9 +279,7 @@ async def test_the_end_of_a_query_tells_what_trouble_kept_back(
 @asynccontextmanager
 async def elastic_group(connection: Connection, source: str, members: Sequence[str]) -> AsyncIterator[Rig]:
     await streams.create(connection, StreamConfig(name=source, subjects=[f"{source}.*"]))
-    await groups.create_elastic(
-        connection, source, "g", max_members=3, partitioning=[(f"{source}.*", [1])], members=members
-    )
+    await groups.create_elastic(connection, source, "g", partitions=3, partition_by=f"{source}.*", members=members)
     rig = Rig(connection, groups.queue_stream(source, "g"))
     try:
         yield rig

@@ -81,9 +81,7 @@ async def run(
     keylane.spark.register(spark)
     source = unique("ORDERS")
     await streams.create(connection, StreamConfig(name=source, subjects=[f"{source}.*"]))
-    await groups.create_elastic(
-        connection, source, "g", max_members=4, partitioning=[(f"{source}.*", [1])], members=["alice"]
-    )
+    await groups.create_elastic(connection, source, "g", partitions=4, partition_by=f"{source}.*", members=["alice"])
     made = Run(spark, nats_server.url, source, tmp_path)
     await publish_many(connection, [Outgoing(f"{source}.{number}") for number in range(MESSAGES)])
     await copied(connection, made, MESSAGES)

@@ -174,7 +174,7 @@ async def test_a_static_group_has_its_pending_messages_above_the_ack_floor(
             subject_transform=SubjectTransform(src=f"{stream}.*", dest=transform.destination),
         ),
     )  # fmt: skip
-    await groups.create_static(connection, stream, rig.GROUP, max_members=rig.PARTITIONS, members=["alice"])
+    await groups.create_static(connection, stream, rig.GROUP, partitions=rig.PARTITIONS, members=["alice"])
     await rig.publish(connection, stream, [f"k{number % 5}" for number in range(100)])
     done: list[int] = []
 

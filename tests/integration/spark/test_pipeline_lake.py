@@ -66,8 +66,7 @@ def test_the_keys_of_a_group_and_the_queue_of_a_group_are_two_tables(
 ) -> None:
     name = here.make(unique("L"))
     here.publish(name, range(20))
-    keys = [(f"{name}.*", [1])]
-    here.call(lambda c: groups.create_elastic(c, name, "g", max_members=4, partitioning=keys, members=["a"]))
+    here.call(lambda c: groups.create_elastic(c, name, "g", partitions=4, partition_by=f"{name}.*", members=["a"]))
     try:
         table = tmp_path / "lake"
         report = lake.run(here.spark, settings(here, name, table, group="g", end="latest"))

@@ -49,8 +49,8 @@ async def group(
             connection,
             stream,
             "billing",
-            max_members=partitions,
-            partitioning=[(f"{stream}.orders.*", [1]), (f"{stream}.refunds.*", [1])],
+            partitions=partitions,
+            partition_by=[f"{stream}.orders.*", f"{stream}.refunds.*"],
             members=MEMBERS,
         )
         kinds = ("orders", "orders", "refunds")
@@ -166,7 +166,7 @@ async def test_a_static_group_is_measured_and_left_alone(
     connection: Connection, nats_server: NatsServer, unique: Unique, spark: SparkSession, tmp_path: Path
 ) -> None:
     async with parted_stream(connection, unique("STATIC"), 8) as stream:
-        await groups.create_static(connection, stream, "g", max_members=8, members=["a", "b"])
+        await groups.create_static(connection, stream, "g", partitions=8, members=["a", "b"])
         keys = zipf(500, 20, 1.0)
         await publish_many(connection, [Outgoing(f"{stream}.{key}", b"x") for key in keys])
         plan = tmp_path / "plan.json"

@@ -129,7 +129,7 @@ def test_messages_without_a_number_are_read_too(here: Ground, unique: Unique) ->
 def test_a_static_group_and_its_members(here: Ground, unique: Unique) -> None:
     name = here.make(unique("S"), numbered=True)
     here.publish(name, range(100))
-    here.call(lambda c: groups.create_static(c, name, "g", max_members=4, members=["a", "b"]))
+    here.call(lambda c: groups.create_static(c, name, "g", partitions=4, members=["a", "b"]))
     try:
         everything = by_partition(here.read(name).collect())
         assert by_partition(here.read(name, group="g").collect()) == everything
@@ -144,11 +144,7 @@ def test_the_queue_of_an_elastic_group_and_its_stream_have_the_same_keys(here: G
     name = here.make(unique("S"))
     here.publish(name, range(100))
     keys = Partitioning(f"{name}.*", (1,), 3)
-    here.call(
-        lambda c: groups.create_elastic(
-            c, name, "g", max_members=3, partitioning=[(keys.filter, [1])], members=["a", "b"]
-        )
-    )
+    here.call(lambda c: groups.create_elastic(c, name, "g", partitions=3, partition_by=keys.by, members=["a", "b"]))
     queue = f"{name}-g"
     try:
         wait_until(lambda: here.api(f"STREAM.INFO.{queue}")["state"]["messages"], lambda filled: filled == 100)

@@ -239,7 +239,7 @@ async def test_a_planned_batch_that_is_gone(rig: Rig) -> None:
 async def elastic(rig: Rig) -> AsyncIterator[Rig]:
     """README's stream and group: the group knows the key, the stream does not."""
     await rig.make()
-    await groups.create_elastic(rig.connection, rig.name, "g", max_members=10, partitioning=[(f"{rig.name}.*", [1])])
+    await groups.create_elastic(rig.connection, rig.name, "g", partitions=10, partition_by=f"{rig.name}.*")
     yield rig
     await groups.delete(rig.connection, rig.name, "g")
 
@@ -313,7 +313,7 @@ async def test_a_latest_start_in_the_queue_is_never_replaced_by_one_in_the_strea
 async def test_a_static_group_has_no_queue(rig: Rig) -> None:
     dest = f"{{{{Partition(2,1)}}}}.{rig.name}.{{{{Wildcard(1)}}}}"
     await rig.make(subject_transform={"src": f"{rig.name}.*", "dest": dest})
-    await groups.create_static(rig.connection, rig.name, "g", max_members=2, members=["a"])
+    await groups.create_static(rig.connection, rig.name, "g", partitions=2, members=["a"])
     try:
         with pytest.raises(InvalidInput, match=r"group 'g' of stream .* is static and has no queue"):
             await asyncio.to_thread(rig.query(group="g", queue="true").begin)
@@ -536,8 +536,8 @@ async def test_what_a_user_must_be_allowed_is_in_the_guide(unique: Unique, monke
             await queue.make(retention="workqueue")
             await plain.publish(10)
             await queue.publish(10)
-            await groups.create_static(connection, plain.name, "g", max_members=2, members=["a"])
-            await groups.create_elastic(connection, plain.name, "e", max_members=2)
+            await groups.create_static(connection, plain.name, "g", partitions=2, members=["a"])
+            await groups.create_elastic(connection, plain.name, "e", partitions=2)
             copied = groups.queue_stream(plain.name, "e")
             await until(lambda: streams.state(connection, copied), lambda state: state.messages == 10)
             monkeypatch.setenv("NATS_USER", "reader")

@@ -116,7 +116,7 @@ async def _run(console: Console, url: str, seconds: float, rate: int) -> bool:
 async def _prepare(connection: Connection, run: DemoRun) -> None:
     await streams.create(connection, streams.StreamConfig(name=STREAM, subjects=["orders.>"]))
     await groups.create_elastic(
-        connection, STREAM, GROUP, max_members=PARTITIONS, partitioning=[("orders.*", [1])], members=run.members
+        connection, STREAM, GROUP, partitions=PARTITIONS, partition_by="orders.*", members=run.members
     )
 
 

@@ -22,16 +22,16 @@ class PartitionOptions:
 
     partitions: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Partitions by hash; with --filter and --key."),
+        typer.Option(min=1, metavar="N", help="Partitions by hash; with --filter."),
     ] = None
     filter: Annotated[
         str | None,
         typer.Option(metavar="SUBJECT", help="The subjects to hash, such as 'orders.*'."),
     ] = None
     key: Annotated[
-        str,
-        typer.Option(metavar="N,…", help="The '*' of the filter that make up the key."),
-    ] = ""
+        str | None,
+        typer.Option(metavar="NUMBERS", help="Which '*' of the filter make up the key, such as 1,2. Default: all."),
+    ] = None
     subject: Annotated[list[str] | None, typer.Option(metavar="SUBJECT", help="A partition of its own; repeat it.")] = (
         None
     )
@@ -42,7 +42,7 @@ class PartitionOptions:
 
     discover: Annotated[
         str | None,
-        typer.Option(metavar="SUBJECT", help="A partition for each subject that matches; with --key for each key."),
+        typer.Option(metavar="SUBJECT", help="A partition for each key of the subjects that match."),
     ] = None
     kv: Annotated[
         str | None, typer.Option(metavar="BUCKET/KEY", help="A list of subjects in this KV key, watched.")
@@ -50,6 +50,8 @@ class PartitionOptions:
 
     def source(self) -> dict[str, Any] | None:
         """As the fleet's record has it; None if nothing was given."""
+        from keylane.cli.groups.arguments import parse_key
+        from keylane.core.partitions import PartitionBy
         from keylane.errors import InvalidInput
         from keylane.fleet import discovered, from_kv, listed
 
@@ -69,30 +71,22 @@ class PartitionOptions:
         if self.kv:
             return from_kv(*self.kv.partition("/")[::2]).to_wire()
         if self.discover:
-            return discovered(self.discover, key=self._key()).to_wire()
+            return discovered(PartitionBy(self.discover, parse_key(self.key))).to_wire()
         return self._hashed()
 
     def _hashed(self) -> dict[str, Any] | None:
+        from keylane.cli.groups.arguments import parse_key
+        from keylane.core.partitions import PartitionBy
         from keylane.errors import InvalidInput
         from keylane.fleet import hashed
 
-        if self.partitions is None and self.filter is None and not self.key:
+        if self.partitions is None and self.filter is None and self.key is None:
             return None
         if self.partitions is None or self.filter is None:
             raise InvalidInput(
-                "partitions by hash need --partitions and --filter, such as --partitions 32 --filter 'orders.*' --key 1"
+                "partitions by hash need --partitions and --filter, such as --partitions 32 --filter 'orders.*'"
             )
-        return hashed(self.partitions, self.filter, key=self._key()).to_wire()
-
-    def _key(self) -> list[int]:
-        from keylane.errors import InvalidInput
-
-        try:
-            return [int(one) for one in self.key.split(",") if one.strip()]
-        except ValueError:
-            raise InvalidInput(
-                f"--key {self.key!r}: give the numbers of the '*' that make up the key, such as 1,2"
-            ) from None
+        return hashed(self.partitions, PartitionBy(self.filter, parse_key(self.key))).to_wire()
 
     def _from_file(self) -> list[str]:
         from keylane.errors import InvalidInput

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 
+from keylane.core.partitions import PartitionBy
 from keylane.core.plans import Plan
 from keylane.core.subjects import shown, wildcard_positions
 from keylane.errors import InvalidInput
@@ -25,8 +26,16 @@ def parse_mappings(arguments: Iterable[str]) -> Plan:
     return Plan.from_mappings(_parse_mapping(argument) for argument in arguments)
 
 
-def parse_partitioning(words: Sequence[str]) -> list[tuple[str, list[int]]]:
-    """`orders.*.* 2 refunds.* 1` as pairs of a filter and the wildcards that make up its key.
+def parse_key(text: str | None) -> list[int] | None:
+    """`2,1`, the value of `--key`, as the `*` that make up a key; None: it is not given."""
+    words = text.replace(",", " ").split() if text is not None else []
+    if not all(_WILDCARDS.fullmatch(word) for word in words):
+        raise InvalidInput(f"--key is {text!r}: give the numbers of the '*' that make up the key, such as 1,2")
+    return [int(word) for word in words] if text is not None else None
+
+
+def parse_partition_by(words: Sequence[str]) -> list[PartitionBy]:
+    """`orders.*.* 2 refunds.* 1` as filters, each with the wildcards that make up its key.
 
     An argument of numbers is never a filter, because a filter without a `*` has nothing to hash. A filter that has a
     `*` needs at least one number.
@@ -48,12 +57,12 @@ def parse_partitioning(words: Sequence[str]) -> list[tuple[str, list[int]]]:
                 f"filter {subject_filter!r} names no wildcards to hash: write the numbers of the '*' that make up the "
                 "key after it, or give no filters at all to hash whole subjects"
             )
-    return found
+    return [PartitionBy(subject_filter, wildcards) for subject_filter, wildcards in found]
 
 
-def ask_for_partitioning(filters: Iterable[str], answer: Callable[[str], str | None]) -> list[tuple[str, list[int]]]:
+def ask_for_partition_by(filters: Iterable[str], answer: Callable[[str], str | None]) -> list[PartitionBy]:
     """The same for filters alone: `answer` returns the wildcards of each, or None if nobody answers."""
-    found: list[tuple[str, list[int]]] = []
+    found: list[PartitionBy] = []
     for one in filters:
         given = answer(one) if wildcard_positions(one) else ""
         if given is None:
@@ -64,7 +73,7 @@ def ask_for_partitioning(filters: Iterable[str], answer: Callable[[str], str | N
         words = given.replace(",", " ").split()
         if not all(_WILDCARDS.fullmatch(word) for word in words):
             raise InvalidInput(f"wildcards {shown(given.strip())} of filter {one!r}: give numbers, such as 1 2")
-        found.append((one, [int(word) for word in words]))
+        found.append(PartitionBy(one, [int(word) for word in words]))
     return found
 
 

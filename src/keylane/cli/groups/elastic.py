@@ -89,27 +89,27 @@ def create(
     pauses the copying for about two seconds.
     """
     from keylane import groups
-    from keylane.cli.groups.arguments import ask_for_partitioning, parse_partitioning
+    from keylane.cli.groups.arguments import ask_for_partition_by, parse_partition_by
     from keylane.cli.groups.snapshot import config_object
     from keylane.errors import InvalidInput
 
     if words and filters:
         raise InvalidInput("filters are given with --filter and without: write all of them in one of the two ways")
-    partitioning = ask_for_partitioning(filters, _ask_for_wildcards) if filters else parse_partitioning(words or [])
+    partition_by = ask_for_partition_by(filters, _ask_for_wildcards) if filters else parse_partition_by(words or [])
     config = connected(
         link,
         lambda connection: groups.create_elastic(
             connection,
             stream,
             group,
-            max_members=max_members,
-            partitioning=partitioning,
+            partitions=max_members,
+            partition_by=partition_by,
             max_buffered_messages=max_buffered_msgs,
             max_buffered_bytes=max_buffered_bytes,
             dialect=dialect,
         ),
     )
-    made = f"created elastic group {group!r} of stream {stream!r}: {config.max_members:,} partitions, "
+    made = f"created elastic group {group!r} of stream {stream!r}: {config.partitions:,} partitions, "
     owners = config.plan.members
     print_answer(
         as_json,
@@ -271,7 +271,7 @@ def plan(
         answer: dict[str, Any] = {
             "stream": stream,
             "group": group,
-            "max_members": config.max_members,
+            "max_members": config.partitions,
             "add": added,
             "drop": dropped,
             "now": plan_object(now),
@@ -282,7 +282,7 @@ def plan(
     from keylane.cli.groups.render import moves_line, plan_table
 
     for name, then in plans.items():
-        typer.echo(moves_line(name, now, then, config.max_members))
+        typer.echo(moves_line(name, now, then, config.partitions))
     if config.mappings is not None:
         typer.echo("The group has a mapping: only sticky can change it; balanced needs delete-mapping first.")
     console().print(plan_table(now, plans))
@@ -325,14 +325,14 @@ def apply_plan(
     stream = _resolve_name("stream", stream, read.stream)
     group = _resolve_name("group", group, read.group)
     seen = connected(link, lambda connection: _config(connection, stream, group))
-    then = check_plan(read.plan, seen.max_members)
+    then = check_plan(read.plan, seen.partitions)
     if seen.mappings is None:
         confirm_stop_of_go_members(group, len(seen.group_filters), yes=stop_go_members, may_ask=not force)
     if not force:
         moves = len(then.moves_from(seen.plan))
         console(stderr=True).print(plan_table(seen.plan, {"then": then}))
         confirm(
-            f"Apply this plan? {moves:,} of {seen.max_members:,} partitions change hands.",
+            f"Apply this plan? {moves:,} of {seen.partitions:,} partitions change hands.",
             otherwise="nothing was changed",
         )
     after = connected(link, lambda connection: _replace_plan(connection, stream, group, seen, then))
@@ -450,7 +450,7 @@ def _show_change(
 
     for note in notes:
         typer.echo(note)
-    typer.echo(moves_line(where[1], before.plan, after.plan, after.max_members))
+    typer.echo(moves_line(where[1], before.plan, after.plan, after.partitions))
     if moved["moves"]:
         console().print(plan_table(before.plan, {"then": after.plan}))
     if unowned := unowned_partitions(after):

@@ -44,7 +44,7 @@ def group_table(found: Mapping[tuple[str, str], ListedGroup], *, with_streams: b
         if isinstance(config, BrokenGroupRecord):
             table.add_row(*names, "-", Text("broken", style="red"), Text(str(config), style="red"))
         else:
-            table.add_row(*names, f"{config.max_members:,}", Text("\n".join(_filters(config))), Text(_owners(config)))
+            table.add_row(*names, f"{config.partitions:,}", Text("\n".join(_filters(config))), Text(_owners(config)))
     return table
 
 
@@ -112,7 +112,7 @@ def _group_facts(snapshot: GroupSnapshot) -> list[tuple[str, Text | str]]:
     how = "mapped to" if config.mappings is not None else "balanced over"
     count = len(config.plan.members)
     facts: list[tuple[str, Text | str]] = [
-        (config.kind, f"{config.max_members:,} partitions, {how} {count:,} member{'' if count == 1 else 's'}"),
+        (config.kind, f"{config.partitions:,} partitions, {how} {count:,} member{'' if count == 1 else 's'}"),
         ("filters", "\n".join(_filters(config))),
     ]
     if config.dialect != "present":

@@ -100,7 +100,7 @@ class GroupSnapshot:
 def unowned_partitions(config: StaticConfig | ElasticConfig) -> tuple[int, ...]:
     """The partitions whose messages no member gets."""
     owned = set(config.plan.partitions)
-    return tuple(one for one in range(config.max_members) if one not in owned)
+    return tuple(one for one in range(config.partitions) if one not in owned)
 
 
 async def config_of(connection: Connection, kind: Kind, stream: str, group: str) -> StaticConfig | ElasticConfig:
@@ -181,7 +181,7 @@ def _queue(config: ElasticConfig, about: StreamInfo) -> QueueSnapshot:
 
 def config_object(stream: str, group: str, config: StaticConfig | ElasticConfig) -> dict[str, Any]:
     """A group's configuration, with the partitions of each member."""
-    found: dict[str, Any] = {"stream": stream, "group": group, "kind": config.kind, "max_members": config.max_members}
+    found: dict[str, Any] = {"stream": stream, "group": group, "kind": config.kind, "max_members": config.partitions}
     if isinstance(config, StaticConfig):
         found["filters"] = list(config.filters)
     else:

@@ -53,7 +53,7 @@ def balanced(
     """Create a group whose partitions are spread evenly over its members."""
     _reject_filter(members, "MEMBER...")
     options: dict[str, Any] = {"filters": filters or [], "members": members, "dialect": dialect}
-    create = partial(_create_group, stream, group, max_members=max_members, **options)
+    create = partial(_create_group, stream, group, partitions=max_members, **options)
     _show(stream, group, connected(link, create), as_json=as_json)
 
 
@@ -77,7 +77,7 @@ def mapped(
     plan = dict(parse_mappings(mappings).shares)
     confirm_stop_of_go_members(group, len(filters or ()), yes=stop_go_members)
     options: dict[str, Any] = {"filters": filters or [], "mappings": plan, "dialect": dialect, "stop_go_members": True}
-    create = partial(_create_group, stream, group, max_members=max_members, **options)
+    create = partial(_create_group, stream, group, partitions=max_members, **options)
     _show(stream, group, connected(link, create), as_json=as_json)
 
 
@@ -118,5 +118,5 @@ async def _warn_about_filter(connection: Connection, stream: str, first: str) ->
 def _show(stream: str, group: str, config: StaticConfig, *, as_json: bool) -> None:
     from keylane.cli.groups.snapshot import config_object
 
-    text = f"created static group {group!r} of stream {stream!r}: {config.max_members:,} partitions, "
+    text = f"created static group {group!r} of stream {stream!r}: {config.partitions:,} partitions, "
     print_answer(as_json, config_object(stream, group, config), text + f"members {', '.join(config.plan.members)}")

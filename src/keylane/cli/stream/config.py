@@ -72,8 +72,8 @@ class StreamOptions:
 
     def partitioning(self) -> Partitioning | None:
         """How subjects get their partition number; None: they get none."""
-        from keylane.core.partitions import Partitioning
-        from keylane.core.subjects import wildcard_positions
+        from keylane.cli.groups.arguments import parse_key
+        from keylane.core.partitions import PartitionBy
         from keylane.errors import InvalidInput
 
         if self.partition_by is None:
@@ -85,16 +85,7 @@ class StreamOptions:
                 f"--partition-by {self.partition_by!r} needs --partitions: how many; ten times as many as workers is a "
                 "good start"
             )
-        stars = len(wildcard_positions(self.partition_by))
-        return Partitioning(self.partition_by, self._key() or tuple(range(1, stars + 1)), self.partitions)
-
-    def _key(self) -> tuple[int, ...]:
-        from keylane.errors import InvalidInput
-
-        words = (self.key or "").replace(",", " ").split()
-        if not all(word.isdecimal() for word in words):
-            raise InvalidInput(f"--key is {self.key!r}: give the numbers of the '*', such as 1,2")
-        return tuple(int(word) for word in words)
+        return PartitionBy(self.partition_by, parse_key(self.key)).over(self.partitions)
 
     def config(self, name: str) -> StreamConfig:
         """The stream's configuration. Raises `InvalidInput` if the options do not fit together."""

@@ -97,7 +97,7 @@ def lay_out(
             f"option 'keyFilter' is {options.keys.filter!r}: the subjects of stream {config['name']!r} carry partition "
             "numbers, which also define the key; leave keyFilter, keyWildcards and keyPartitions out"
         )
-    known = group.max_members if group is not None else numbers.partitions
+    known = group.partitions if group is not None else numbers.partitions
     filters = _filters(options, group)
     chosen = _chosen(options, group, known)
     every = chosen is None
@@ -227,7 +227,7 @@ def _filters(options: ReadOptions, group: GroupRecord | None) -> tuple[str, ...]
 
 def _partitioning(group: GroupRecord | None, numbers: Numbering) -> tuple[Partitioning, ...]:
     if isinstance(group, ElasticConfig):
-        return group.partitioning or (Partitioning(">", (), group.max_members),)
+        return group.partitioning or (Partitioning(">", (), group.partitions),)
     return numbers.partitioning
 
 

@@ -79,7 +79,7 @@ def look_at_pending(address: Address, stream: str, group: str, config: GroupReco
             wire = await streams.info_json(connection, queue_stream(stream, group))
             lag = sum(one.get("lag", 0) for one in wire.get("sources") or ())
             return PendingWork(queued=wire["state"]["messages"], lag=lag)
-        floors = dict.fromkeys(range(config.max_members), 0)
+        floors = dict.fromkeys(range(config.partitions), 0)
         for member in config.plan.members:
             try:
                 info = await consumers.info(connection, stream, consumer_name(config, group, member))
@@ -201,7 +201,7 @@ class GroupSelection:
     """
 
     def __init__(self, config: GroupRecord) -> None:
-        self.max_members = config.max_members
+        self.partitions = config.partitions
         self.is_elastic = isinstance(config, ElasticConfig)
         self.filters: tuple[str, ...] = ()
         if isinstance(config, StaticConfig) and config.dialect == "present":
@@ -228,7 +228,7 @@ class GroupSelection:
         if self.is_elastic:
             if key is None or partition is None:
                 return None
-        elif partition is None or partition >= self.max_members or not self._selects(subject):
+        elif partition is None or partition >= self.partitions or not self._selects(subject):
             return None
         elif key is None:
             key = str(partition)

@@ -291,8 +291,8 @@ def run(spark: SparkSession, settings: Settings, say: Say = say_nothing) -> Repo
     proposal = weighted(
         config.plan,
         config.plan.members,
-        config.max_members,
-        {number: load.by(settings.by) for number, load in partitions.items() if number < config.max_members},
+        config.partitions,
+        {number: load.by(settings.by) for number, load in partitions.items() if number < config.partitions},
         max_imbalance=settings.max_imbalance,
     )
     elastic = isinstance(config, ElasticConfig)

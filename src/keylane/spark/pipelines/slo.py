@@ -334,7 +334,7 @@ def _messages(
         F.max_by("member", "ended_ns").alias("handled_by"),
     )
     owners = spark.createDataFrame(
-        [(number, config.plan.owner_of(number) or "nobody") for number in range(config.max_members)],
+        [(number, config.plan.owner_of(number) or "nobody") for number in range(config.partitions)],
         "partition INT, owner STRING",
     )
     return (
