@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import is_dataclass
 from importlib import import_module
-from inspect import signature
+from inspect import isfunction, signature
 
 import pytest
 
@@ -45,15 +46,12 @@ def test_dir_shows_the_public_names_alone(name: str) -> None:
 def test_the_number_of_partitions_and_the_key_have_one_name_in_python() -> None:
     """`max_members` and pairs of a filter and its wildcards are the words of records and of `cg`."""
     packages = [import_module(name) for name in WITH_ALL if name not in ("keylane", "keylane.spark", "keylane.kafka")]
-    callables = [value for one in packages for name in dir(one) if callable(value := getattr(one, name))]
-    taken = [one.__name__ for one in callables if {"max_members", "subject_filter"} & set(signature(one).parameters)]
-    assert taken == []
-    for function in (
-        keylane.groups.create_elastic,
-        keylane.fleet.hashed,
-        keylane.fleet.discovered,
-        keylane.App.handler,
-    ):
+    public = [getattr(one, name) for one in packages for name in dir(one)]
+    called = [one for one in public if isfunction(one) or is_dataclass(one)]
+    assert keylane.groups.create_static in called
+    assert [one for one in called if {"max_members", "subject_filter"} & set(signature(one).parameters)] == []
+    fleet = keylane.fleet
+    for function in (keylane.groups.create_elastic, fleet.hashed, fleet.discovered, keylane.App.handler):
         assert "PartitionBy | str" in signature(function).parameters["partition_by"].annotation
 
 
