@@ -129,9 +129,6 @@ class GroupMessage:
         # "<stream> <sequence> …": written by the server when it copies the message into the queue.
         return int(source.split(" ")[1]) if source else self.delivery.sequence
 
-    source_sequence = sequence
-    """Its earlier name."""
-
     @property
     def delivered_count(self) -> int:
         return self.delivery.delivered_count

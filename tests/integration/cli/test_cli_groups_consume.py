@@ -47,7 +47,7 @@ async def orders(connection: Connection, unique: Callable[..., str]) -> AsyncIte
 async def test_each_message_is_printed_and_ctrl_c_ends_it(connection: Connection, orders: str, at: At) -> None:
     await publish(connection, orders, 30, keys=3)
     async with running("elastic", "consume", orders, "billing", "a", "--sleep", "0", "--json", *at) as command:
-        last = await command.until(lambda line: line.get("source_sequence") == 30)
+        last = await command.until(lambda line: line.get("sequence") == 30)
         done = await command.end(signal.SIGINT)
     assert (done.returncode, done.stderr) == (0, "")
     assert command.said[0]["event"] == "joined"
@@ -57,7 +57,7 @@ async def test_each_message_is_printed_and_ctrl_c_ends_it(connection: Connection
     assert command.said[-1]["reason"] == "stopped"
     assert len(command.messages) == 30
     for key in ("k0", "k1", "k2"):
-        sequences = [line["source_sequence"] for line in command.messages if line["key"] == key]
+        sequences = [line["sequence"] for line in command.messages if line["key"] == key]
         assert sequences == sorted(sequences)
     assert last["subject"] == f"{orders}.k2"
     assert last["data"] == "29"
@@ -109,9 +109,9 @@ async def test_ctrl_c_finishes_what_is_at_work_and_hands_over(connection: Connec
             await asyncio.gather(_is_at_work(connection, orders, 2), _has_joined(connection, orders))
             done = await first.end(signal.SIGINT)
             assert (done.returncode, done.stderr) == (0, "")
-            await second.until(lambda line: line.get("source_sequence") == 5)
+            await second.until(lambda line: line.get("sequence") == 5)
             await second.end(signal.SIGINT)
-    handled = [line["source_sequence"] for line in [*first.messages, *second.messages]]
+    handled = [line["sequence"] for line in [*first.messages, *second.messages]]
     assert handled == [1, 2, 3, 4, 5]
     assert len(first.messages) >= 2  # the one printed before Ctrl-C, and the one at work
 
@@ -158,7 +158,7 @@ async def test_an_unlisted_member_waits_until_it_is_added_and_ends_with_the_grou
         assert waiting["waiting_for"] == f"the group to list it: keylane elastic add {orders} billing b"
         assert (await command.event("joined"))["listed"] is False
         await groups.set_mapping(connection, *where, {"b": range(6)})
-        await command.until(lambda line: line.get("source_sequence") == 5)
+        await command.until(lambda line: line.get("sequence") == 5)
         await groups.delete(connection, *where)
         done = await command.end()
     assert (done.returncode, done.stderr) == (0, "")
@@ -210,8 +210,8 @@ async def test_a_closed_pipe_ends_it_and_loses_nothing(connection: Connection, o
         assert command.process.stderr is not None
         assert await command.process.stderr.read() == b""
     async with running("elastic", "consume", orders, "billing", "a", "--sleep", "0", "--json", *at) as command:
-        await command.until(lambda line: line.get("source_sequence") == 3)
-        assert [line["source_sequence"] for line in command.messages] == [2, 3]
+        await command.until(lambda line: line.get("sequence") == 3)
+        assert [line["sequence"] for line in command.messages] == [2, 3]
         await command.end(signal.SIGINT)
 
 

@@ -58,6 +58,16 @@ async def test_nothing_is_lost_or_repeated_while_the_copy_is_trimmed_and_workers
     assert found.lag == 0
 
 
+async def test_a_message_of_a_copy_has_the_sequence_that_its_publisher_knows(plain: FleetGround) -> None:
+    got: list[GroupMessage] = []
+    await plain.publish(["not.copied"])
+    [sent] = await plain.publish(["k1"])
+    await plain.join("a", got.append, partitions=copied(plain))
+    await until(lambda: len(got) == 1)
+    assert (got[0].sequence, got[0].delivery_sequence, got[0].context.sequence) == (sent, 1, 2)
+    assert not hasattr(got[0], "source_sequence")
+
+
 @pytest.mark.long("the server tries a full copy again only after some seconds")
 async def test_a_full_copy_waits_and_goes_on(plain: FleetGround) -> None:
     go_on = asyncio.Event()
