@@ -28,6 +28,7 @@ MODULES = (
     "keylane.marshal",
     "keylane.kafka",
     "keylane.spark",
+    "keylane.overview",
     "keylane.metrics",
     "keylane.server",
     "keylane.testing",

@@ -45,7 +45,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     **dict.fromkeys(
         ("groups", "marshal", "exactly_once", "fleet"), FOUNDATION | ADAPTERS | PACKAGES | {"dispatch", "processing"}
     ),
-    "metrics": FOUNDATION | ADAPTERS | PACKAGES,
+    "overview": EVERYTHING,
+    "metrics": FOUNDATION | ADAPTERS | PACKAGES | {"overview"},
     "app": FOUNDATION | ADAPTERS | PACKAGES | {"dispatch", "loop", "processing"},
     "testing": FOUNDATION | ADAPTERS | PACKAGES | {"app", "dispatch", "processing", "server"},
     "cli": EVERYTHING,

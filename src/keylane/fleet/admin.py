@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from keylane.core.fleet_generations import in_words
 from keylane.core.fleet_names import check_fleet_name, partition_consumer
@@ -16,12 +17,14 @@ from keylane.core.fleet_records import (
     DRAINS,
     LEADER,
     SPEC,
+    TABLE,
     DrainedWorkers,
     FleetAssignment,
     FleetClaim,
     FleetRecord,
     FleetSpec,
     LeaderLease,
+    PartitionTable,
     WorkerLease,
     WorkerPositions,
     from_json,
@@ -34,11 +37,14 @@ from keylane.fleet.lag import PartitionLag, partition_lag, unread_lag
 from keylane.fleet.partition_table import FleetPartitions
 from keylane.fleet.store import FLEET_BUCKET
 from keylane.fleet.stream_copy import copy_name
-from keylane.jetstream import Bucket, Connection, RetentionPolicy, consumers, existing_stream, streams
+from keylane.jetstream import Bucket, Connection, KvEntry, RetentionPolicy, consumers, existing_stream, streams
 
 _log = logging.getLogger("keylane.fleet")
 
 _LOOKS_AT_ONCE = 16
+
+LagOf: TypeAlias = Callable[[Partition], Awaitable[PartitionLag | None]]
+"""Asks for the lag of a partition; None: it is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,23 +146,40 @@ async def status(connection: Connection, stream: str, fleet: str) -> FleetStatus
     spec = records.get(SPEC)
     if not isinstance(spec, FleetSpec):
         raise await _no_such_fleet(connection, stream, fleet)
-    assignment, leader, drains = records.get(ASSIGNMENT), records.get(LEADER), records.get(DRAINS)
-    drained = drains.workers if isinstance(drains, DrainedWorkers) else {}
-    claims = {one.partition: one for one in records.values() if isinstance(one, FleetClaim)}
-    source = source_from_wire(spec.source)
-    reads = copy_name(stream, fleet) if isinstance(source, HashedPartitions) and source.copy is not None else stream
     if spec.layout == "worker":
         positions = [one for one in records.values() if isinstance(one, WorkerPositions)]
         lag_of = await _shared_lags(connection, stream, positions)
     else:
-        lag_of = await _own_lags(connection, reads, fleet)
-    owners = assignment.owners if isinstance(assignment, FleetAssignment) else {}
+        lag_of = await _own_lags(connection, stream_read(spec, stream, fleet), fleet)
     limit = asyncio.Semaphore(_LOOKS_AT_ONCE)
+
+    async def limited(partition: Partition) -> PartitionLag | None:
+        async with limit:
+            return await lag_of(partition)
+
+    return await status_of(connection, stream, fleet, records, limited)
+
+
+def stream_read(spec: FleetSpec, stream: str, fleet: str) -> str:
+    """The stream that the workers of a fleet read: its own copy, where it has one."""
+    source = source_from_wire(spec.source)
+    return copy_name(stream, fleet) if isinstance(source, HashedPartitions) and source.copy is not None else stream
+
+
+async def status_of(
+    connection: Connection, stream: str, fleet: str, records: Mapping[str, FleetRecord], lag_of: LagOf
+) -> FleetStatus:
+    """The status from the records of a fleet, which have its spec, and from the lag of each partition."""
+    spec = records[SPEC]
+    assert isinstance(spec, FleetSpec)
+    assignment, leader, drains = records.get(ASSIGNMENT), records.get(LEADER), records.get(DRAINS)
+    drained = drains.workers if isinstance(drains, DrainedWorkers) else {}
+    claims = {one.partition: one for one in records.values() if isinstance(one, FleetClaim)}
+    owners = assignment.owners if isinstance(assignment, FleetAssignment) else {}
 
     async def look(partition: Partition) -> PartitionStatus:
         claim = claims.get(partition.id)
-        async with limit:
-            lag = await lag_of(partition)
+        lag = await lag_of(partition)
         return PartitionStatus(
             id=partition.id,
             assigned=f"{spec.prefix}-{owners[partition.id]}" if partition.id in owners else None,
@@ -167,10 +190,13 @@ async def status(connection: Connection, stream: str, fleet: str) -> FleetStatus
             oldest_s=lag.oldest_s if lag is not None else None,
         )
 
-    known = FleetPartitions(connection, stream, fleet, source)
-    await known.read()
-    partitions = known.current
-    looked = tuple(await asyncio.gather(*(look(one) for one in partitions)))
+    known = FleetPartitions(connection, stream, fleet, source_from_wire(spec.source))
+    table = records.get(TABLE)
+    known.follow(table if isinstance(table, PartitionTable) else None, 0)
+    looked = tuple(await asyncio.gather(*(look(one) for one in known.current)))
+    owned: dict[str | None, list[str]] = {}
+    for one in looked:
+        owned.setdefault(one.owner, []).append(one.id)
     return FleetStatus(
         stream=stream,
         fleet=fleet,
@@ -186,7 +212,7 @@ async def status(connection: Connection, stream: str, fleet: str) -> FleetStatus
                 labels=one.labels,
                 is_leader=isinstance(leader, LeaderLease) and leader.state.is_held and leader.instance == one.instance,
                 is_drained=drained.get(one.worker) == one.instance,
-                partitions=tuple(each.id for each in looked if each.owner == f"{spec.prefix}-{one.worker}"),
+                partitions=tuple(owned.get(f"{spec.prefix}-{one.worker}", ())),
             )
             for one in sorted(
                 (one for one in records.values() if isinstance(one, WorkerLease)), key=lambda one: one.worker
@@ -195,9 +221,6 @@ async def status(connection: Connection, stream: str, fleet: str) -> FleetStatus
         partitions=looked,
         change=in_words(known.table) if known.table.generations else None,
     )
-
-
-LagOf = Callable[[Partition], Awaitable[PartitionLag | None]]
 
 
 async def _own_lags(connection: Connection, stream: str, fleet: str) -> LagOf:
@@ -229,7 +252,21 @@ async def _shared_lags(connection: Connection, stream: str, positions: list[Work
 
 
 async def _records(connection: Connection, stream: str, fleet: str) -> dict[str, FleetRecord]:
-    prefix = f"{stream}.{fleet}."
-    found = await Bucket(connection, FLEET_BUCKET).get_matching(f"{prefix}>")
-    keys = ((one.key.removeprefix(prefix), one.value) for one in found)
-    return {key: from_json(key, value) for key, value in keys if value is not None}
+    found = await Bucket(connection, FLEET_BUCKET).get_matching(f"{stream}.{fleet}.>")
+    return read_records(by_fleet(found).get((stream, fleet), {}))
+
+
+def by_fleet(entries: Iterable[KvEntry]) -> dict[tuple[str, str], dict[str, bytes]]:
+    """Records by stream and fleet, and then by their own names. A deleted one is left out."""
+    found: dict[tuple[str, str], dict[str, bytes]] = {}
+    for one in entries:
+        stream, _, rest = one.key.partition(".")
+        fleet, _, key = rest.partition(".")
+        if one.value is not None and key:
+            found.setdefault((stream, fleet), {})[key] = one.value
+    return found
+
+
+def read_records(stored: Mapping[str, bytes]) -> dict[str, FleetRecord]:
+    """Raises `BrokenFleetRecord`."""
+    return {key: from_json(key, value) for key, value in stored.items()}

@@ -80,10 +80,14 @@ class FleetPartitions:
     async def read(self) -> None:
         """Read the table. An older one than is known was lost and came back: it is not followed."""
         entry = await self._bucket.get(self._key)
-        self._revision = entry.revision if entry is not None else 0
         stored = from_json(TABLE, entry.value) if entry is not None and entry.value is not None else None
-        self._stored_version = stored.version if isinstance(stored, PartitionTable) else 0
-        if isinstance(stored, PartitionTable) and stored.version > self.table.version:
+        self.follow(stored if isinstance(stored, PartitionTable) else None, entry.revision if entry is not None else 0)
+
+    def follow(self, stored: PartitionTable | None, revision: int) -> None:
+        """Take a table that was read; None: there is none."""
+        self._revision = revision
+        self._stored_version = stored.version if stored is not None else 0
+        if stored is not None and stored.version > self.table.version:
             self._adopt(stored)
             self.changed()
 

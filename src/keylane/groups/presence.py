@@ -56,30 +56,43 @@ async def running_instances(
     connection: Connection, stream: str, group: str, pins: Collection[str]
 ) -> dict[str, RunningInstance]:
     """The pinned instances of a group, by their pins. Waits until all of them have answered, or not for long."""
+    if not pins:
+        return {}
     found: dict[str, RunningInstance] = {}
-    is_complete = asyncio.Event()
+    async with _answers(connection, stream, group) as answers:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                while len(found) < len(pins):
+                    one = await answers.get()
+                    if one.pin_id in pins:
+                        found[str(one.pin_id)] = one
+    return found
+
+
+async def all_instances(connection: Connection, stream: str, group: str) -> list[RunningInstance]:
+    """The instances of a group that answer, also those on standby. Nobody knows how many there are, so this waits."""
+    async with _answers(connection, stream, group) as answers:
+        await asyncio.sleep(ANSWER_WITHIN_S)
+        return [answers.get_nowait() for _ in range(answers.qsize())]
+
+
+@asynccontextmanager
+async def _answers(connection: Connection, stream: str, group: str) -> AsyncIterator[asyncio.Queue[RunningInstance]]:
+    """Ask the instances of a group who they are: their answers, as they come."""
+    found: asyncio.Queue[RunningInstance] = asyncio.Queue()
 
     async def take(message: Msg) -> None:
         with suppress(ValueError, KeyError, TypeError):  # somebody else's message
             told = json.loads(message.data)
-            one = RunningInstance(str(told["member"]), str(told["host"]), int(told["pid"]), told["pin_id"])
-            if one.pin_id in pins:
-                found[str(one.pin_id)] = one
-        if len(found) == len(pins):
-            is_complete.set()
+            found.put_nowait(RunningInstance(str(told["member"]), str(told["host"]), int(told["pid"]), told["pin_id"]))
 
-    if not pins:
-        return found
     inbox = connection.nats.new_inbox()
     subscription = await connection.nats.subscribe(inbox, cb=take)
     try:
         await connection.nats.publish(_subject(connection, stream, group), b"", reply=inbox)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(ANSWER_WITHIN_S):
-                await is_complete.wait()
+        yield found
     finally:
         await _end(subscription)
-    return found
 
 
 async def _end(subscription: Subscription) -> None:

@@ -34,10 +34,12 @@ __all__ = [
     "info",
     "info_json",
     "list_all",
+    "list_json",
     "names",
     "purge",
     "state",
     "step_down",
+    "subject_counts",
     "subjects",
     "update",
     "update_json",
@@ -111,14 +113,19 @@ async def state(connection: Connection, stream: str) -> StreamState:
 
 async def subjects(connection: Connection, stream: str, subject_filter: str) -> list[str]:
     """Every subject that matches and has a message, page by page, sorted."""
-    found: dict[str, None] = {}
+    return sorted(await subject_counts(connection, stream, subject_filter))
+
+
+async def subject_counts(connection: Connection, stream: str, subject_filter: str) -> dict[str, int]:
+    """How many messages each subject has that matches, page by page."""
+    found: dict[str, int] = {}
     while True:
         request = {"subjects_filter": check_filter(subject_filter), "offset": len(found)}
         answer = await connection.api.request(f"STREAM.INFO.{check_stream_name(stream)}", request)
         page = answer["state"].get("subjects") or {}
-        found |= dict.fromkeys(page)
+        found |= page
         if not page or len(found) >= answer.get("total", 0):
-            return sorted(found)
+            return found
 
 
 async def names(connection: Connection, *, subject: str | None = None) -> list[str]:
@@ -129,8 +136,14 @@ async def names(connection: Connection, *, subject: str | None = None) -> list[s
 
 async def list_all(connection: Connection) -> AsyncIterator[StreamInfo]:
     """Every stream of the account, page by page."""
-    async for wire in connection.api.paged("STREAM.LIST", "streams"):
+    async for wire in list_json(connection):
         yield _stream_info(wire)
+
+
+async def list_json(connection: Connection) -> AsyncIterator[dict[str, Any]]:
+    """As `list_all`, with every field that the server sent."""
+    async for wire in connection.api.paged("STREAM.LIST", "streams"):
+        yield wire
 
 
 async def delete(connection: Connection, stream: str) -> None:
