@@ -139,7 +139,7 @@ async def _elastic_waits(
 async def _by_partition(
     reader: AccountReader, config: ElasticConfig, wire: Mapping[str, Any], queue: QueueOverview
 ) -> dict[int, _Waiting]:
-    numbers = range(config.max_members)
+    numbers = range(config.partitions)
     if not queue.messages:
         return dict.fromkeys(numbers, _NONE)
     counts: dict[int, int | None] = dict.fromkeys(numbers)
@@ -174,7 +174,7 @@ async def _static_waits(reader: AccountReader, config: StaticConfig, own: Consum
         for partition in owned
     }
     in_all = _Waiting(known_sum(one.lag for one in found), known_max(one.lag_s for one in found))
-    return _Waits(in_all if len(by_partition) == config.max_members else _UNKNOWN, by_member, by_partition)
+    return _Waits(in_all if len(by_partition) == config.partitions else _UNKNOWN, by_member, by_partition)
 
 
 async def _consumer_waiting(reader: AccountReader, info: ConsumerInfo | None, with_age: bool) -> _Waiting:
@@ -217,7 +217,7 @@ def _partitions(config: StaticConfig | ElasticConfig, own: Consumers, waits: _Wa
             lag=waits.by_partition.get(number, _UNKNOWN).lag,
             lag_s=waits.by_partition.get(number, _UNKNOWN).lag_s,
         )
-        for number in range(config.max_members)
+        for number in range(config.partitions)
     )
 
 
