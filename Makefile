@@ -6,7 +6,7 @@ ARGS ?=
 # ARGS goes to pytest as it is, and then nothing else is chosen: no division into passes, no parallel workers.
 SUITE = .venv/bin/python $(if $(ARGS),-m pytest $(ARGS),scripts/suite.py $(1))
 
-.PHONY: help demo test test-quick test-long test-all lint format bench chaos soak lock clean
+.PHONY: help demo test test-quick test-long test-all lint format docs bench chaos soak lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo 'make test-all    both'
 	@echo 'make lint     ruff and mypy'
 	@echo 'make format   let ruff format the code'
+	@echo 'make docs     build the documentation site in .site  (ARGS=serve shows it on a local port)'
 	@echo 'make bench    run the benchmarks                    (ARGS="feed --json")'
 	@echo 'make chaos    make trouble and judge what comes of it (ARGS="rebalance --seconds 60 --seed 1")'
 	@echo 'make soak     two million messages through one member: does its memory stay flat?'
@@ -55,6 +56,10 @@ format:
 	@sh scripts/setup dev
 	@.venv/bin/python -m ruff format .
 	@.venv/bin/python -m ruff check --fix .
+
+docs:
+	@sh scripts/setup dev
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs $(if $(ARGS),$(ARGS),build --quiet && echo 'open .site/index.html')
 
 bench:
 	@sh scripts/setup test

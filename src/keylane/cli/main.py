@@ -48,7 +48,12 @@ _SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
 _DEFAULT_SERVER = "nats://127.0.0.1:4222"
 _START_ONE = "; `keylane server run --port 4222` starts one"
 
-_COMMANDS = {name: about for section in _SECTIONS.values() for name, about in section.items()}
+COMMANDS = {name: about for section in _SECTIONS.values() for name, about in section.items()}
+
+
+def load_command(name: str) -> Any:
+    """The command of this name, as click knows it."""
+    return typer.main.get_command(import_module(f"keylane.cli.{COMMANDS[name][0]}").app)
 
 
 class _Commands(TyperGroup):
@@ -56,13 +61,12 @@ class _Commands(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        for name, (_, text) in _COMMANDS.items():
+        for name, (_, text) in COMMANDS.items():
             self.add_command(TyperCommand(name, help=text, rich_markup_mode=None))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0] in _COMMANDS:
-            module = import_module(f"keylane.cli.{_COMMANDS[args[0]][0]}")
-            command = typer.main.get_command(module.app)
+        if args[0] in COMMANDS:
+            command = load_command(args[0])
             self.add_command(command, args[0])
             given = {name: ctx.params.get(name) for name in ("server", "context")}
             ctx.default_map = {args[0]: default_map(command, {name: one for name, one in given.items() if one})}

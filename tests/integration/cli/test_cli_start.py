@@ -12,7 +12,7 @@ import pytest
 
 import keylane
 from keylane import Connection, groups
-from keylane.cli.main import _COMMANDS
+from keylane.cli.main import COMMANDS
 from keylane.jetstream import StreamConfig, streams
 from keylane.server import NatsServer
 from tests.integration.cli.groups_rig import DEADLINE_S, KEYLANE, here, plain_stream, run
@@ -105,7 +105,7 @@ async def test_connection_options_stand_apart_in_help() -> None:
     assert "--creds" not in options
 
 
-@pytest.mark.parametrize("name", list(_COMMANDS))
+@pytest.mark.parametrize("name", list(COMMANDS))
 async def test_every_command_of_the_list_is_there(name: str) -> None:
     done = await here(name, "-h")
     assert done.returncode == 0
