@@ -89,7 +89,8 @@ class Supervisor:
         """Drain all workers and end."""
         if not self._stopping.is_set():
             running = sum(slot.process is not None for slot in self._slots)
-            self._report("stopping", f"stopping {running} workers; another signal ends them at once", {})
+            workers = "1 worker" if running == 1 else f"{running} workers"
+            self._report("stopping", f"stopping {workers}; another signal ends them at once", {})
             self._stopping.set()
 
     def roll(self) -> None:
