@@ -49,6 +49,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "metrics": FOUNDATION | ADAPTERS | PACKAGES | {"overview"},
     "app": FOUNDATION | ADAPTERS | PACKAGES | {"dispatch", "loop", "processing"},
     "testing": FOUNDATION | ADAPTERS | PACKAGES | {"app", "dispatch", "processing", "server"},
+    "operations": EVERYTHING,
     "cli": EVERYTHING,
     "web": EVERYTHING,
     "spark.pipelines": EVERYTHING,

@@ -37,6 +37,7 @@ _SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "marshal": ("marshal.commands", "Consumers coordinated by nothing but a log."),
     },
     "Look": {
+        "doctor": ("doctor.commands", "What is wrong, why it matters, and what fixes it."),
         "consumer": ("consumer.commands", "Consumers, and who is pinned."),
         "pipeline": ("pipeline.commands", "What a stream and its journal tell, on Spark."),
         "spark": ("spark", "Programs on Apache Spark."),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         parse_time,
     )
     from keylane.jetstream.direct import MOST_BYTES, OWN_HEADERS, StoredMessage, read_all, read_batch
-    from keylane.jetstream.features import Version, supports
+    from keylane.jetstream.features import Version, missing_features, supports
     from keylane.jetstream.feed import Feed, open_feed
     from keylane.jetstream.feed_options import FeedOptions, Notice, PinOptions, SharedBudget
     from keylane.jetstream.headers import encode_headers, number_in, parse_headers, status_of
@@ -82,6 +82,7 @@ __all__ = [
     "consumers",
     "encode_headers",
     "existing_stream",
+    "missing_features",
     "naming_missing",
     "number_in",
     "open_feed",
@@ -107,7 +108,7 @@ _HOMES = {
     ".connection": "Connection connect",
     ".consumers": "AckPolicy ConsumerConfig ConsumerInfo DeliverPolicy PriorityGroupState PriorityPolicy parse_time",
     ".direct": "MOST_BYTES OWN_HEADERS StoredMessage read_all read_batch",
-    ".features": "Version supports",
+    ".features": "Version missing_features supports",
     ".feed": "Feed open_feed",
     ".feed_options": "FeedOptions Notice PinOptions SharedBudget",
     ".headers": "encode_headers number_in parse_headers status_of",

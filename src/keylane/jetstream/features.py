@@ -51,3 +51,12 @@ def supports(version: Version, feature: Feature) -> bool:
         known = ", ".join(get_args(Feature))
         raise InvalidInput(f"feature {feature!r} is not in the table; known features: {known}")
     return version >= SINCE[feature]
+
+
+def missing_features(version: Version) -> tuple[str, ...]:
+    """What a server of this version lacks, in words.
+
+    >>> missing_features((2, 12, 4))
+    ('consumer reset', 'fast ingest')
+    """
+    return tuple(feature.replace("_", " ") for feature, since in SINCE.items() if version < since)

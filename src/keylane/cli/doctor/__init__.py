@@ -1,0 +1,1 @@
+"""`keylane doctor`: what is wrong, why it matters, and what fixes it."""

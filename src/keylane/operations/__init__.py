@@ -1,0 +1,1 @@
+"""What operators need across groups, fleets and streams: a diagnosis. The commands are in `keylane.cli`."""
