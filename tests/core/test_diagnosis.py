@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from keylane.core.diagnosis_facts import (
-    ConsumerFacts,
+    DiagnosedConsumer,
+    DiagnosedFleet,
+    DiagnosedGroup,
+    DiagnosedServer,
+    DiagnosedStream,
     DoctorFacts,
     Finding,
-    FleetFacts,
-    GroupFacts,
-    ServerFacts,
-    StreamFacts,
     Unread,
 )
 from keylane.core.diagnosis_rules import RULES, diagnose
@@ -23,15 +23,15 @@ from keylane.core.plans import Plan, balanced
 from keylane.core.server_faults import ALL_FAULTS
 
 BY = Partitioning("orders.*", (1,), 4)
-STREAM = StreamFacts(
+STREAM = DiagnosedStream(
     name="ORDERS",
     subjects=("orders.*",),
     transform=(BY.filter, BY.destination),
     numbering=BY,
     carries_numbers=True,
 )
-STATIC = GroupFacts(stream="ORDERS", group="g", kind="static", partitions=4, plan=balanced(["a", "b"], 4))
-ELASTIC = GroupFacts(
+STATIC = DiagnosedGroup(stream="ORDERS", group="g", kind="static", partitions=4, plan=balanced(["a", "b"], 4))
+ELASTIC = DiagnosedGroup(
     stream="ORDERS",
     group="e",
     kind="elastic",
@@ -39,10 +39,10 @@ ELASTIC = GroupFacts(
     plan=balanced(["a", "b"], 4),
     transforms=((BY.filter, BY.destination),),
 )
-QUEUE = StreamFacts(
+QUEUE = DiagnosedStream(
     name="ORDERS-e", retention="workqueue", sources=("ORDERS",), source_numberings=((BY.filter, BY.destination),)
 )
-FLEET = FleetFacts(
+FLEET = DiagnosedFleet(
     stream="ORDERS",
     fleet="f",
     reads="ORDERS",
@@ -52,12 +52,12 @@ FLEET = FleetFacts(
     owned=frozenset("0123"),
     workers=frozenset({0}),
 )
-SERVER = ServerFacts(version=(2, 15, 1), clock_ahead_s=0.0, sync_s={"n1": 1.0})
+SERVER = DiagnosedServer(version=(2, 15, 1), clock_ahead_s=0.0, sync_s={"n1": 1.0})
 
 
-def running(stream: str, name: str, *filters: str, **more: Any) -> ConsumerFacts:
+def running(stream: str, name: str, *filters: str, **more: Any) -> DiagnosedConsumer:
     known: dict[str, Any] = {"pin_group": "PCG", "is_pinned": True, "pin_timeout_s": 5.0, **more}
-    return ConsumerFacts(stream=stream, name=name, filters=filters, **known)
+    return DiagnosedConsumer(stream=stream, name=name, filters=filters, **known)
 
 
 FINE = DoctorFacts(
@@ -98,7 +98,7 @@ def server(**changes: Any) -> DoctorFacts:
     return replace(FINE, server=replace(SERVER, **changes))
 
 
-def consumers(name: str, *others: ConsumerFacts, without: str = "") -> DoctorFacts:
+def consumers(name: str, *others: DiagnosedConsumer, without: str = "") -> DoctorFacts:
     kept = tuple(one for one in FINE.consumers[name] if one.name != without)
     return replace(FINE, consumers={**FINE.consumers, name: (*kept, *others)})
 
@@ -137,7 +137,7 @@ WRONG: list[tuple[str, str, DoctorFacts, str]] = [
             streams={
                 **FINE.streams,
                 "ORDERS": replace(STREAM, replicas=3),
-                "KV_keylane-fleets": StreamFacts(name="KV_keylane-fleets"),
+                "KV_keylane-fleets": DiagnosedStream(name="KV_keylane-fleets"),
             },
         ),
         "on 1 node, their streams on up to 3",
@@ -204,7 +204,7 @@ WRONG: list[tuple[str, str, DoctorFacts, str]] = [
     (
         "orphaned-stream",
         "warning",
-        replace(FINE, streams={**FINE.streams, "C": StreamFacts(name="C", fleet_copy_of="ORDERS/old")}),
+        replace(FINE, streams={**FINE.streams, "C": DiagnosedStream(name="C", fleet_copy_of="ORDERS/old")}),
         "copies a stream",
     ),
     (

@@ -49,7 +49,7 @@ class Unchecked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerFacts:
+class DiagnosedServer:
     """The server that the connection is to."""
 
     version: tuple[int, int, int]
@@ -64,7 +64,7 @@ class ServerFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamFacts:
+class DiagnosedStream:
     """A stream, as its configuration and its state say."""
 
     name: str
@@ -101,7 +101,7 @@ class StreamFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerFacts:
+class DiagnosedConsumer:
     """A consumer of a stream that somebody reads with keylane."""
 
     stream: str
@@ -121,7 +121,7 @@ class ConsumerFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupFacts:
+class DiagnosedGroup:
     """A static or an elastic group, as its record says."""
 
     stream: str
@@ -149,7 +149,7 @@ class GroupFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetFacts:
+class DiagnosedFleet:
     """A fleet, as its records say."""
 
     stream: str
@@ -182,12 +182,12 @@ class FleetFacts:
 class DoctorFacts:
     """All that was found out."""
 
-    server: ServerFacts
-    streams: Mapping[str, StreamFacts] = field(default_factory=dict)
-    consumers: Mapping[str, tuple[ConsumerFacts, ...]] = field(default_factory=dict)
+    server: DiagnosedServer
+    streams: Mapping[str, DiagnosedStream] = field(default_factory=dict)
+    consumers: Mapping[str, tuple[DiagnosedConsumer, ...]] = field(default_factory=dict)
     """By stream. A stream that is missing here was not looked at."""
-    groups: tuple[GroupFacts, ...] = ()
-    fleets: tuple[FleetFacts, ...] = ()
+    groups: tuple[DiagnosedGroup, ...] = ()
+    fleets: tuple[DiagnosedFleet, ...] = ()
     pin_timeouts: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """(stream, consumer) -> how often its pin timed out while we watched."""
     watched_s: float = 0.0

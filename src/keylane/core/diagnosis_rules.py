@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from keylane.core.diagnosis_facts import ConsumerFacts, DoctorFacts, Finding, GroupFacts, StreamFacts
+from keylane.core.diagnosis_facts import DiagnosedConsumer, DiagnosedGroup, DiagnosedStream, DoctorFacts, Finding
 from keylane.core.fleet_names import worker_in
 from keylane.core.plans import ranges
 from keylane.core.server_faults import ALL_FAULTS, Concern
@@ -36,8 +36,8 @@ _SHOWN = 5
 def diagnose(facts: DoctorFacts) -> tuple[Finding, ...]:
     """Every finding, the worst first.
 
-    >>> from keylane.core.diagnosis_facts import ServerFacts
-    >>> diagnose(DoctorFacts(server=ServerFacts(version=(2, 15, 1))))
+    >>> from keylane.core.diagnosis_facts import DiagnosedServer
+    >>> diagnose(DoctorFacts(server=DiagnosedServer(version=(2, 15, 1))))
     ()
     """
     found = [one for rule in RULES for one in rule(facts)]
@@ -293,7 +293,7 @@ def transforms(facts: DoctorFacts) -> Iterator[Finding]:
             )
 
 
-def _numbers(stream: StreamFacts, where: str, wanted: int, look: str) -> Iterator[Finding]:
+def _numbers(stream: DiagnosedStream, where: str, wanted: int, look: str) -> Iterator[Finding]:
     if stream.transform_problem is not None:
         yield Finding(
             rule="transform-unusable",
@@ -328,7 +328,7 @@ def _numbers(stream: StreamFacts, where: str, wanted: int, look: str) -> Iterato
         )
 
 
-def _queue_numbers(group: GroupFacts, queue: StreamFacts) -> Iterator[Finding]:
+def _queue_numbers(group: DiagnosedGroup, queue: DiagnosedStream) -> Iterator[Finding]:
     if group.transforms and set(queue.source_numberings) != set(group.transforms):
         yield Finding(
             rule="transform-differs",
@@ -714,7 +714,7 @@ RULES: tuple[Rule, ...] = (
 # ---- small things -----------------------------------------------------------------------------------------
 
 
-def _read_streams(facts: DoctorFacts) -> Iterator[tuple[StreamFacts, list[str]]]:
+def _read_streams(facts: DoctorFacts) -> Iterator[tuple[DiagnosedStream, list[str]]]:
     """Each stream that groups or fleets read, and their names."""
     for name, stream in sorted(facts.streams.items()):
         readers = [one.group for one in facts.groups if one.stream == name]
@@ -735,11 +735,11 @@ def _wanted_consumers(facts: DoctorFacts, stream: str) -> set[str]:
     return members.union(*(one.consumers for one in facts.fleets if one.reads == stream))
 
 
-def _runs(consumer: ConsumerFacts | None) -> bool:
+def _runs(consumer: DiagnosedConsumer | None) -> bool:
     return consumer is not None and (consumer.is_pinned or consumer.waiting > 0)
 
 
-def _fill(stream: StreamFacts) -> float:
+def _fill(stream: DiagnosedStream) -> float:
     pairs = ((stream.messages, stream.max_messages), (stream.bytes, stream.max_bytes))
     return min(max((held / limit for held, limit in pairs if limit > 0), default=0.0), 1.0)
 

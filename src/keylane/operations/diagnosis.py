@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 from nats.js.api import StreamConfig
 
 from keylane.core.diagnosis_facts import (
-    ConsumerFacts,
+    DiagnosedConsumer,
+    DiagnosedFleet,
+    DiagnosedGroup,
+    DiagnosedServer,
+    DiagnosedStream,
     DoctorFacts,
     Finding,
-    FleetFacts,
-    GroupFacts,
-    ServerFacts,
-    StreamFacts,
     Unchecked,
     Unread,
 )
@@ -147,11 +147,11 @@ class _Look:
 
     # ---- the server -----------------------------------------------------------------------------------------
 
-    async def _server(self) -> ServerFacts:
+    async def _server(self) -> DiagnosedServer:
         clock = await self._try("the server's clock", server_clock(self._connection, self._connection.api.timeout_s))
         sync = await self._try("how often the server syncs to disk", sync_intervals(self._connection))
         version = self._connection.server_version
-        return ServerFacts(
+        return DiagnosedServer(
             version=version,
             is_clustered=clock is not None and clock.cluster is not None,
             missing_features=missing_features(version),
@@ -162,7 +162,7 @@ class _Look:
 
     # ---- streams and their consumers ------------------------------------------------------------------------
 
-    async def _streams(self) -> dict[str, StreamFacts]:
+    async def _streams(self) -> dict[str, DiagnosedStream]:
         async def listed() -> list[dict[str, Any]]:
             return [one async for one in streams.list_json(self._connection)]
 
@@ -173,55 +173,55 @@ class _Look:
         found = (stream_facts(wire) for wire in wires or ())
         return {one.name: one for one in found if self._is_near(one)}
 
-    def _is_near(self, stream: StreamFacts) -> bool:
+    def _is_near(self, stream: DiagnosedStream) -> bool:
         if self._stream is None or stream.name in (self._stream, *_BUCKETS) or self._stream in stream.sources:
             return True
         return (stream.fleet_copy_of or "").startswith(f"{self._stream}/")
 
-    async def _consumers(self, stream: str) -> tuple[ConsumerFacts, ...] | None:
-        async def listed() -> tuple[ConsumerFacts, ...]:
+    async def _consumers(self, stream: str) -> tuple[DiagnosedConsumer, ...] | None:
+        async def listed() -> tuple[DiagnosedConsumer, ...]:
             return tuple([consumer_facts(one) async for one in consumers.list_all(self._connection, stream)])
 
         return await self._try(f"consumers of stream {stream}", listed())
 
     # ---- groups and fleets ----------------------------------------------------------------------------------
 
-    async def _groups(self) -> list[GroupFacts]:
+    async def _groups(self) -> list[DiagnosedGroup]:
         names = await self._try("groups", list_groups(self._connection, self._stream))
         looked = [await self._try(f"group {one.group}", self._group(one)) for one in names or ()]
         return [one for one in looked if one is not None]
 
-    async def _group(self, name: GroupName) -> GroupFacts | None:
+    async def _group(self, name: GroupName) -> DiagnosedGroup | None:
         try:
             stored = await read_group(self._connection, name.kind, name.stream, name.group)
         except BrokenGroupRecord as broken:
-            return GroupFacts(stream=name.stream, group=name.group, kind=name.kind, problem=str(broken))
+            return DiagnosedGroup(stream=name.stream, group=name.group, kind=name.kind, problem=str(broken))
         if stored is None:
             return None  # deleted since it was listed
         config = stored.config
-        return GroupFacts(
+        return DiagnosedGroup(
             stream=name.stream,
             group=name.group,
             kind=name.kind,
-            partitions=config.max_members,
+            partitions=config.partitions,
             filters=config.group_filters,
             transforms=_queue_transforms(config) if isinstance(config, ElasticConfig) else (),
             plan=config.plan,
         )
 
-    async def _fleets(self) -> list[FleetFacts]:
+    async def _fleets(self) -> list[DiagnosedFleet]:
         names = await self._try("fleets", list_fleets(self._connection, self._stream))
         looked = [await self._try(f"fleet {fleet}", self._fleet(stream, fleet)) for stream, fleet in names or ()]
         return [one for one in looked if one is not None]
 
-    async def _fleet(self, stream: str, fleet: str) -> FleetFacts:
+    async def _fleet(self, stream: str, fleet: str) -> DiagnosedFleet:
         prefix = f"{stream}.{fleet}."
         found = await Bucket(self._connection, FLEET_BUCKET).get_matching(f"{prefix}>")
         values = {one.key.removeprefix(prefix): one.value for one in found if one.value is not None}
         try:
             return fleet_facts(stream, fleet, {key: from_json(key, value) for key, value in values.items()}, _now_ms())
         except (BrokenFleetRecord, InvalidInput) as broken:
-            return FleetFacts(stream=stream, fleet=fleet, reads=stream, problem=str(broken))
+            return DiagnosedFleet(stream=stream, fleet=fleet, reads=stream, problem=str(broken))
 
     # ---- pins -----------------------------------------------------------------------------------------------
 
@@ -234,7 +234,7 @@ class _Look:
                         if isinstance(event, Unpinned) and event.reason == "timeout":
                             self._timeouts[event.stream, event.consumer] += 1
 
-    def _judge_watch(self, found: dict[str, tuple[ConsumerFacts, ...]], watch_s: float) -> None:
+    def _judge_watch(self, found: dict[str, tuple[DiagnosedConsumer, ...]], watch_s: float) -> None:
         longest = max((one.pin_timeout_s for each in found.values() for one in each), default=0.0)
         if longest and watch_s < 2 * longest:
             self._unchecked.append(
@@ -245,14 +245,14 @@ class _Look:
 # ---- from the wire to facts -----------------------------------------------------------------------------------
 
 
-def stream_facts(wire: dict[str, Any]) -> StreamFacts:
+def stream_facts(wire: dict[str, Any]) -> DiagnosedStream:
     """A stream as the server shows it in JSON."""
     config, state = wire["config"], wire["state"]
     transform = config.get("subject_transform") or {}
     pair = (transform.get("src") or ">", transform["dest"]) if transform.get("dest") else None
     numbering, problem = _numbering(pair)
     sources = [*(config.get("sources") or ()), *([config["mirror"]] if config.get("mirror") else [])]
-    return StreamFacts(
+    return DiagnosedStream(
         name=config["name"],
         subjects=tuple(config.get("subjects") or ()),
         transform=pair,
@@ -299,10 +299,10 @@ def _carries_numbers(config: dict[str, Any]) -> bool | None:
     return can_store(StreamConfig.from_response(copy.deepcopy(config)), "0.>")  # nats-py changes what it is given
 
 
-def consumer_facts(info: ConsumerInfo) -> ConsumerFacts:
+def consumer_facts(info: ConsumerInfo) -> DiagnosedConsumer:
     config = info.config
     is_pinned = config.priority_policy == "pinned_client"
-    return ConsumerFacts(
+    return DiagnosedConsumer(
         stream=info.stream,
         name=info.name,
         filters=config.filter_subjects or ((config.filter_subject,) if config.filter_subject else ()),
@@ -319,11 +319,11 @@ def consumer_facts(info: ConsumerInfo) -> ConsumerFacts:
 
 
 def _queue_transforms(config: ElasticConfig) -> tuple[tuple[str, str], ...]:
-    whole = ((">", f"{{{{Partition({config.max_members})}}}}.>"),)
+    whole = ((">", f"{{{{Partition({config.partitions})}}}}.>"),)
     return tuple((one.filter, one.destination) for one in config.partitioning) or whole
 
 
-def fleet_facts(stream: str, fleet: str, records: dict[str, Any], now_ms: int) -> FleetFacts:
+def fleet_facts(stream: str, fleet: str, records: dict[str, Any], now_ms: int) -> DiagnosedFleet:
     """A fleet by its records."""
     spec = records.get(SPEC)
     assert isinstance(spec, FleetSpec)
@@ -342,7 +342,7 @@ def fleet_facts(stream: str, fleet: str, records: dict[str, Any], now_ms: int) -
     numbers = None
     if isinstance(source, HashedPartitions):
         numbers = generations[0].partitions if generations else source.partitioning.partitions
-    return FleetFacts(
+    return DiagnosedFleet(
         stream=stream,
         fleet=fleet,
         layout=spec.layout,

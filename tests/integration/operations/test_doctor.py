@@ -66,11 +66,12 @@ class Lab:
         await streams.update_json(self.connection, {**config, **wanted})
 
     async def static(self, *members: str, group: str = "g") -> None:
-        await groups.create_static(self.connection, self.stream, group, max_members=4, members=members or ("a", "b"))
+        await groups.create_static(self.connection, self.stream, group, partitions=4, members=members or ("a", "b"))
 
     async def elastic(self, *members: str) -> None:
-        by = [(f"{self.stream}.*", [1])]
-        await groups.create_elastic(self.connection, self.stream, "e", max_members=4, partitioning=by, members=members)
+        await groups.create_elastic(
+            self.connection, self.stream, "e", partitions=4, partition_by=f"{self.stream}.*", members=members
+        )
 
     async def record(self, bucket: str, key: str, value: bytes) -> None:
         """Write a record past all checks."""
@@ -79,7 +80,7 @@ class Lab:
         await there.put(f"{self.stream}.{key}", value, revision=0)
 
     async def fleet(self, partitions: int = 4, **wanted: Any) -> None:
-        source = hashed(partitions, f"{self.stream}.*", key=[1])
+        source = hashed(partitions, f"{self.stream}.*")
         await self.record(FLEET_BUCKET, "f.spec", to_json(FleetSpec(source=source.to_wire(), prefix="f", **wanted)))
 
     async def pinned(self, name: str, group: str = "PCG", **wanted: Any) -> None:
@@ -270,7 +271,7 @@ async def _orphaned_queue(lab: Lab) -> None:
 async def _collision(lab: Lab) -> None:
     await lab.make()
     for group, member in (("x", "y-z"), ("x-y", "z")):
-        record = StaticConfig(max_members=4, members=(member,)).to_json()
+        record = StaticConfig(partitions=4, members=(member,)).to_json()
         await lab.record("static-consumer-groups", group, record)
 
 
@@ -386,7 +387,7 @@ async def test_an_elastic_group_whose_queue_counts_otherwise(lab: Lab) -> None:
     assert entry.value is not None
     config = ElasticConfig.from_json(entry.value, "here")
     by = tuple(replace(one, partitions=8) for one in config.partitioning)
-    changed = replace(config, max_members=8, partitioning=by, stored=None)
+    changed = replace(config, partitions=8, partitioning=by, stored=None)
     await bucket.put(entry.key, changed.to_json(), revision=entry.revision)
     assert "transform-differs" in {one.rule for one in await lab.found()}
 
@@ -399,7 +400,7 @@ async def test_a_healthy_fleet_has_nothing_to_do(lab: Lab) -> None:
         nonlocal handled
         handled += 1
 
-    partitions = hashed(4, f"{lab.stream}.*", key=[1])
+    partitions = hashed(4, f"{lab.stream}.*")
     async with fleet.join(lab.connection, lab.stream, "f", handler, partitions=partitions) as worker:
         await until(lambda: len(worker.partitions) == 4)
         await lab.publish(10)
