@@ -38,6 +38,7 @@ _SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Look": {
         "doctor": ("doctor.commands", "What is wrong, why it matters, and what fixes it."),
+        "exporter": ("exporter", "Metrics of every group of an account."),
         "consumer": ("consumer.commands", "Consumers, and who is pinned."),
         "pipeline": ("pipeline.commands", "What a stream and its journal tell, on Spark."),
         "spark": ("spark", "Programs on Apache Spark."),

@@ -1,13 +1,15 @@
 """Metrics for Prometheus, and the state of health, on one port. Needs `pip install keylane[metrics]`.
 
 `catalogue` names every metric. `fleet_metrics` listens to the hooks of a fleet worker and counts; `lag_sampler` asks
-how far behind its partitions are. `exposition` writes readings, of one process or of several, in Prometheus' format;
-`http_server` serves them. `alert_rules` makes the alert rules from the same names.
+how far behind its partitions are. `account_exporter` reads every group of an account. `exposition` writes readings, of
+one process or of several, in Prometheus' format; `http_server` serves them. `alert_rules` makes the alert rules from
+the same names.
 """
 
 from __future__ import annotations
 
 from keylane.lazy import public_names
+from keylane.metrics.account_exporter import AccountExporter
 from keylane.metrics.catalogue import DEFAULT_PREFIX, METRICS, MetricSpec, Reading
 from keylane.metrics.exposition import ReadingsCollector, check_prefix, exposition, require_client
 from keylane.metrics.fleet_metrics import FleetMetrics
@@ -17,6 +19,7 @@ from keylane.metrics.lag_sampler import LagSampler
 __all__ = [
     "DEFAULT_PREFIX",
     "METRICS",
+    "AccountExporter",
     "FleetMetrics",
     "HealthReport",
     "LagSampler",

@@ -15,6 +15,9 @@ LATENCY_BOUNDS_S = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1
 STEP_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 _WORKER = ("stream", "fleet", "worker")
+_GROUP = ("stream", "group", "kind")
+_GROUP_MEMBER = (*_GROUP, "member")
+_GROUP_PARTITION = (*_GROUP, "partition")
 
 
 class MetricSpec(NamedTuple):
@@ -125,6 +128,74 @@ METRICS: tuple[MetricSpec, ...] = (
         "supervisor_restarts_total", "counter", "Worker processes that ended by themselves.", ("stream", "fleet")
     ),
     MetricSpec("supervisor_crash_loops", "gauge", "Workers that end again and again.", ("stream", "fleet")),
+    # ---- the exporter: every group and fleet of an account ---------------------------------------------------
+    MetricSpec("exporter_up", "gauge", "1 if the account could be read, else 0.", ()),
+    MetricSpec("exporter_read_seconds", "gauge", "How long the last reading of the account took.", ()),
+    MetricSpec("group_readable", "gauge", "1 if the group could be read, 0 if its record or stream is broken.", _GROUP),
+    MetricSpec("group_members", "gauge", "Members that the group lists, or workers that hold an id.", _GROUP),
+    MetricSpec("group_active_members", "gauge", "Of these, those that are at work.", _GROUP),
+    MetricSpec("group_partitions", "gauge", "Partitions of the group.", _GROUP),
+    MetricSpec("group_unowned_partitions", "gauge", "Partitions that nobody handles now.", _GROUP),
+    MetricSpec("group_lag_messages", "gauge", "Messages that are not handled. Absent while unknown.", _GROUP),
+    MetricSpec(
+        "group_lag_seconds",
+        "gauge",
+        "Age of the oldest message that is not handled; 0: there is none. Absent while unknown.",
+        _GROUP,
+    ),
+    MetricSpec("group_in_flight", "gauge", "Messages that are delivered and not acked. Absent while unknown.", _GROUP),
+    MetricSpec(
+        "group_redelivered", "gauge", "Of these, messages that were delivered before. Absent while unknown.", _GROUP
+    ),
+    MetricSpec("group_dead_letters", "gauge", "Dead letters that are kept now. Absent while unknown.", _GROUP),
+    MetricSpec("group_parked_keys", "gauge", "Keys that are parked now. Absent while unknown.", _GROUP),
+    MetricSpec(
+        "group_parked_messages", "gauge", "Messages that wait behind parked keys. Absent while unknown.", _GROUP
+    ),
+    MetricSpec("group_paused", "gauge", "1 while a consumer of the group is paused, else 0.", _GROUP),
+    MetricSpec("group_queue_messages", "gauge", "Messages in the queue of an elastic group.", _GROUP),
+    MetricSpec("group_queue_bytes", "gauge", "Bytes in the queue of an elastic group.", _GROUP),
+    MetricSpec("group_queue_fill_ratio", "gauge", "How full the queue is, 0 to 1. Absent without a limit.", _GROUP),
+    MetricSpec("group_source_lag_messages", "gauge", "Messages that are not in the queue yet, roughly.", _GROUP),
+    MetricSpec("group_member_active", "gauge", "1 if the member is at work, else 0.", _GROUP_MEMBER),
+    MetricSpec("group_member_partitions", "gauge", "Partitions that the member is to handle.", _GROUP_MEMBER),
+    MetricSpec(
+        "group_member_lag_messages",
+        "gauge",
+        "Messages of the member that are not handled. Absent while unknown.",
+        _GROUP_MEMBER,
+    ),
+    MetricSpec(
+        "group_member_lag_seconds",
+        "gauge",
+        "Age of the oldest of them; 0: there is none. Absent while unknown.",
+        _GROUP_MEMBER,
+    ),
+    MetricSpec("group_member_in_flight", "gauge", "Delivered to the member and not acked.", _GROUP_MEMBER),
+    MetricSpec(
+        "group_member_max_in_flight",
+        "gauge",
+        "What the member may have in flight. Absent if there is no limit.",
+        _GROUP_MEMBER,
+    ),
+    MetricSpec(
+        "group_partition_lag_messages",
+        "gauge",
+        "Messages of the partition that are not handled. Absent while unknown.",
+        _GROUP_PARTITION,
+    ),
+    MetricSpec(
+        "group_partition_lag_seconds",
+        "gauge",
+        "Age of the oldest of them; 0: there is none. Absent while unknown.",
+        _GROUP_PARTITION,
+    ),
+    MetricSpec(
+        "group_partition_owner",
+        "gauge",
+        "1, with the member that handles the partition. Absent if nobody does.",
+        (*_GROUP_PARTITION, "member"),
+    ),
 )
 
 BY_NAME = {one.name: one for one in METRICS}
