@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -45,6 +45,8 @@ _LOOKS_AT_ONCE = 16
 
 LagOf: TypeAlias = Callable[[Partition], Awaitable[PartitionLag | None]]
 """Asks for the lag of a partition; None: it is unknown."""
+LagsOf: TypeAlias = Callable[[Sequence[Partition]], Awaitable[Mapping[str, PartitionLag | None]]]
+"""Asks for the lags of partitions, by their ids. What is missing is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +159,11 @@ async def status(connection: Connection, stream: str, fleet: str) -> FleetStatus
         async with limit:
             return await lag_of(partition)
 
-    return await status_of(connection, stream, fleet, records, limited)
+    async def lags_of(partitions: Sequence[Partition]) -> dict[str, PartitionLag | None]:
+        found = await asyncio.gather(*(limited(one) for one in partitions))
+        return {one.id: lag for one, lag in zip(partitions, found, strict=True)}
+
+    return await status_of(connection, stream, fleet, records, lags_of)
 
 
 def stream_read(spec: FleetSpec, stream: str, fleet: str) -> str:
@@ -167,7 +173,7 @@ def stream_read(spec: FleetSpec, stream: str, fleet: str) -> str:
 
 
 async def status_of(
-    connection: Connection, stream: str, fleet: str, records: Mapping[str, FleetRecord], lag_of: LagOf
+    connection: Connection, stream: str, fleet: str, records: Mapping[str, FleetRecord], lags_of: LagsOf
 ) -> FleetStatus:
     """The status from the records of a fleet, which have its spec, and from the lag of each partition."""
     spec = records[SPEC]
@@ -177,9 +183,8 @@ async def status_of(
     claims = {one.partition: one for one in records.values() if isinstance(one, FleetClaim)}
     owners = assignment.owners if isinstance(assignment, FleetAssignment) else {}
 
-    async def look(partition: Partition) -> PartitionStatus:
-        claim = claims.get(partition.id)
-        lag = await lag_of(partition)
+    def look(partition: Partition) -> PartitionStatus:
+        claim, lag = claims.get(partition.id), lags.get(partition.id)
         return PartitionStatus(
             id=partition.id,
             assigned=f"{spec.prefix}-{owners[partition.id]}" if partition.id in owners else None,
@@ -193,7 +198,8 @@ async def status_of(
     known = FleetPartitions(connection, stream, fleet, source_from_wire(spec.source))
     table = records.get(TABLE)
     known.follow(table if isinstance(table, PartitionTable) else None, 0)
-    looked = tuple(await asyncio.gather(*(look(one) for one in known.current)))
+    lags = await lags_of(known.current)
+    looked = tuple(look(one) for one in known.current)
     owned: dict[str | None, list[str]] = {}
     for one in looked:
         owned.setdefault(one.owner, []).append(one.id)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from keylane.jetstream.features import Version, missing_features, supports
     from keylane.jetstream.feed import Feed, open_feed
     from keylane.jetstream.feed_options import FeedOptions, Notice, PinOptions, SharedBudget
+    from keylane.jetstream.first_messages import FirstMessage, first_messages
     from keylane.jetstream.headers import encode_headers, number_in, parse_headers, status_of
     from keylane.jetstream.hooks import Hooks
     from keylane.jetstream.kv import Bucket, KvEntry, change
@@ -58,6 +59,7 @@ __all__ = [
     "DeliverPolicy",
     "Feed",
     "FeedOptions",
+    "FirstMessage",
     "Hooks",
     "KvEntry",
     "Message",
@@ -82,6 +84,7 @@ __all__ = [
     "consumers",
     "encode_headers",
     "existing_stream",
+    "first_messages",
     "missing_features",
     "naming_missing",
     "number_in",
@@ -111,6 +114,7 @@ _HOMES = {
     ".features": "Version missing_features supports",
     ".feed": "Feed open_feed",
     ".feed_options": "FeedOptions Notice PinOptions SharedBudget",
+    ".first_messages": "FirstMessage first_messages",
     ".headers": "encode_headers number_in parse_headers status_of",
     ".hooks": "Hooks",
     ".kv": "Bucket KvEntry change",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
 from keylane.errors import KeylaneError, NotFound
 from keylane.groups.dead_letters import dead_letter_stream
-from keylane.jetstream import Connection, ConsumerInfo, consumers, parse_time, streams
+from keylane.jetstream import Connection, ConsumerInfo, consumers, first_messages, parse_time, streams
 
 Answer = TypeVar("Answer")
 
@@ -55,18 +55,24 @@ class AccountReader:
     async def _list(self, stream: str) -> dict[str, ConsumerInfo]:
         return {info.name: info async for info in consumers.list_all(self.connection, stream)}
 
-    async def oldest(self, stream: str, subject_filter: str, sequence: int) -> Oldest | None:
-        """None: there is none any more."""
+    async def oldest(self, stream: str, questions: Sequence[tuple[str, int]]) -> list[Oldest | None]:
+        """For each pair of a subject filter and a sequence the first message from there on; None: there is none."""
+        if not self.streams[stream]["config"].get("allow_direct"):
+            return list(await asyncio.gather(*(self._oldest_of(stream, *one) for one in questions)))
+        found = await first_messages(self.connection, stream, questions)
+        return [None if one is None else Oldest(one.sequence, self.age_s(one.time)) for one in found]
+
+    async def _oldest_of(self, stream: str, subject_filter: str, sequence: int) -> Oldest | None:
         try:
             message = await self.limited(
                 streams.get_message(self.connection, stream, sequence=max(sequence, 1), next_by_subject=subject_filter)
             )
         except NotFound:
             return None
-        return Oldest(int(message["seq"]), self.age_s(message["time"]))
+        return Oldest(int(message["seq"]), self.age_s(parse_time(message["time"])))
 
-    def age_s(self, time: str) -> float:
-        return max(0.0, (datetime.now(UTC) - parse_time(time)).total_seconds())
+    def age_s(self, time: datetime) -> float:
+        return max(0.0, (datetime.now(UTC) - time).total_seconds())
 
     async def given_up(self, stream: str, group: str) -> GivenUp | None:
         """What a group of a stream gave up; None: that cannot be read."""

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from keylane.core.fleet_names import partition_consumer, worker_in
 from keylane.core.fleet_partitions import Partition
 from keylane.core.fleet_positions import position_of
 from keylane.core.fleet_records import SPEC, FleetRecord, FleetSpec, LeaseState, WorkerPositions
 from keylane.core.group_summary import known_max, known_sum
-from keylane.errors import KeylaneError
-from keylane.fleet.admin import LagOf, PartitionStatus, WorkerStatus, read_records, status_of, stream_read
-from keylane.fleet.lag import PartitionLag, partition_lag
-from keylane.jetstream import ConsumerInfo, parse_time, read_batch
+from keylane.fleet.admin import LagsOf, PartitionStatus, WorkerStatus, read_records, status_of, stream_read
+from keylane.fleet.lag import PartitionLag
+from keylane.jetstream import ConsumerInfo, first_messages, parse_time
 from keylane.overview.account_reader import AccountReader
 from keylane.overview.model import GroupOverview, MemberOverview, PartitionOverview
 
@@ -30,9 +29,9 @@ async def read_fleet(reader: AccountReader, stream: str, fleet: str, stored: Map
         return GroupOverview(kind="fleet", stream=stream, name=fleet, problem=f"there is no stream {reads!r}")
     infos = await reader.consumers(reads)
     is_shared = spec.layout == "worker"
-    lag_of = _shared_lags(reader, reads, records) if is_shared else _own_lags(reader, fleet, infos)
+    lags_of = _shared_lags(reader, reads, records) if is_shared else _own_lags(reader, reads, fleet, infos)
     status, given_up = await asyncio.gather(
-        status_of(reader.connection, stream, fleet, records, lag_of), reader.given_up(stream, fleet)
+        status_of(reader.connection, stream, fleet, records, lags_of), reader.given_up(stream, fleet)
     )
     partitions = {one.id: _partition(one) for one in status.partitions}
     # On a stream with limits a worker's own consumer acks what it reads by other means.
@@ -62,38 +61,43 @@ async def read_fleet(reader: AccountReader, stream: str, fleet: str, stored: Map
     )
 
 
-def _own_lags(reader: AccountReader, fleet: str, infos: Mapping[str, ConsumerInfo]) -> LagOf:
+def _own_lags(reader: AccountReader, stream: str, fleet: str, infos: Mapping[str, ConsumerInfo]) -> LagsOf:
     """Of partitions that have consumers of their own."""
 
-    async def lag_of(partition: Partition) -> PartitionLag | None:
-        info = infos.get(partition_consumer(fleet, partition.id))
-        if info is None:
-            return None
-        return await reader.limited(partition_lag(reader.connection, partition.filter, info))
+    async def lags_of(partitions: Sequence[Partition]) -> dict[str, PartitionLag | None]:
+        named = {one.id: infos.get(partition_consumer(fleet, one.id)) for one in partitions}
+        own = {one: info for one, info in named.items() if info is not None}
+        waiting = [(one.id, one.filter) for one in partitions if one.id in own and _not_acked(own[one.id])]
+        oldest = await reader.oldest(stream, [(only, own[id_].ack_floor + 1) for id_, only in waiting])
+        ages = {id_: one.age_s for (id_, _), one in zip(waiting, oldest, strict=True) if one is not None}
+        return {id_: PartitionLag(_not_acked(one), one.num_ack_pending, ages.get(id_)) for id_, one in own.items()}
 
-    return lag_of
+    return lags_of
 
 
-def _shared_lags(reader: AccountReader, stream: str, records: Mapping[str, FleetRecord]) -> LagOf:
+def _shared_lags(reader: AccountReader, stream: str, records: Mapping[str, FleetRecord]) -> LagsOf:
     """Of partitions that share consumers: above what their workers have recorded within the last second or so."""
     wire = reader.streams[stream]
     positions = [one for one in records.values() if isinstance(one, WorkerPositions)]
     created, last = parse_time(wire["created"]).isoformat(), wire["state"]["last_seq"]
 
-    async def lag_of(partition: Partition) -> PartitionLag | None:
+    async def lags_of(partitions: Sequence[Partition]) -> dict[str, PartitionLag | None]:
         if not wire["config"].get("allow_direct"):
-            return None
-        position = position_of(partition.id, positions, created, last)
-        asked = read_batch(reader.connection, stream, sequence=position + 1, batch=1, subject_filter=partition.filter)
-        try:
-            found, more = await reader.limited(asked)
-        except KeylaneError:
-            return None
-        if not found:
-            return PartitionLag(0, None, None)
-        return PartitionLag(1 + more, None, reader.age_s(found[0].timestamp.isoformat()))
+            return {}
+        asked = [(one.filter, position_of(one.id, positions, created, last) + 1) for one in partitions]
+        found = await first_messages(reader.connection, stream, asked, counted=True)
+        return {
+            one.id: PartitionLag(1 + (first.more or 0), None, reader.age_s(first.time))
+            if first is not None
+            else PartitionLag(0, None, None)
+            for one, first in zip(partitions, found, strict=True)
+        }
 
-    return lag_of
+    return lags_of
+
+
+def _not_acked(info: ConsumerInfo) -> int:
+    return info.num_pending + info.num_ack_pending
 
 
 def _partition(status: PartitionStatus) -> PartitionOverview:

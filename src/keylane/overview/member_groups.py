@@ -11,7 +11,7 @@ from keylane.core.group_summary import known_max, known_sum
 from keylane.groups import ElasticConfig, StaticConfig
 from keylane.groups.consumer_spec import consumer_name, consumer_stream
 from keylane.groups.presence import RunningInstance, all_instances
-from keylane.jetstream import ConsumerInfo, streams
+from keylane.jetstream import ConsumerInfo, parse_time, streams
 from keylane.overview.account_reader import AccountReader, GivenUp
 from keylane.overview.model import GroupOverview, MemberOverview, PartitionOverview, QueueOverview
 
@@ -130,7 +130,7 @@ async def _elastic_waits(
         lag = _not_acked(info) if counted is None and info is not None else counted
         by_member[member] = _Waiting(lag, known_max(one.lag_s for one in parts))
     if queue.messages:
-        lag_s: float | None = reader.age_s(wire["state"]["first_ts"])
+        lag_s: float | None = reader.age_s(parse_time(wire["state"]["first_ts"]))
     else:
         lag_s = None if queue.source_lag else 0.0
     return _Waits(_Waiting(queue.messages + queue.source_lag, lag_s), by_member, by_partition)
@@ -153,7 +153,7 @@ async def _by_partition(
     filled = [one for one, count in counts.items() if count != 0]
     if len(filled) > _MOST_AGES:
         return {one: _NONE if count == 0 else _Waiting(count) for one, count in counts.items()}
-    ages = await asyncio.gather(*(reader.oldest(queue.stream, f"{one}.>", 1) for one in filled))
+    ages = await reader.oldest(queue.stream, [(f"{one}.>", 1) for one in filled])
     return dict.fromkeys(numbers, _NONE) | {
         one: _Waiting(counts[one], oldest.age_s) if oldest is not None else _NONE
         for one, oldest in zip(filled, ages, strict=True)
@@ -186,7 +186,7 @@ async def _consumer_waiting(reader: AccountReader, info: ConsumerInfo | None, wi
     if not with_age:
         return _Waiting(lag)
     floor = info.delivered_sequence if info.config.ack_policy == "none" else info.ack_floor
-    found = await asyncio.gather(*(reader.oldest(info.stream, one, floor + 1) for one in _filters(info)))
+    found = await reader.oldest(info.stream, [(one, floor + 1) for one in _filters(info)])
     ages = [one for one in found if one is not None]
     return _Waiting(lag, min(ages).age_s) if ages else _Waiting(lag)
 
