@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -180,32 +178,3 @@ async def test_showing_leaves_no_consumer_behind(connection: Connection, name: s
     assert len(await events("--stream", name, "--all", "--count", "1")) == 1
     assert (await streams.state(connection, name)).consumers == 0
     assert [one["data"] for one in await events("--stream", name, "--end")] == ["x"]
-
-
-# ---- the pages --------------------------------------------------------------------------------------------------
-
-
-def blocks(page: str, language: str) -> list[str]:
-    text = (ROOT / page).read_text(encoding="utf-8")
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    return [block for named, block in found if named == language]
-
-
-def commands(block: str) -> list[list[str]]:
-    """The `keylane` commands of a block, without the server, which the test has started."""
-    words = [shlex.split(line, comments=True)[1:] for line in block.splitlines() if line.startswith("keylane ")]
-    return [one for one in words if one[0] != "server"]
-
-
-async def test_the_first_commands_print_what_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    with NatsServer.start() as server:
-        monkeypatch.setenv("NATS_URL", server.url)
-        printed = ""
-        for words in commands(blocks("docs/cli.md", "sh")[0]):
-            done = await here(*words)
-            assert done.returncode == 0, (words, done)
-            printed += done.stdout
-        # Times and rates differ from run to run.
-        line_by_line = [re.sub(r"^\d\d:\d\d:\d\d\.\d{3}|\d+\.\d\d s: .*", "", line) for line in printed.splitlines()]
-        expected = blocks("docs/cli.md", "")[0].splitlines()
-        assert line_by_line == [re.sub(r"^\d\d:\d\d:\d\d\.\d{3}|\d+\.\d\d s: .*", "", line) for line in expected]

@@ -99,10 +99,8 @@ class Command:
     numbers_vary: bool = False
 
     @property
-    def answers(self) -> str:
-        return "".join(
-            f"{found}\n" for found in re.findall(r"\[y/N\] (\w+)$", "\n".join(self.shown or ()), re.MULTILINE)
-        )
+    def answers(self) -> list[str]:
+        return re.findall(r"\[y/N\] (\w+)$", "\n".join(self.shown or ()), re.MULTILINE)
 
 
 Step = File | Program | Command

@@ -1,9 +1,9 @@
 """Is what was printed what the page shows? One rule for all pages.
 
-Replaced on both sides, because they differ from run to run: times, durations, rates, ids, processes and addresses.
-Blanks and rules of tables count as one, because columns are as wide as what is in them. In a block that
-says `numbers-vary` every number counts as any other. `…` on the page stands for anything in its line, and on a line of
-its own for any lines. Everything else must be equal.
+Replaced on both sides, because they differ from run to run: times, durations, rates, ids, processes, addresses, and who
+leads. Blanks and rules of tables count as one, because columns are as wide as what is in them; empty lines count for
+nothing. In a block that says `numbers-vary` every number counts as any other. `…` on the page stands for anything in
+its line, and on a line of its own for any lines. Everything else must be equal.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ _CHANGING = [
     (r"\b[\d,]+(?:\.\d+)? ?(?:µs|ms|s|min|h)\b", "DURATION"),
     (r"\b(?:pid|process|kill) \d+", "PROCESS"),
     (r"127\.0\.0\.1:\d+", "ADDRESS"),
+    (r"\b(live), leader\b", r"\1"),
     (r"\b(?=\w*\d)(?=\w*[A-Z])[0-9A-Za-z]{22}\b|\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{12,}\b", "ID"),
     (r"[─━╭╮╰╯├┤┬┴┼╶╴]+", "─"),
     (r"\s+", " "),
@@ -51,12 +52,7 @@ def difference(
 
 
 def _canonical(lines: Sequence[str], numbers_vary: bool) -> list[str]:
-    made = [canonical(line, numbers_vary=numbers_vary) for line in lines]
-    while made and not made[-1]:
-        made.pop()
-    while made and not made[0]:
-        made.pop(0)
-    return made
+    return [made for line in lines if (made := canonical(line, numbers_vary=numbers_vary))]
 
 
 def _pattern(line: str) -> str:

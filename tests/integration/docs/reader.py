@@ -1,7 +1,7 @@
 """Somebody who has a page, an empty directory and a terminal, and does what the page says (`pages.py`).
 
-The reader has a nats-server on the page's port 4222, unless the page starts one. Ports of the page are replaced by free
-ones, and put back into what is printed.
+Nothing runs before the page starts it, not even a nats-server. Ports of the page are replaced by free ones, and put
+back into what is printed.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from keylane.server import NatsServer
 from keylane.server.ports import ReservedPort
 from tests.integration.docs.pages import ROOT, Command, File, Program, Step
 from tests.integration.docs.printed import difference
@@ -27,10 +27,12 @@ from tests.integration.docs.printed import difference
 PORTS = ("4222", "9464")
 DEADLINE_S = 60.0
 QUIET_START_S = 5.0
-"""How long the reader watches what a command in a terminal of its own prints first, before going on with the page."""
+"""How long the reader waits for a command in a terminal of its own that shows nothing, before going on."""
 HOST = "host-a"
 """The name that pages give to the machine that the reader sits at."""
-_COLUMNS = "120"
+_LINES, _COLUMNS = 50, 120
+_ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07)")
+"""How a terminal is told of bold letters and the like."""
 
 
 class PageFailed(AssertionError):
@@ -43,20 +45,23 @@ class Running:
     def __init__(self, command: Command, directory: Path, environment: dict[str, str], text: str) -> None:
         self.command = command
         self._terminal, theirs = os.openpty()
+        termios.tcsetwinsize(theirs, (_LINES, _COLUMNS))
         self._process = subprocess.Popen(
             ["bash", "-c", text], cwd=directory, env=environment, start_new_session=True,
             stdin=theirs, stdout=theirs, stderr=theirs,
         )  # fmt: skip
         os.close(theirs)
         self._shown = bytearray()
+        self._answers = command.answers
         self._watching = threading.Thread(target=self._watch)
         self._watching.start()
-        os.write(self._terminal, command.answers.encode())
 
     def _watch(self) -> None:
         try:
             while some := os.read(self._terminal, 65536):
                 self._shown += some
+                if self._answers and self._shown.endswith(b"[y/N] "):
+                    os.write(self._terminal, f"{self._answers.pop(0)}\n".encode())
         except OSError:  # the last process that had it is gone
             pass
         finally:
@@ -64,7 +69,7 @@ class Running:
 
     @property
     def printed(self) -> str:
-        return self._shown.decode(errors="replace").replace("\r\n", "\n")
+        return _ESCAPE.sub("", self._shown.decode(errors="replace")).replace("\r\n", "\n")
 
     @property
     def ended(self) -> bool:
@@ -135,6 +140,8 @@ class Session:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._answers.close()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
 
 
 class Reader:
@@ -190,7 +197,7 @@ class Reader:
             shown = [*(command.shown or []), "…"]
             running.wait(
                 lambda: bool(running.printed.strip()) and not self._different(shown, running.printed, any_order=True),
-                QUIET_START_S,
+                DEADLINE_S if command.shown else QUIET_START_S,
             )
         return running
 
@@ -233,18 +240,22 @@ class Reader:
 
 def environment(directory: Path, port: str) -> dict[str, str]:
     """That of somebody who has installed keylane, and nothing else that could play a part."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("NATS_", "KEYLANE_", "XDG_"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("NATS_", "KEYLANE_", "XDG_", "COLUMNS", "LINES"))
+    }
     return kept | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "HOME": str(directory),
-        "COLUMNS": _COLUMNS,
-        "TERM": "dumb",
+        "TERM": "xterm",
+        "NO_COLOR": "1",
         "NATS_URL": f"nats://127.0.0.1:{port}",
     }
 
 
 @contextmanager
-def reader(directory: Path, steps: list[Step]) -> Iterator[Reader]:
+def reader(directory: Path) -> Iterator[Reader]:
     with ExitStack() as stack:
         ports = {}
         for its in PORTS:
@@ -252,8 +263,6 @@ def reader(directory: Path, steps: list[Step]) -> Iterator[Reader]:
             stack.callback(reserved.release)
             ports[its] = str(reserved.number)
         (directory / "examples").symlink_to(ROOT / "examples")
-        if not any(isinstance(step, Command) and "server run --port 4222" in step.text for step in steps):
-            stack.enter_context(NatsServer.start(port=int(ports["4222"])))
         person = Reader(directory, ports)
         stack.callback(person.close)
         yield person

@@ -9,14 +9,18 @@ import pytest
 from tests.integration.docs.pages import PAGES, steps
 from tests.integration.docs.reader import reader
 
-NOT_YET = {page for page in PAGES if page not in ("README.md", "docs/app.md", "docs/groups.md", "docs/testing.md")}
+NOT_YET = {
+    page
+    for page in PAGES
+    if page.startswith(("docs/spark", "docs/pipelines"))
+    or page in ("docs/marshal.md", "docs/fleet-migration.md", "docs/priority/index.md")
+}
 pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.mark.parametrize("page", sorted({*PAGES} - NOT_YET))
 def test_a_page_does_what_it_says(page: str, tmp_path: Path) -> None:
-    todo = steps(page)
-    with reader(tmp_path, todo) as person:
-        for step in todo:
+    with reader(tmp_path) as person:
+        for step in steps(page):
             person.take(step)
         person.finish()
