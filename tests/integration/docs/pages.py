@@ -10,7 +10,7 @@ What a fence says:
 | `python`, first line `# from examples/…` | reads lines of this example |
 | `sh` | runs these commands: each must succeed, what they print is not shown |
 | `console` | runs what follows `$ `, and sees the lines below it (`printed.py` says how they are compared) |
-| any, with `no-run: REASON` behind the language | reads it: the commands and names are checked, nothing is run |
+| any, below `<!-- no-run: REASON -->` | reads it: the commands and names are checked, nothing is run |
 
 A command that ends with `&`, or with the comment `# in a terminal of its own`, stays until the page ends. `^C` below a
 command is Ctrl-C, pressed when the lines above it are there. An answer shown behind `[y/N]` is typed.
@@ -29,13 +29,13 @@ PAGES = {
     for page in sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
     if page.name != "api.md"  # made of docstrings
 }
-_BLOCK = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^(?:<!-- ([^\n]*) -->\n)?```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# ([\w/-]+\.(?:py|toml|ini))(?:: .*)?\n")
 _EXCERPT = re.compile(r"# from (examples/\S+)\n")
 _STAYS = re.compile(r"\s*(?:&\s*(?:#.*)?|# in a terminal of its own.*)$")
 _CHANGES_THE_MACHINE = re.compile(r"(?:^|[;&|]\s*)(?:\S*/)?(?:pip3?|make|sudo|uv|kubectl|python3? -m (?:pip|venv))\b")
 """Commands that would reach beyond the reader's directory, such as into the environment that the tests share."""
-_NO_RUN = re.compile(r" no-run: (.+)")
+_NO_RUN = re.compile(r"no-run: (.+)")
 
 
 class WrongPage(Exception):
@@ -47,7 +47,8 @@ class Block:
     page: str
     line: int
     language: str
-    info: str
+    note: str
+    """What the comment above it says."""
     text: str
 
     @property
@@ -57,7 +58,7 @@ class Block:
     @property
     def no_run(self) -> str | None:
         """Why it is not run."""
-        found = _NO_RUN.fullmatch(self.info)
+        found = _NO_RUN.fullmatch(self.note)
         return None if found is None else found[1]
 
     @property
@@ -108,7 +109,10 @@ Step = File | Program | Command
 
 def blocks(page: str) -> list[Block]:
     text = PAGES[page].read_text(encoding="utf-8")
-    found = [Block(page, text.count("\n", 0, one.start()) + 2, one[1], one[2], one[3]) for one in _BLOCK.finditer(text)]
+    found = [
+        Block(page, text.count("\n", 0, one.start(3)) + 1, one[2], one[1] or "", one[3])
+        for one in _BLOCK.finditer(text)
+    ]
     if text.count("```") != 2 * len(found):
         raise WrongPage(f"{page} has a block that begins or ends in the middle of a line, or not at all")
     return found
@@ -136,7 +140,7 @@ def _steps(found: list[Block]) -> Iterator[Step]:
         elif block.language in ("sh", "console"):
             yield from _commands(block)
         else:
-            raise WrongPage(f"{block.where}: what would a reader do with this ```{block.language}{block.info} block?")
+            raise WrongPage(f"{block.where}: what would a reader do with this ```{block.language} block?")
     if program is not None:
         yield program
 
@@ -163,12 +167,12 @@ def _commands(block: Block) -> Iterator[Command]:
 def _command(block: Block, where: str, text: str, shown: list[str]) -> Command:
     stays = _STAYS.search(text) is not None
     text = _STAYS.sub("", text)
-    numbers_vary = block.info == " numbers-vary"
-    if block.info and not numbers_vary:
-        raise WrongPage(f"{block.where}: nobody knows what{block.info!r} behind the language means")
+    numbers_vary = block.note == "numbers-vary"
+    if block.note and not numbers_vary:
+        raise WrongPage(f"{block.where}: nobody knows what <!-- {block.note} --> means")
     if _CHANGES_THE_MACHINE.search(text):
         raise WrongPage(
-            f"{where}: `{text}` changes more than the reader's directory: give its block a `no-run: REASON`"
+            f"{where}: `{text}` changes more than the reader's directory: put `<!-- no-run: REASON -->` above its block"
         )
     if block.language == "sh":
         return Command(where, text, stays=stays)

@@ -2,7 +2,7 @@
 
 Replaced on both sides, because they differ from run to run: times, durations, rates, ids, processes, addresses, and who
 leads. Blanks and rules of tables count as one, because columns are as wide as what is in them; empty lines count for
-nothing. In a block that says `numbers-vary` every number counts as any other. `…` on the page stands for anything in
+nothing. Below `<!-- numbers-vary -->` every number counts as any other. `…` on the page stands for anything in
 its line, and on a line of its own for any lines. Everything else must be equal.
 """
 
