@@ -27,6 +27,7 @@ from keylane import fleet
 from keylane.core.fleet_events import WorkerState
 from keylane.errors import ApiError, ApiUnavailable, Disconnected, JetStreamDisabled, RequestTimeout, ServerUnreachable
 from keylane.groups import GroupMessage
+from keylane.jetstream import ConnectionHooks
 from keylane.processing.handler_options import Handler
 
 _log = logging.getLogger("chaos.fleet_worker")
@@ -82,7 +83,9 @@ async def _take_part(
     deadline_s = time.monotonic() + _START_TIMEOUT_S
     while not asked_to_stop.is_set():
         try:
-            async with await keylane.connect(given["url"], name=f"chaos {by}", on_reconnect=linked) as connection:
+            async with await keylane.connect(
+                given["url"], name=f"chaos {by}", hooks=ConnectionHooks(on_reconnect=linked)
+            ) as connection:
                 worker = await fleet.join(
                     connection,
                     given["stream"],
@@ -90,7 +93,7 @@ async def _take_part(
                     handler_of(by, given["work_s"]),
                     partitions=fleet.hashed(given["partitions"], FILTER),
                     name=name,
-                    hooks=fleet.FleetHooks(
+                    hooks=fleet.WorkerHooks(
                         on_state=told,
                         on_partitions=lambda before, after: _log.info("%s: %s -> %s", by, before, after),
                     ),

@@ -41,7 +41,7 @@ from keylane.errors import (
     RequestTimeout,
     ServerUnreachable,
 )
-from keylane.jetstream import Connection, ConsumerConfig
+from keylane.jetstream import Connection, ConnectionHooks, ConsumerConfig
 from keylane.journal import Journal
 from tests.integration.odd_handlers import FAILING, RETURNING
 
@@ -182,7 +182,7 @@ async def work(options: argparse.Namespace) -> None:
     while not asked_to_stop.is_set():
         try:
             async with await keylane.connect(
-                options.url, name=f"chaos {options.instance}", on_reconnect=linked
+                options.url, name=f"chaos {options.instance}", hooks=ConnectionHooks(on_reconnect=linked)
             ) as connection:
                 async with _journal(connection, options) as journal:
                     handle = await _join(connection, options, joined, journal)
@@ -229,7 +229,7 @@ async def _join(
             on_joined=on_joined,
             on_activated=lambda: _log.info("active"),
             on_deactivated=lost_the_pin,
-            on_rebalanced=lambda before, after: _log.info("partitions %s -> %s", list(before), list(after)),
+            on_partitions=lambda before, after: _log.info("partitions %s -> %s", list(before), list(after)),
             on_ended=lambda reason: _log.info("ended: %s", reason),
             on_failure=failed,
         ),

@@ -23,7 +23,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "keylane"
 
 PACKAGES = frozenset({"groups", "priority", "exactly_once", "journal", "fleet", "marshal", "kafka", "spark"})
 ADAPTERS = frozenset({"jetstream"})
-FOUNDATION = frozenset({"awaitable_context", "core", "errors", "extras", "lazy", "retrying"})
+FOUNDATION = frozenset({"awaitable_context", "core", "errors", "extras", "hooks", "lazy", "retrying"})
 EVERYTHING = frozenset({"*"})
 
 # What each part may import of keylane besides itself. Of another package only its face, `keylane.<package>`, never
@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "awaitable_context": frozenset(),
     "errors": frozenset(),
     "extras": frozenset({"errors"}),
+    "hooks": frozenset({"errors"}),
     "lazy": frozenset(),
     "loop": frozenset(),
     "retrying": frozenset({"errors"}),

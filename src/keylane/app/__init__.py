@@ -8,9 +8,11 @@ from __future__ import annotations
 from keylane.app.app import App
 from keylane.app.handler import AppHandler
 from keylane.app.publishing import Publish, Results, SubjectTemplate, message_id
-from keylane.app.running import AppHooks, AppState, RunningApp
+from keylane.app.running import RunningApp
 from keylane.core.partitions import PartitionBy
+from keylane.core.run_state import RunState
 from keylane.lazy import public_names
+from keylane.processing.handler_hooks import HandlerHooks
 from keylane.processing.message import GroupMessage
 
 Message = GroupMessage
@@ -18,12 +20,12 @@ Message = GroupMessage
 __all__ = [
     "App",
     "AppHandler",
-    "AppHooks",
-    "AppState",
+    "HandlerHooks",
     "Message",
     "PartitionBy",
     "Publish",
     "Results",
+    "RunState",
     "RunningApp",
     "SubjectTemplate",
     "message_id",

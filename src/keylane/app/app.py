@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from keylane.app.handler import AppHandler
 from keylane.app.publishing import SubjectTemplate
-from keylane.app.running import AppHooks, Lifespan, RunningApp, called, start_handlers
+from keylane.app.running import HooksOf, Lifespan, RunningApp, called, start_handlers
 from keylane.app.signatures import read_signature
 from keylane.awaitable_context import awaitable_context
 from keylane.core.parked_keys import AfterTries
@@ -16,7 +16,7 @@ from keylane.core.partitions import PartitionBy
 from keylane.errors import InvalidInput
 from keylane.jetstream import Connection, check_seconds, connect
 from keylane.loop import run
-from keylane.processing.handler_options import Failure
+from keylane.processing.handler_hooks import HandlerHooks
 from keylane.processing.joined import STOP_TIMEOUT_S
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -70,7 +70,7 @@ class App:
         after_tries: AfterTries = "dead_letter",
         time_limit_s: float | None = None,
         max_ack_pending: int | None = None,
-        on_failure: Failure | None = None,
+        hooks: HandlerHooks | None = None,
     ) -> Callable[[Function], Function]:
         """Let a function handle the messages of a stream, each key in its order.
 
@@ -86,6 +86,8 @@ class App:
 
         `max_tries`: after so many failures it becomes a dead letter or, with `after_tries="park"`, stops its key;
         left out, it is tried for ever. A payload that cannot be decoded becomes one at once.
+
+        `hooks`: functions that are called when something happens to it, such as `HandlerHooks(on_failure=…)`.
         """
         options = {
             "concurrency": concurrency,
@@ -93,7 +95,6 @@ class App:
             "after_tries": after_tries,
             "time_limit_s": time_limit_s,
             "max_ack_pending": max_ack_pending,
-            "on_failure": on_failure,
         }
 
         def decorate(function: Function) -> Function:
@@ -106,6 +107,7 @@ class App:
                 partitions=partitions,
                 member=member,
                 publish=SubjectTemplate(publish) if publish is not None else None,
+                hooks=hooks or HandlerHooks(),
                 options={name: value for name, value in options.items() if value is not None},
             )
             handler.check()
@@ -134,9 +136,11 @@ class App:
 
     @awaitable_context
     async def start(
-        self, *, connection: Connection | None = None, name: str | None = None, hooks: AppHooks | None = None
+        self, *, connection: Connection | None = None, name: str | None = None, hooks_of: HooksOf | None = None
     ) -> RunningApp:
         """Connect, call `on_start`, and join for every handler. `connection`: use this one, and leave it open.
+
+        `hooks_of`: hooks for each handler, called after those that it was decorated with.
 
         >>> async with app.start() as running:
         ...     await running.wait()
@@ -157,7 +161,7 @@ class App:
                 name=name,
                 create_streams=self.create_streams,
                 stop_timeout_s=self.stop_timeout_s,
-                hooks=hooks or AppHooks(),
+                hooks_of=hooks_of,
                 stack=stack,
             )
             running.watch(stack.pop_all())

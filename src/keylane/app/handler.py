@@ -14,6 +14,7 @@ from keylane.core.names import check_member_name, check_stream_name
 from keylane.core.partitions import PartitionBy, check_partition_count
 from keylane.dispatch import error_line
 from keylane.errors import InvalidInput, InvalidPayload
+from keylane.processing.handler_hooks import HandlerHooks
 from keylane.processing.handler_options import Handler
 from keylane.processing.message import GroupMessage
 
@@ -32,6 +33,7 @@ class AppHandler:
     member: str | None
     """A static or elastic group is joined as this member; None: a fleet, whose workers share by themselves."""
     publish: SubjectTemplate | None
+    hooks: HandlerHooks = field(default_factory=HandlerHooks)
     options: dict[str, Any] = field(default_factory=dict)
     """Those of `fleet.join` and of `groups.join` alike."""
 
@@ -55,6 +57,8 @@ class AppHandler:
                 raise InvalidInput(
                     f"partitions={self.partitions} says how many: say of what with partition_by='orders.*'"
                 )
+        if type(self.hooks) is not HandlerHooks:
+            raise InvalidInput(f"hooks is {self.hooks!r}: give keylane.app.HandlerHooks(…)")
         if self.publish is not None and self.partition_by is not None:
             self.publish.check_against(self.partition_by)
         time_limit_s = self.options.get("time_limit_s")

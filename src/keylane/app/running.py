@@ -10,28 +10,24 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import fields
+from typing import Any, TypeVar
 
 from keylane import fleet, groups
 from keylane.app.handler import AppHandler
 from keylane.app.publishing import Publish, Results, publish_with
 from keylane.app.stream_partitions import check_output, partitions_of, stream_of
+from keylane.core.run_state import RunState
 from keylane.jetstream import Connection, check_seconds, open_publisher, streams
+from keylane.processing.handler_hooks import HandlerHooks
 from keylane.processing.joined import STOP_TIMEOUT_S, Joined
 
 _log = logging.getLogger("keylane.app")
 
 Lifespan = Callable[[], Awaitable[None]] | Callable[[], None]
-AppState = Literal["running", "stopping", "ended"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppHooks:
-    """The hooks of the workers and members of an app, by handler."""
-
-    fleet: Callable[[AppHandler], fleet.FleetHooks | None] = lambda _: None
-    member: Callable[[AppHandler], groups.MemberHooks | None] = lambda _: None
+HooksOf = Callable[[AppHandler], HandlerHooks]
+"""Hooks for a handler: `WorkerHooks` or `MemberHooks`, or what both have."""
+_Hooks = TypeVar("_Hooks", bound=HandlerHooks)
 
 
 class RunningApp(Joined):
@@ -41,7 +37,7 @@ class RunningApp(Joined):
         super().__init__(stop_timeout_s, _log)
         self.workers: dict[str, fleet.Worker | groups.Member] = {}
         """By `<stream>/<group>`."""
-        self.state: AppState = "running"
+        self.state = RunState.RUNNING
         self._stop_wanted = asyncio.Event()
         self._longest_s = stop_timeout_s
         self._watching: asyncio.Task[None] | None = None
@@ -66,14 +62,14 @@ class RunningApp(Joined):
         waiting = {asyncio.ensure_future(one.wait()) for one in self.workers.values()}
         stopping = asyncio.ensure_future(self._stop_wanted.wait())
         done, _ = await asyncio.wait({*waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        self.state = "stopping"
+        self.state = RunState.STOPPING
         stopping.cancel()
         first = [one for one in waiting if one in done]
         errors = await _all([one.stop(self._longest_s) for one in self.workers.values()])
         await asyncio.wait(waiting)
         errors += [one.exception() for one in [*first, *(waiting - done)] if not one.cancelled()]
         errors += await _all([stack.aclose()])
-        self.state = "ended"
+        self.state = RunState.ENDED
         found = [error for error in errors if error is not None]
         for error in found[1:]:
             _log.error("the app also ended with: %s", error, exc_info=error)
@@ -91,7 +87,7 @@ async def start_handlers(
     name: str | None,
     create_streams: bool,
     stop_timeout_s: float,
-    hooks: AppHooks,
+    hooks_of: HooksOf | None,
     stack: AsyncExitStack,
 ) -> dict[str, fleet.Worker | groups.Member]:
     """Join for every handler. Everything is checked before the first one joins. `stack` ends what was started."""
@@ -120,30 +116,34 @@ async def start_handlers(
                     function,
                     partitions=source,
                     name=name,
-                    hooks=hooks.fleet(handler),
+                    hooks=_hooks(fleet.WorkerHooks, handler, hooks_of),
                     **options,
                 )
             else:
-                joined[handler.name] = await _join_group(connection, handler, function, hooks, options)
+                assert handler.member is not None
+                joined[handler.name] = await groups.join(
+                    connection,
+                    handler.stream,
+                    handler.group,
+                    handler.member,
+                    function,
+                    hooks=_hooks(groups.MemberHooks, handler, hooks_of),
+                    **options,
+                )
     except BaseException:
         await _all([one.stop(stop_timeout_s) for one in joined.values()])
         raise
     return joined
 
 
-async def _join_group(
-    connection: Connection, handler: AppHandler, function: Any, hooks: AppHooks, options: dict[str, Any]
-) -> groups.Member:
-    assert handler.member is not None
-    given = hooks.member(handler) or groups.MemberHooks()
-    on_failure = options.pop("on_failure", None)
-    if on_failure is not None:
-        given = groups.MemberHooks(
-            **{name: getattr(given, name) for name in given.__slots__ if name != "on_failure"}, on_failure=on_failure
-        )
-    return await groups.join(
-        connection, handler.stream, handler.group, handler.member, function, hooks=given, **options
-    )
+def _hooks(kind: type[_Hooks], handler: AppHandler, hooks_of: HooksOf | None) -> _Hooks:
+    """Those that the handler was decorated with, then those of whoever starts the app."""
+    own = _as(kind, handler.hooks)
+    return own if hooks_of is None else own.and_also(_as(kind, hooks_of(handler)))
+
+
+def _as(kind: type[_Hooks], given: HandlerHooks) -> _Hooks:
+    return given if isinstance(given, kind) else kind(**{one.name: getattr(given, one.name) for one in fields(given)})
 
 
 async def called(call: Lifespan) -> None:

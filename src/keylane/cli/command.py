@@ -27,7 +27,7 @@ from typer.core import TyperCommand
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Coroutine
 
-    from keylane.jetstream import Connection, ConsumerInfo, PriorityGroupState
+    from keylane.jetstream import Connection, ConnectionHooks, ConsumerInfo, PriorityGroupState
     from keylane.priority import Pinned, Unpinned
 
 
@@ -80,17 +80,14 @@ class ConnectionOptions:
     ] = 5.0
 
     @asynccontextmanager
-    async def open(self, **hooks: Callable[[str], None]) -> AsyncIterator[Connection]:
-        """Connected for as long as the block lasts; a name that does not exist is an error with those that do.
-
-        `on_disconnect` and its like are handed on to `keylane.connect`.
-        """
+    async def open(self, hooks: ConnectionHooks | None = None) -> AsyncIterator[Connection]:
+        """Connected for as long as the block lasts; a name that does not exist is an error with those that do."""
         from keylane.jetstream import naming_missing
 
-        async with await self.connect(**hooks) as connection, naming_missing(connection):
+        async with await self.connect(hooks) as connection, naming_missing(connection):
             yield connection
 
-    async def connect(self, **hooks: Callable[[str], None]) -> Connection:
+    async def connect(self, hooks: ConnectionHooks | None = None) -> Connection:
         """A connection for a program that closes it itself; a command uses `open`."""
         import keylane
 
@@ -112,7 +109,7 @@ class ConnectionOptions:
             name="keylane cli",
             connect_timeout_s=self.timeout,
             request_timeout_s=self.timeout,
-            **hooks,  # type: ignore[arg-type]
+            hooks=hooks,
         )
 
 

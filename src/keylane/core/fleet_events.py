@@ -233,8 +233,8 @@ class WorkerState(StrEnum):
     """The lease could not be renewed in time. What is owned goes on, as long as the server confirms its pins."""
     FENCED = "fenced"
     """The lease is lost: handlers end, then the worker joins again."""
-    LEAVING = "leaving"
-    LEFT = "left"
+    STOPPING = "stopping"
+    ENDED = "ended"
 
     @property
     def is_degraded(self) -> bool:

@@ -663,11 +663,11 @@ def _went_back(worker: FleetWorker, now: float) -> None:
 def _state(worker: FleetWorker, now: float) -> tuple[WorkerState, str | None]:  # noqa: PLR0911 - one for each state
     lease, ownership = worker.lease, worker.ownership
     if worker.ended:
-        return WorkerState.LEFT, None
+        return WorkerState.ENDED, None
     if worker.fenced:
         return WorkerState.FENCED, "handlers that began before the lease was lost"
     if worker.stopping:
-        return WorkerState.LEAVING, "handlers that are at work, and the release of their partitions"
+        return WorkerState.STOPPING, "handlers that are at work, and the release of their partitions"
     if ownership is None:
         return WorkerState.JOINING, _obstacle_to_join(worker)
     if not lease.is_sure(now):

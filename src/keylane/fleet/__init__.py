@@ -29,7 +29,7 @@ from keylane.fleet.lag import PartitionLag
 from keylane.fleet.membership import join
 from keylane.fleet.migration import Migration
 from keylane.fleet.repartition import repartition
-from keylane.fleet.worker import FleetHooks, Worker
+from keylane.fleet.worker import Worker, WorkerHooks
 from keylane.lazy import public_names
 from keylane.processing.message import MessageContext
 
@@ -37,7 +37,6 @@ __all__ = [
     "Deduplicator",
     "DiscoveredPartitions",
     "FleetAssignment",
-    "FleetHooks",
     "FleetStatus",
     "HashedPartitions",
     "KvPartitions",
@@ -52,6 +51,7 @@ __all__ = [
     "PastAssignment",
     "StreamCopy",
     "Worker",
+    "WorkerHooks",
     "WorkerState",
     "WorkerStatus",
     "discovered",

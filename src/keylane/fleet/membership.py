@@ -42,7 +42,7 @@ from keylane.fleet.repartition import GenerationKeeper
 from keylane.fleet.shared_consumer import ConsumerTerms
 from keylane.fleet.store import FLEET_BUCKET
 from keylane.fleet.stream_copy import CopyKeeper, ensure_copy
-from keylane.fleet.worker import FleetHooks, Worker, identity_of
+from keylane.fleet.worker import Worker, WorkerHooks, identity_of
 from keylane.fleet.worker_layout import WorkerLayoutOptions
 from keylane.groups import DeadLetters, can_store, with_parking
 from keylane.jetstream import (
@@ -57,7 +57,7 @@ from keylane.jetstream import (
     existing_stream,
     streams,
 )
-from keylane.processing.handler_options import Commits, Crowded, Failure, Handler, HandlerOptions, MessageJournal
+from keylane.processing.handler_options import Commits, Handler, HandlerOptions, MessageJournal
 from keylane.processing.joined import STOP_TIMEOUT_S
 from keylane.processing.message import Place, Placing, placing_by
 from keylane.processing.message_processor import handler_call
@@ -99,9 +99,7 @@ async def join(
     grace_s: float = 1.0,
     stop_timeout_s: float = STOP_TIMEOUT_S,
     journal: MessageJournal | None = None,
-    on_failure: Failure | None = None,
-    on_crowded: Crowded | None = None,
-    hooks: FleetHooks | None = None,
+    hooks: WorkerHooks | None = None,
 ) -> Worker:
     """Take part in a fleet: start as many workers as you like, and they share the partitions by themselves.
 
@@ -135,14 +133,14 @@ async def join(
     >>> async with fleet.join(connection, "ORDERS", "billing", handler, partitions=orders) as worker:
     ...     await worker.wait()
     """
+    hooks = hooks or WorkerHooks()
     check_stream_name(stream)
     check_fleet_name(fleet)
     check_seconds(lease_s, "lease_s")
     check_seconds(checkpoint_s, "checkpoint_s")
     _check_choices(strategy, acks, state)
     _check_layout(layout, max_subjects, acks)
-    if not isinstance(partitions, PartitionSource):
-        raise InvalidInput(f"partitions is {partitions!r}: use hashed(…), listed(…), discovered(…) or from_kv(…)")
+    _check_source(partitions)
     connection.require("consumer_reset")
     info = await existing_stream(connection, stream)
     replicas = info.config.num_replicas or 1
@@ -180,14 +178,14 @@ async def join(
         time_limit_s=time_limit_s,
         executor=executor,
         grace_s=grace_s,
-        on_failure=on_failure,
+        on_failure=hooks.on_failure,
         give_up=DeadLetters(connection, stream, fleet).give_up,
-        on_crowded=on_crowded,
+        on_crowded=hooks.on_crowded,
         journal=journal,
         commits=acks,
         tracks_position=not is_queue and layout == "partition",
-        on_returned=hooks.on_returned if hooks is not None else None,
-        on_outcome=hooks.on_outcome if hooks is not None else None,
+        on_returned=hooks.on_returned,
+        on_outcome=hooks.on_outcome,
     )
     terms, parking = await with_parking(connection, stream, fleet, terms, after_tries)
     call = handler_call(handler, terms)
@@ -209,7 +207,7 @@ async def join(
             pin_timeout_s=PIN_TIMEOUT_S,
             commits=acks,
             is_checkpointed=state == "checkpointed",
-            on_delivered=hooks.on_delivered if hooks is not None else None,
+            on_delivered=hooks.on_delivered,
         ),
         worker_layout=WorkerLayoutOptions(
             terms=ConsumerTerms(
@@ -224,7 +222,7 @@ async def join(
         ),
         call=call,
         handling=terms,
-        hooks=hooks or FleetHooks(),
+        hooks=hooks,
         stop_timeout_s=stop_timeout_s,
         checkpoint_s=checkpoint_s,
         parking=parking,
@@ -306,6 +304,11 @@ async def _chosen_layout(connection: Connection, config: StreamConfig, known: Fl
     )
     _log.info("layout %s: %s", choice.layout, choice.reason)
     return choice.layout
+
+
+def _check_source(partitions: object) -> None:
+    if not isinstance(partitions, PartitionSource):
+        raise InvalidInput(f"partitions is {partitions!r}: use hashed(…), listed(…), discovered(…) or from_kv(…)")
 
 
 def _check_choices(strategy: str, acks: str, state: str) -> None:

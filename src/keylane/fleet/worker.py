@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol, TypeVar
 
@@ -65,7 +65,9 @@ from keylane.fleet.worker_consumer import UpdateCounts
 from keylane.fleet.worker_layout import Holder, WorkerLayout, WorkerLayoutOptions
 from keylane.fleet.worker_reader import WorkerReader
 from keylane.groups import KeyOwner, KeyParking, KeyRelease
-from keylane.jetstream import Connection, Hooks, Message, check_seconds, consumers
+from keylane.hooks import call_hook
+from keylane.jetstream import Connection, ConnectionHooks, Message, check_seconds, consumers
+from keylane.processing.handler_hooks import HandlerHooks
 from keylane.processing.handler_options import Commits, HandlerOptions
 from keylane.processing.joined import STOP_TIMEOUT_S, Joined
 from keylane.processing.message import GroupMessage, Placing
@@ -92,14 +94,13 @@ PartitionAction = OpenPartition | StartPartition | ChangeToken | UnpinPartition 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetHooks:
-    """Called when something happens to a worker. Plain functions; they must not wait."""
+class WorkerHooks(HandlerHooks):
+    """Called when something happens to a worker. Plain functions; they must return at once."""
 
     on_state: Callable[[WorkerState, str | None], None] | None = None
-    """The state changed, or what the worker waits for."""
+    """The state changed, or what the worker waits for: `worker.state` and `worker.waiting_for`."""
     on_partitions: Callable[[tuple[str, ...], tuple[str, ...]], None] | None = None
     """The partitions that are handled here, before and after."""
-    on_ended: Callable[[str], None] | None = None
     on_source: Callable[[str | None], None] | None = None
     """What is wrong with the source of the partitions, as the leader sees it; None: nothing any more."""
     on_assignment: Callable[[FleetAssignment, frozenset[str]], None] | None = None
@@ -112,23 +113,6 @@ class FleetHooks:
     """Called for every handler that returned, with its seconds. As `on_delivered`."""
     on_outcome: Callable[[str], None] | None = None
     """Called for every other try of a message: failed, dead, cancelled. As `on_delivered`."""
-
-    def and_also(self, other: FleetHooks) -> FleetHooks:
-        """Hooks that call these, then those of `other`."""
-        return FleetHooks(
-            **{one.name: _both(getattr(self, one.name), getattr(other, one.name)) for one in fields(self)}
-        )
-
-
-def _both(first: Callable[..., None] | None, second: Callable[..., None] | None) -> Callable[..., None] | None:
-    if first is None or second is None:
-        return first or second
-
-    def call(*about: object) -> None:
-        first(*about)
-        second(*about)
-
-    return call
 
 
 class PartitionKeeper(Protocol):
@@ -159,7 +143,7 @@ class Worker(Joined):
         call: HandlerCall[GroupMessage],
         handling: HandlerOptions,
         worker_layout: WorkerLayoutOptions,
-        hooks: FleetHooks,
+        hooks: WorkerHooks,
         stop_timeout_s: float,
         checkpoint_s: float = CHECKPOINT_S,
         parking: KeyParking | None = None,
@@ -293,7 +277,7 @@ class Worker(Joined):
         await asyncio.wait({self._ended})
 
     async def _run(self) -> None:
-        unobserve = self._connection.observe(Hooks(on_close=self._connection_closed))
+        unobserve = self._connection.observe(ConnectionHooks(on_close=self._connection_closed))
         try:
             async with self._store, asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
@@ -722,12 +706,7 @@ class Worker(Joined):
         self._call_hook(self._hooks.on_consumer_update, seconds, error)
 
     def _call_hook(self, hook: Callable[..., None] | None, *about: object) -> None:
-        if hook is None:
-            return
-        try:
-            hook(*about)
-        except Exception:  # noqa: BLE001 - a fault in a hook must not end the worker
-            _log.exception("%r: the hook %r failed", self, hook)
+        call_hook(hook, *about, log=_log, who=self)
 
 
 class _Repair(Enum):

@@ -28,8 +28,10 @@ from keylane.groups.key_parking import KeyOwner, KeyParking, KeyRelease, with_pa
 from keylane.groups.member_consumer import MemberConsumer, MemberConsumerHooks
 from keylane.groups.presence import answering
 from keylane.groups.store import StoredGroup, bucket_of, read_any, read_group, record_name
-from keylane.jetstream import Connection, ConsumerConfig, Hooks, check_seconds, streams
-from keylane.processing.handler_options import Crowded, Failure, Handler, HandlerOptions, MessageJournal, Order
+from keylane.hooks import call_hook
+from keylane.jetstream import Connection, ConnectionHooks, ConsumerConfig, check_seconds, streams
+from keylane.processing.handler_hooks import HandlerHooks
+from keylane.processing.handler_options import Handler, HandlerOptions, MessageJournal, Order
 from keylane.processing.joined import STOP_TIMEOUT_S, Joined
 from keylane.processing.message import GroupMessage, KeyOf, placing_by
 from keylane.processing.message_processor import MessageProcessor, handler_call
@@ -46,22 +48,19 @@ _SECOND_LOOK_S = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemberHooks:
-    """Called when something happens to a member. Plain functions; they must not block."""
+class MemberHooks(HandlerHooks):
+    """Called when something happens to a member. Plain functions; they must return at once."""
 
-    on_joined: Callable[[], None] | None = None
-    on_activated: Callable[[], None] | None = None
-    on_deactivated: Callable[[], None] | None = None
-    on_rebalanced: Callable[[tuple[int, ...], tuple[int, ...]], None] | None = None
-    """The partitions before and after."""
     on_state: Callable[[MemberState, str | None], None] | None = None
     """The state changed, or what the member waits for: `member.state` and `member.waiting_for`."""
-    on_ended: Callable[[str], None] | None = None
-    on_failure: Failure | None = None
-    """A handler raised: message, error, and how often it failed by now."""
-    on_crowded: Crowded | None = None
-    """One key has come to hold half of `max_ack_pending`: a message of it, and how many there are. Soon nothing else is
-    delivered."""
+    on_partitions: Callable[[tuple[int, ...], tuple[int, ...]], None] | None = None
+    """The partitions that are handled here, before and after."""
+    on_joined: Callable[[], None] | None = None
+    """It takes part in the group now."""
+    on_activated: Callable[[], None] | None = None
+    """This instance of the member gets its messages now."""
+    on_deactivated: Callable[[], None] | None = None
+    """Another instance may get them now."""
 
 
 @awaitable_context
@@ -113,6 +112,7 @@ async def join(
     Leaving the block, also by an error or a cancellation, stops the member: what is at work has `stop_timeout_s` to
     end, then it is handed over (`Member.stop`). `member = await join(...)` leaves that to you.
     """
+    hooks = hooks or MemberHooks()
     check_stream_name(stream)
     check_group_name(group)
     check_member_name(member)
@@ -156,8 +156,8 @@ async def join(
         time_limit_s=time_limit_s,
         executor=executor,
         grace_s=grace_s,
-        on_failure=hooks.on_failure if hooks is not None else None,
-        on_crowded=hooks.on_crowded if hooks is not None else None,
+        on_failure=hooks.on_failure,
+        on_crowded=hooks.on_crowded,
         give_up=DeadLetters(connection, stream, group).give_up if wanted.ack_policy != "none" else None,
         journal=journal,
     )
@@ -168,7 +168,7 @@ async def join(
         (stream, group, member),
         stored,
         wanted,
-        hooks or MemberHooks(),
+        hooks,
         stop_timeout_s=stop_timeout_s,
         parking=parking,
     )
@@ -314,7 +314,7 @@ class Member(Joined):
     async def _run(self) -> None:
         reason, failure = "", None
         unobserve = self._connection.observe(
-            Hooks(on_disconnect=self._disconnected, on_reconnect=self._wake, on_close=self._wake)
+            ConnectionHooks(on_disconnect=self._disconnected, on_reconnect=self._wake, on_close=self._wake)
         )
         try:
             reason = await self._run_until_end()
@@ -565,17 +565,12 @@ class Member(Joined):
     # ---- small things -------------------------------------------------------------------------------
 
     def _call_hook(self, hook: Callable[..., None] | None, *about: object) -> None:
-        if hook is None:
-            return
-        try:
-            hook(*about)
-        except Exception:  # noqa: BLE001 - a fault in a hook must not end the member
-            _log.exception("member %s: the hook %r failed", self.member, hook)
+        call_hook(hook, *about, log=_log, who=f"member {self.member}")
 
     def _rebalanced(self, before: frozenset[int], after: frozenset[int]) -> None:
         if self._origin is not None:
             self._origin.wait(None)  # perhaps for a partition that went away; else the next message says it again
-        self._call_hook(self._hooks.on_rebalanced, tuple(sorted(before)), tuple(sorted(after)))
+        self._call_hook(self._hooks.on_partitions, tuple(sorted(before)), tuple(sorted(after)))
 
 
 class _GroupDeleted(Exception):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from keylane.jetstream.feed_options import FeedOptions, Notice, PinOptions, SharedBudget
     from keylane.jetstream.first_messages import FirstMessage, first_messages
     from keylane.jetstream.headers import encode_headers, number_in, parse_headers, status_of
-    from keylane.jetstream.hooks import Hooks
+    from keylane.jetstream.hooks import ConnectionHooks
     from keylane.jetstream.kv import Bucket, KvEntry, change
     from keylane.jetstream.message import Message
     from keylane.jetstream.missing_names import existing_stream, naming_missing, stream_names
@@ -54,13 +54,13 @@ __all__ = [
     "Bucket",
     "Client",
     "Connection",
+    "ConnectionHooks",
     "ConsumerConfig",
     "ConsumerInfo",
     "DeliverPolicy",
     "Feed",
     "FeedOptions",
     "FirstMessage",
-    "Hooks",
     "KvEntry",
     "Message",
     "Notice",
@@ -116,7 +116,7 @@ _HOMES = {
     ".feed_options": "FeedOptions Notice PinOptions SharedBudget",
     ".first_messages": "FirstMessage first_messages",
     ".headers": "encode_headers number_in parse_headers status_of",
-    ".hooks": "Hooks",
+    ".hooks": "ConnectionHooks",
     ".kv": "Bucket KvEntry change",
     ".message": "Message",
     ".missing_names": "existing_stream naming_missing stream_names",

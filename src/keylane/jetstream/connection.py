@@ -33,7 +33,7 @@ from keylane.errors import (
 from keylane.jetstream.api import JetStreamApi
 from keylane.jetstream.client import Client
 from keylane.jetstream.features import SINCE, Feature, Version, supports
-from keylane.jetstream.hooks import HookList, Hooks
+from keylane.jetstream.hooks import ConnectionHooks, HookList
 from keylane.jetstream.login import LoginClient, LoginRefused, Watch, dial, is_auth_refusal
 from keylane.jetstream.permissions import Denial, Purposes, denied, parse_denial
 from keylane.jetstream.settings import ConnectionSettings, Given, StrPath, check_seconds, resolve
@@ -80,10 +80,7 @@ async def connect(
     name: str = "keylane",
     connect_timeout_s: float = CONNECT_TIMEOUT_S,
     request_timeout_s: float = REQUEST_TIMEOUT_S,
-    on_disconnect: Callable[[str], None] | None = None,
-    on_reconnect: Callable[[str], None] | None = None,
-    on_error: Callable[[Exception], None] | None = None,
-    on_close: Callable[[str], None] | None = None,
+    hooks: ConnectionHooks | None = None,
 ) -> Connection:
     """Connect to NATS and make sure that JetStream answers.
 
@@ -119,7 +116,6 @@ async def connect(
     )
     check_seconds(connect_timeout_s, "connect_timeout_s")
     check_seconds(request_timeout_s, "request_timeout_s")
-    hooks = Hooks(on_disconnect, on_reconnect, on_error, on_close)
     deadline = asyncio.get_running_loop().time() + connect_timeout_s
     client, watch = await dial(settings, name, connect_timeout_s)
     connection = Connection(client, watch, settings, request_timeout_s)
@@ -128,7 +124,8 @@ async def connect(
     except BaseException:
         await connection.close()
         raise
-    connection.observe(hooks)
+    if hooks is not None:
+        connection.observe(hooks)
     _log.info("connected to %s (from %s)", connection.server, settings.servers_from)
     return connection
 
@@ -208,7 +205,7 @@ class Connection:
     def is_closed(self) -> bool:
         return self._ended.is_set()
 
-    def observe(self, hooks: Hooks) -> Callable[[], None]:
+    def observe(self, hooks: ConnectionHooks) -> Callable[[], None]:
         """Add hooks; call the result to remove them."""
         return self._hooks.add(hooks)
 

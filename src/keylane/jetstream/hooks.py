@@ -1,46 +1,37 @@
-"""Hooks: functions that a connection calls when its link changes."""
+"""The hooks of a connection: functions that it calls when its link changes."""
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import TypeVar
+from dataclasses import dataclass
 
-from keylane.errors import InvalidInput
+from keylane.hooks import Hooks, call_hook
 
 _log = logging.getLogger("keylane.connection")
-_About = TypeVar("_About")
 
 
-@dataclass(frozen=True, slots=True)
-class Hooks:
-    """Plain functions that a connection calls. They must return at once.
-
-    `on_disconnect` gets the reason, `on_reconnect` the server, `on_error` an exception that did not end
-    the connection by itself, `on_close` the reason of the end.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionHooks(Hooks):
+    """Called when something happens to a connection. Plain functions; they must return at once."""
 
     on_disconnect: Callable[[str], None] | None = None
+    """The link is lost, and why."""
     on_reconnect: Callable[[str], None] | None = None
+    """There is a link again, to this server."""
     on_error: Callable[[Exception], None] | None = None
+    """Something failed that did not end the connection by itself."""
     on_close: Callable[[str], None] | None = None
-
-    def __post_init__(self) -> None:
-        for name in (each.name for each in fields(self)):
-            hook = getattr(self, name)
-            if hook is not None and (not callable(hook) or inspect.iscoroutinefunction(hook)):
-                raise InvalidInput(f"{name}={hook!r}: a hook is a plain function; start a task from it if needed")
+    """The connection has ended, and why."""
 
 
 class HookList:
     """All hooks of one connection."""
 
     def __init__(self) -> None:
-        self._all: list[Hooks] = []
+        self._all: list[ConnectionHooks] = []
 
-    def add(self, hooks: Hooks) -> Callable[[], None]:
+    def add(self, hooks: ConnectionHooks) -> Callable[[], None]:
         """Add hooks; call the result to remove them."""
         self._all.append(hooks)
 
@@ -52,25 +43,16 @@ class HookList:
 
     def disconnected(self, reason: str) -> None:
         for hooks in list(self._all):
-            _call(hooks.on_disconnect, reason)
+            call_hook(hooks.on_disconnect, reason, log=_log, who="connection")
 
     def reconnected(self, server: str) -> None:
         for hooks in list(self._all):
-            _call(hooks.on_reconnect, server)
+            call_hook(hooks.on_reconnect, server, log=_log, who="connection")
 
     def error(self, error: Exception) -> None:
         for hooks in list(self._all):
-            _call(hooks.on_error, error)
+            call_hook(hooks.on_error, error, log=_log, who="connection")
 
     def closed(self, reason: str) -> None:
         for hooks in list(self._all):
-            _call(hooks.on_close, reason)
-
-
-def _call(hook: Callable[[_About], None] | None, about: _About) -> None:
-    if hook is None:
-        return
-    try:
-        hook(about)
-    except Exception:  # noqa: BLE001 - a fault in a hook must not end the reconnect that calls it
-        _log.exception("the hook %r failed", hook)
+            call_hook(hooks.on_close, reason, log=_log, who="connection")

@@ -42,7 +42,7 @@ from keylane.errors import (
 from keylane.jetstream import consumers
 from keylane.jetstream.feed_options import FeedOptions, Notice, SharedBudget
 from keylane.jetstream.headers import number_in, parse_headers, status_of
-from keylane.jetstream.hooks import Hooks
+from keylane.jetstream.hooks import ConnectionHooks
 from keylane.jetstream.message import Message, parse_ack_subject
 from keylane.jetstream.message_buffer import MessageBuffer
 from keylane.jetstream.protocol import Route
@@ -144,7 +144,7 @@ class PullLoop:
         self._client.listen_for_denials(self._denied)
         self._subscription = await self._client.route(f"{self._inbox}.>", route)
         self._client.listen(self._link_changed)
-        self._unobserve = self._connection.observe(Hooks(on_close=self._connection_closed))
+        self._unobserve = self._connection.observe(ConnectionHooks(on_close=self._connection_closed))
         self._linked = True
         self._keeper = asyncio.create_task(self._keep(), name=f"feed {self._buffer.feed}")
         self._pulling = True

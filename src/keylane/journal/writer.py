@@ -26,7 +26,7 @@ from zlib import crc32
 
 from keylane.core.journal_record import OUTCOME_NUMBERS, BatchHead, Columns, Packed, pack, sample_limit, seal
 from keylane.errors import InvalidInput, NotStored, OutcomeUnknown, PublishDenied
-from keylane.jetstream import Hooks, PublishAck, Publisher, check_seconds, open_publisher
+from keylane.jetstream import ConnectionHooks, PublishAck, Publisher, check_seconds, open_publisher
 from keylane.journal.columns import Handled, Line, Lines, Note, RecordOrigin
 from keylane.journal.stream import journal_stream, prepare
 
@@ -294,7 +294,7 @@ class Journal:
 
     async def _run(self) -> None:
         unobserve = self._connection.observe(
-            Hooks(on_reconnect=lambda _: self._stirred.set(), on_close=lambda _: self._end())
+            ConnectionHooks(on_reconnect=lambda _: self._stirred.set(), on_close=lambda _: self._end())
         )
         try:
             async with open_publisher(self._connection, max_in_flight=_WINDOW, timeout_s=_ANSWER_S) as publisher:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         Tenure,
         Verdict,
     )
+    from keylane.core.run_state import RunState
     from keylane.core.world import World, replay
     from keylane.marshal.admin import Admin, Load, PartitionLoad
     from keylane.marshal.consumer import Consumer
@@ -50,6 +51,7 @@ _HOMES = {
         "Tenure",
         "Verdict",
     ),
+    "keylane.core.run_state": ("RunState",),
     "keylane.core.world": ("World", "replay"),
     "keylane.core.claim_choice": ("Appetite", "TopicPartition"),
     "keylane.marshal.admin": ("Admin", "Load", "PartitionLoad"),
@@ -89,6 +91,7 @@ __all__ = [
     "Position",
     "Reader",
     "Request",
+    "RunState",
     "Snapshot",
     "Source",
     "SourceRecord",

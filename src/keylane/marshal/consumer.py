@@ -14,15 +14,17 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import Self
 
 from keylane.core.claim_balance import is_spoken_for, to_ask_for, to_give_up
 from keylane.core.claim_choice import Appetite, PickOrder, Standing, TopicPartition, give_up, pick
 from keylane.core.claim_facts import Claim, Key, Owner, Verdict
 from keylane.core.claim_records import Placing, check_id
+from keylane.core.run_state import RunState
 from keylane.dispatch import Executor
-from keylane.errors import InvalidInput, KeylaneError, RequestTimeout
+from keylane.errors import InvalidInput, RequestTimeout
+from keylane.hooks import call_hook
+from keylane.jetstream import check_seconds
 from keylane.marshal.claim_attempts import Claimer
 from keylane.marshal.log import CoordinationLog
 from keylane.marshal.log_view import ClientIdentity, LogView, first_error, new_instance, own_clock
@@ -32,6 +34,7 @@ from keylane.marshal.options import ConsumerHooks, ConsumerOptions, Mode, Order,
 from keylane.marshal.owned_partition import DeliveryMode, OwnedPartition
 from keylane.marshal.partition_claim import PartitionClaim
 from keylane.marshal.source import Source
+from keylane.processing.joined import STOP_TIMEOUT_S, Joined
 from keylane.retrying import Backoff
 
 _log = logging.getLogger("keylane.marshal")
@@ -49,7 +52,7 @@ _COOL_DOWN = 2
 _LAST_WRITES_S = 10.0
 
 
-class Consumer:
+class Consumer(Joined):
     """Claims partitions of topics for a group, and runs the handler on their messages.
 
     `log` decides who owns what, `source` has the messages. `client_id` is this consumer's name in the group: a consumer
@@ -63,7 +66,8 @@ class Consumer:
     cannot keep up with. `order`: one message at a time per `key`, or per `partition`.
     `max_in_flight`: messages of one partition that are read and not done. A failed message is retried, for ever or
     `max_tries` times; then `give_up` is awaited and the message counts as done. When a partition is given up, running
-    handlers have `grace_s` to end. If the log or the source fails for longer than `patience_s`, the consumer ends.
+    handlers have `grace_s` to end; when the block is left, `stop_timeout_s`. If the log or the source fails for longer
+    than `patience_s`, the consumer ends.
 
     >>> async with Consumer(log, source, "billing", "worker-1", ["orders"], handler) as consumer:
     ...     await consumer.wait()
@@ -94,10 +98,12 @@ class Consumer:
         give_up: GiveUp | None = None,
         grace_s: float = 5.0,
         patience_s: float = 600.0,
+        stop_timeout_s: float = STOP_TIMEOUT_S,
         hooks: ConsumerHooks | None = None,
         instance_id: str | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
+        super().__init__(stop_timeout_s, _log)
         self._options = ConsumerOptions(
             mode=mode,
             appetite=_appetite(pick, max_claims),
@@ -138,21 +144,38 @@ class Consumer:
         self._stop = asyncio.Event()
         self._one_ended = asyncio.Event()
         self._release = True
-        self._dispatcher: MessageDispatcher | None = None
+        self._longest_s: float | None = None
+        """How long handlers may go on when it is stopped."""
+        self._late: RequestTimeout | None = None
         self._running: asyncio.Task[None] | None = None
+        self._state = RunState.NEW
+        self._shown_partitions: tuple[TopicPartition, ...] = ()
 
     def __repr__(self) -> str:
-        state = "new" if self._running is None else "ended" if self._running.done() else "running"
-        return f"<Consumer {self._identity.client} of {self._identity.group} {state}, {len(self._owned)} partitions>"
+        who = f"{self._identity.client} of {self._identity.group}"
+        return f"<Consumer {who} {self.state}, {len(self._owned)} partitions>"
+
+    @property
+    def state(self) -> RunState:
+        return self._state
+
+    @property
+    def waiting_for(self) -> str | None:
+        """What it waits for, as the end of a sentence; None: for nothing but messages and partitions."""
+        return "handlers that are at work, and the release of its partitions" if self._is_stopping else None
+
+    @property
+    def _is_stopping(self) -> bool:
+        return self._state is RunState.STOPPING
 
     @property
     def instance_id(self) -> str:
         return self._identity.instance
 
     @property
-    def owned(self) -> list[TopicPartition]:
-        """The partitions that it owns now."""
-        return sorted(self._owned)
+    def partitions(self) -> tuple[TopicPartition, ...]:
+        """The partitions that are handled here now."""
+        return tuple(sorted(self._owned))
 
     # ---- start and end ------------------------------------------------------------------------------
 
@@ -173,50 +196,75 @@ class Consumer:
             on_failure=self._hooks.on_failure,
         )
         await dispatcher.start()
-        # Not in a task group: it lives until `terminate`, which is another call.
-        self._running = asyncio.create_task(self._run(dispatcher), name=f"marshal {self._identity.client}")
+        # Not in a task group: it lives until `stop`, which is another call.
+        self._running = asyncio.create_task(self._main(dispatcher), name=f"marshal {self._identity.client}")
+        self._show_state(RunState.RUNNING)
         return self
 
-    async def wait(self) -> None:
-        """Wait until it has ended; raises the error that ended it, if one did."""
+    async def wait(self) -> str:
+        """Wait for the end and return its reason; raises the error if one ended it."""
         if self._running is None:
             raise InvalidInput("this consumer was not started: call start, or use it with `async with`")
-        await asyncio.shield(self._running)
+        return await super().wait()
 
-    async def terminate(self, release: bool = True) -> None:
-        """End it: running handlers may finish, then its partitions are released for others.
+    async def stop(self, timeout_s: float = STOP_TIMEOUT_S, *, release: bool = True) -> None:
+        """Finish what is at work, release every partition, and end. What has not started goes to the next.
 
-        Without `release` the claims stay in the log until they expire: a restart with the same client id takes the
-        partitions back at once. Raises the error that ended the consumer earlier, if one did.
+        Handlers that are still at work after `timeout_s` are cancelled; their messages go to the next as well. Without
+        `release` the claims stay in the log until they expire: a restart with the same client id takes the partitions
+        back at once.
         """
+        check_seconds(timeout_s, "timeout_s")
         if self._running is None:
             return
-        self._release = release
+        self._release, self._longest_s = release, timeout_s
+        if not self._ended.done():
+            self._show_state(RunState.STOPPING)
         self._stop.set()
-        done, _ = await asyncio.wait({self._running}, timeout=self._options.grace_s + _LAST_WRITES_S)
+        done, _ = await asyncio.wait({self._running}, timeout=timeout_s + _LAST_WRITES_S)
         if not done:
-            self._running.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._running
-            raise RequestTimeout(
-                f"consumer {self._identity.client!r} gave up after {self._options.grace_s + _LAST_WRITES_S:g} s trying "
-                f"to release {len(self._owned)} partitions; its claims expire by themselves"
+            self._late = RequestTimeout(
+                f"consumer {self._identity.client!r} gave up after {timeout_s + _LAST_WRITES_S:g} s trying to release "
+                f"{len(self._owned)} partitions; its claims expire by themselves"
             )
-        self._running.result()
+            self._running.cancel()
+            await asyncio.wait({self._running})
 
     async def __aenter__(self) -> Self:
         return await self.start()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def _main(self, dispatcher: MessageDispatcher) -> None:
+        failure: Exception | None = None
         try:
-            await self.terminate()
-        except KeylaneError as failure:
-            if error is None:
+            await self._run(dispatcher)
+        except asyncio.CancelledError:
+            if self._late is None:  # the program ends
+                self._ended.cancel()
                 raise
-            if failure is not error:
-                _log.error("%r ended with %r while another error was on its way", self, failure)
+            failure = self._late
+        except Exception as error:  # noqa: BLE001 - whoever waits for it is told
+            failure = error
+        self._show_partitions()
+        self._show_state(RunState.ENDED)
+        if failure is None:
+            self._ended.set_result("stopped")
+        else:
+            self._ended.set_exception(failure)
+            self._ended.exception()  # seen: whoever waits gets it, and nobody has to
+        self._call_hook(self._hooks.on_ended, "stopped" if failure is None else str(failure))
+
+    def _show_state(self, state: RunState) -> None:
+        if state is not self._state:
+            self._state = state
+            self._call_hook(self._hooks.on_state, state, self.waiting_for)
+
+    def _show_partitions(self) -> None:
+        before, self._shown_partitions = self._shown_partitions, self.partitions
+        if before != self._shown_partitions:
+            self._call_hook(self._hooks.on_partitions, before, self._shown_partitions)
+
+    def _call_hook(self, hook: Callable[..., None] | None, *about: object) -> None:
+        call_hook(hook, *about, log=_log, who=self)
 
     async def _run(self, dispatcher: MessageDispatcher) -> None:
         try:
@@ -226,7 +274,7 @@ class Consumer:
                     await self._reclaim(tasks, dispatcher)
                     await self._claim_and_release(tasks, dispatcher)
                     for owned in self._owned.values():
-                        owned.ask_to_end("the consumer ends", release=self._release)
+                        owned.ask_to_end("the consumer ends", release=self._release, grace_s=self._longest_s)
                     await self._nothing_served()
                     watching.cancel()
         finally:
@@ -385,8 +433,8 @@ class Consumer:
         known = self._view.world.claim_of(*owned.key)
         if known is not None and known.released is not None:
             self._unanswered.pop(known.released.owner, None)
-        if self._hooks.on_claimed is not None:
-            self._hooks.on_claimed(owned.where, owned.token)
+        self._call_hook(self._hooks.on_claimed, owned.where, owned.token)
+        self._show_partitions()
         tasks.create_task(self._serve(owned))
 
     async def _serve(self, owned: OwnedPartition) -> None:
@@ -398,11 +446,12 @@ class Consumer:
             self._one_ended.set()
             if owned.end_request is not None and owned.end_request.cool_down:
                 self._cooling[owned.where] = own_clock() + _COOL_DOWN * self._options.heartbeat_interval_s
-            if self._hooks.on_let_go is not None:
-                self._hooks.on_let_go(owned.where, why)
+            self._call_hook(self._hooks.on_released, owned.where, why)
+            self._show_partitions()
 
     def _backoff(self, what: str) -> Backoff:
-        return Backoff(what, self._options.patience_s, self._hooks.on_trouble, log=_log)
+        told = partial(self._call_hook, self._hooks.on_trouble)
+        return Backoff(what, self._options.patience_s, told, log=_log)
 
 
 def _where(key: Key) -> TopicPartition:

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from keylane.core.claim_choice import Appetite, TopicPartition
+from keylane.core.run_state import RunState
 from keylane.dispatch import Executor
 from keylane.dispatch.handler_call import check_executor
 from keylane.errors import InvalidInput, KeylaneError
+from keylane.hooks import Hooks
 from keylane.marshal.log import DEFAULT_INTERVAL_S, CoordinationLog
 from keylane.marshal.message import Failure, GiveUp
 
@@ -22,17 +24,23 @@ LONGEST_INTERVAL_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerHooks:
-    """Called when something happens to a consumer. Plain functions; they must not block."""
+class ConsumerHooks(Hooks):
+    """Called when something happens to a consumer. Plain functions; they must return at once."""
 
+    on_state: Callable[[RunState, str | None], None] | None = None
+    """The state changed, or what the consumer waits for: `consumer.state` and `consumer.waiting_for`."""
+    on_partitions: Callable[[tuple[TopicPartition, ...], tuple[TopicPartition, ...]], None] | None = None
+    """The partitions that are handled here, before and after."""
     on_claimed: Callable[[TopicPartition, int], None] | None = None
     """The consumer owns a partition now: which, and its token."""
-    on_let_go: Callable[[TopicPartition, str], None] | None = None
+    on_released: Callable[[TopicPartition, str], None] | None = None
     """The consumer no longer owns a partition: which, and why."""
     on_failure: Failure | None = None
-    """A handler raised: message, error, and how often the message has failed so far."""
+    """The handler raised: message, error, and how often it failed by now. Such failures are logged at DEBUG then."""
     on_trouble: Callable[[KeylaneError], None] | None = None
     """The log or the source failed; the call is retried."""
+    on_ended: Callable[[str], None] | None = None
+    """It has ended, and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,6 +45,8 @@ class EndRequest:
     release: bool = True
     cool_down: bool = False
     """Whether this consumer should leave it to others for a while."""
+    grace_s: float | None = None
+    """How long running handlers may go on; None: as the options say."""
 
 
 class OwnedPartition:
@@ -153,10 +155,12 @@ class OwnedPartition:
     def end_request(self) -> EndRequest | None:
         return self._end_request
 
-    def ask_to_end(self, why: str, *, release: bool = True, cool_down: bool = False) -> None:
+    def ask_to_end(
+        self, why: str, *, release: bool = True, cool_down: bool = False, grace_s: float | None = None
+    ) -> None:
         """`serve` gives the partition up. The first reason counts."""
         if self._end_request is None:
-            self._end_request = EndRequest(why, release, cool_down)
+            self._end_request = EndRequest(why, release, cool_down, grace_s)
             self._end_requested.set()
 
     async def serve(self) -> str:
@@ -193,8 +197,10 @@ class OwnedPartition:
             self.delivery.close()
 
     async def _stop(self, reading: asyncio.Task[None]) -> None:
+        assert self._end_request is not None, self
+        grace_s = self._end_request.grace_s
         await self.delivery.stop(reading, self)
-        await self._dispatcher.let_go(self, self.options.grace_s)
+        await self._dispatcher.let_go(self, self.options.grace_s if grace_s is None else grace_s)
 
     async def _lose(self) -> str:
         self._end()

@@ -28,10 +28,10 @@ from keylane.errors import (
 from keylane.groups import Placing, placing_by
 from keylane.jetstream import (
     Bucket,
+    ConnectionHooks,
     ConsumerConfig,
     Feed,
     FeedOptions,
-    Hooks,
     consumers,
     existing_stream,
     open_feed,
@@ -140,7 +140,7 @@ class StreamSource:
         if topic not in self._placings:
             await self.partitions(topic)
         reading = _StreamReader(self._connection, topic, partition, offset, self._placings[topic])
-        unobserve = self._connection.observe(Hooks(on_disconnect=reading.link_lost))
+        unobserve = self._connection.observe(ConnectionHooks(on_disconnect=reading.link_lost))
         try:
             yield reading
         finally:

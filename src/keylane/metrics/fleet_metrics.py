@@ -14,7 +14,7 @@ from threading import Lock
 from time import monotonic
 from typing import Any
 
-from keylane.fleet import FleetAssignment, FleetHooks, Worker, WorkerState
+from keylane.fleet import FleetAssignment, Worker, WorkerHooks, WorkerState
 from keylane.jetstream import Message
 from keylane.metrics.catalogue import LATENCY_BOUNDS_S, STEP_BOUNDS_S, Reading
 from keylane.metrics.lag_sampler import LagSampler
@@ -76,9 +76,9 @@ class FleetMetrics:
         self._claims = 0
         self._releases = 0
 
-    def hooks(self, also: FleetHooks | None = None) -> FleetHooks:
+    def hooks(self, also: WorkerHooks | None = None) -> WorkerHooks:
         """The hooks that count; `also`: hooks of the program's own, which are called as well."""
-        mine = FleetHooks(
+        mine = WorkerHooks(
             on_delivered=self._delivered,
             on_returned=self._seconds.append,
             on_outcome=self._tried,

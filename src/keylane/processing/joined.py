@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
-from keylane.errors import KeylaneError
 from keylane.jetstream import check_seconds
 
 STOP_TIMEOUT_S = 25.0
@@ -16,7 +15,10 @@ STOP_TIMEOUT_S = 25.0
 
 
 class Joined(ABC):
-    """A member of a group or a worker of a fleet. `_ended` gets the reason of its end, or the error that ended it."""
+    """Something that runs until it is stopped, or until an error ends it: a member, a worker, an app, a consumer.
+
+    `_ended` gets the reason of its end, or the error that ended it.
+    """
 
     def __init__(self, stop_timeout_s: float, log: logging.Logger) -> None:
         self._stop_timeout_s = check_seconds(stop_timeout_s, "stop_timeout_s")
@@ -31,7 +33,7 @@ class Joined(ABC):
         """Wait for the end and return its reason; raises the error if one ended it."""
         try:
             return await asyncio.shield(self._ended)
-        except KeylaneError:
+        except Exception:
             self._failure_was_raised = True
             raise
 

@@ -144,7 +144,7 @@ class _HandlerRun:
             ack_wait_s=_ACK_WAIT_S,
             remember=1000,
             give_up=self._give_up,
-            on_failure=handler.options.get("on_failure"),
+            on_failure=handler.hooks.on_failure,
             backoff=lambda _: 0.0,
             **{name: handler.options[name] for name in _OWN_OPTIONS if name in handler.options},
         )

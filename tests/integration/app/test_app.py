@@ -246,7 +246,13 @@ async def test_a_member_of_an_elastic_group(connection: Connection, app: App, un
     got: list[str] = []
     failures: list[int] = []
 
-    @app.handler(stream, group="g", member="alice", max_tries=2, on_failure=lambda *about: failures.append(about[2]))
+    @app.handler(
+        stream,
+        group="g",
+        member="alice",
+        max_tries=2,
+        hooks=keylane.app.HandlerHooks(on_failure=lambda *about: failures.append(about[2])),
+    )
     async def bill(order: str, message: keylane.Message) -> None:
         got.append(order)
         if order == "bad":

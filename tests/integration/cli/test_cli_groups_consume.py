@@ -220,7 +220,7 @@ async def test_instances_that_ask_for_different_consumers_are_told(connection: C
         """It only holds the consumer."""
 
     joined = asyncio.Event()
-    hooks = groups.MemberHooks(on_rebalanced=lambda *_: joined.set())
+    hooks = groups.MemberHooks(on_partitions=lambda *_: joined.set())
     other = await groups.join(connection, orders, "billing", "a", nothing, max_ack_pending=7, hooks=hooks)
     async with asyncio.timeout(DEADLINE_S):
         await joined.wait()

@@ -11,7 +11,7 @@ from typing import Literal
 import pytest
 from nats.aio.msg import Msg
 
-from keylane.fleet import MessageContext
+from keylane.fleet import MessageContext, WorkerHooks
 from keylane.groups import GroupMessage
 from keylane.jetstream import consumers
 from tests.integration.fleet.rig import KEYS, PARTITIONS, FleetGround
@@ -133,7 +133,8 @@ async def test_a_key_that_fills_the_share_of_its_partition_is_reported(limits: F
         await evidence(message)
 
     sent = await limits.publish(["hot"] * 200)
-    await limits.join("a", handle, on_crowded=lambda message, length: crowded.append((message.key, length)))
+    hooks = WorkerHooks(on_crowded=lambda message, length: crowded.append((message.key, length)))
+    await limits.join("a", handle, hooks=hooks)
     await until(lambda: bool(crowded))
     assert crowded[0][0] == "hot"
     goes_on.set()

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from keylane.errors import FleetEnded, FleetError, HandlerCrashed
-from keylane.fleet import FleetHooks, WorkerState
+from keylane.fleet import WorkerHooks, WorkerState
 from keylane.fleet.store import FLEET_BUCKET
 from keylane.groups import GroupMessage
 from keylane.groups.dead_letters import list_dead_letters
@@ -91,7 +91,7 @@ async def test_a_failing_handler_is_logged_with_its_message(
 
 async def test_a_bucket_that_is_deleted_changes_nobodys_work(limits: FleetGround) -> None:
     states: list[WorkerState] = []
-    a = await limits.join("a", hooks=FleetHooks(on_state=lambda state, _: states.append(state)))
+    a = await limits.join("a", hooks=WorkerHooks(on_state=lambda state, _: states.append(state)))
     b = await limits.join("b")
     await limits.shared(a, b)
     before = a.partitions, b.partitions

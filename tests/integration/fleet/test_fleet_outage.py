@@ -14,7 +14,7 @@ import pytest
 
 import keylane
 from keylane import Connection
-from keylane.fleet import FleetHooks, Worker, WorkerState
+from keylane.fleet import Worker, WorkerHooks, WorkerState
 from keylane.fleet.store import FLEET_BUCKET
 from keylane.jetstream import Bucket, streams
 from keylane.server import NatsCluster
@@ -37,7 +37,7 @@ class Watched:
 
     async def join(self) -> None:
         for name, seen in self.states.items():
-            hooks = FleetHooks(on_state=lambda state, _, seen=seen: seen.append(state))  # type: ignore[misc]
+            hooks = WorkerHooks(on_state=lambda state, _, seen=seen: seen.append(state))  # type: ignore[misc]
             self.workers.append(await self.ground.join(name, hooks=hooks, lease_s=LEASE_S))
         await self.ground.shared(*self.workers)
 

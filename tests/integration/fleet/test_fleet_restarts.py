@@ -7,7 +7,7 @@ import gc
 
 import pytest
 
-from keylane.fleet import FleetHooks
+from keylane.fleet import WorkerHooks
 from keylane.groups import GroupMessage
 from keylane.jetstream import Message
 from keylane.server import NatsServer
@@ -25,7 +25,7 @@ async def test_a_rebalance_that_is_cut_off_is_finished(
     a = await ground.join("a", layout=layout)
     await ground.shared(a)
     sent = await ground.publish(KEYS * 5)
-    hooks = FleetHooks(on_assignment=lambda _, mine: moving.set() if mine else None)
+    hooks = WorkerHooks(on_assignment=lambda _, mine: moving.set() if mine else None)
     b = await ground.join("b", layout=layout, hooks=hooks)
     sent += await ground.publish(KEYS * 5)
     await moving.wait()

@@ -12,7 +12,7 @@ from nats.js.api import RetentionPolicy
 from keylane import PartitionBy, fleet
 from keylane.core.fleet_names import partition_consumer, subject_id
 from keylane.errors import FleetError, InvalidInput
-from keylane.fleet import FleetHooks, Worker, discovered, from_kv
+from keylane.fleet import Worker, WorkerHooks, discovered, from_kv
 from keylane.groups import GroupMessage
 from keylane.jetstream import Bucket, consumers
 from tests.integration.fleet.rig import FleetGround
@@ -109,7 +109,7 @@ async def test_a_value_that_cannot_be_used_changes_nothing(limits: FleetGround, 
     listing = List(limits)
     # Subjects as they are stored: this stream puts a number in front.
     await listing.put(json.dumps([f"*.{limits.stream}.{key}" for key in "ab"]).encode())
-    worker = await limits.join("a", partitions=listing.source, hooks=FleetHooks(on_source=told.append))
+    worker = await limits.join("a", partitions=listing.source, hooks=WorkerHooks(on_source=told.append))
     await until(lambda: len(worker.partitions) == 2)
     await listing.put(value)
     await until(lambda: told)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 
-from keylane.fleet import FleetHooks, Partition
+from keylane.fleet import Partition, WorkerHooks
 from keylane.jetstream import consumers
 from keylane.server import NatsServer
 from tests.integration.fleet.owners import Owner
@@ -17,7 +17,7 @@ from tests.waiter import until
 async def test_a_deleted_consumer_of_a_worker_heals(ground: FleetGround) -> None:
     updates: list[float] = []
     worker = await ground.join(
-        "a", layout="worker", hooks=FleetHooks(on_consumer_update=lambda seconds, _: updates.append(seconds))
+        "a", layout="worker", hooks=WorkerHooks(on_consumer_update=lambda seconds, _: updates.append(seconds))
     )
     await ground.shared(worker)
     sent = await ground.publish(KEYS * 3)

@@ -38,7 +38,7 @@ async def handle(message: GroupMessage) -> None:
 
 async def main() -> None:
     stream = given["stream"]
-    hooks = fleet.FleetHooks(on_partitions=lambda _, after: say(partitions=after))
+    hooks = fleet.WorkerHooks(on_partitions=lambda _, after: say(partitions=after))
     partitions = fleet.hashed(given.get("partitions", 8), f"{stream}.*")
     async with keylane.connect(given["url"]) as connection:
         options = {name: given[name] for name in OPTIONS if name in given}

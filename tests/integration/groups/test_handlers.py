@@ -181,7 +181,7 @@ async def test_a_failing_hook_stops_nothing(ground: Ground, caplog: pytest.LogCa
             raise ValueError("the handler")
         await ground.evidence.note("a", message)
 
-    hooks = MemberHooks(on_joined=hook, on_activated=hook, on_rebalanced=hook, on_failure=hook, on_ended=hook)
+    hooks = MemberHooks(on_joined=hook, on_activated=hook, on_partitions=hook, on_failure=hook, on_ended=hook)
     member = await ground.join("a", handler, hooks=hooks)
     sent = await ground.publish(["k", "k"])
     await ground.evidence.all_of(sent)

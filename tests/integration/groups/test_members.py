@@ -35,7 +35,7 @@ def recorder(log: list[Any]) -> MemberHooks:
         on_joined=lambda: log.append("joined"),
         on_activated=lambda: log.append("activated"),
         on_deactivated=lambda: log.append("deactivated"),
-        on_rebalanced=lambda before, after: log.append((before, after)),
+        on_partitions=lambda before, after: log.append((before, after)),
         on_ended=lambda reason: log.append(f"ended: {reason}"),
     )
 

@@ -16,7 +16,16 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 import keylane
 from keylane import Connection, groups
 from keylane.exactly_once import ExactlyOnce
-from keylane.jetstream import ConsumerConfig, Outgoing, PublishAck, consumers, open_feed, publish_many, streams
+from keylane.jetstream import (
+    ConnectionHooks,
+    ConsumerConfig,
+    Outgoing,
+    PublishAck,
+    consumers,
+    open_feed,
+    publish_many,
+    streams,
+)
 from keylane.journal import Journal
 from keylane.server import NatsServer
 from tests.integration.groups.rig import QUICK, Evidence
@@ -53,7 +62,12 @@ class Restricted:
 
     async def alice(self) -> Connection:
         return await self.stack.enter_async_context(
-            await keylane.connect(self.url, user="alice", password="alice", on_error=self.denied.append)  # noqa: S106
+            await keylane.connect(
+                self.url,
+                user="alice",
+                password="alice",  # noqa: S106
+                hooks=ConnectionHooks(on_error=self.denied.append),
+            )
         )
 
     async def publish(self) -> list[int]:

@@ -15,6 +15,7 @@ from keylane import Connection, groups, priority
 from keylane.errors import OutcomeUnknown, PermissionDenied, PublishDenied
 from keylane.jetstream import (
     Bucket,
+    ConnectionHooks,
     ConsumerConfig,
     Feed,
     Outgoing,
@@ -63,7 +64,7 @@ async def ground(
                 server.url,
                 user="alice",
                 password="alice",  # noqa: S106
-                on_error=errors.append,
+                hooks=ConnectionHooks(on_error=errors.append),
                 request_timeout_s=30,
             )
             async with alice:

@@ -24,7 +24,7 @@ from keylane.errors import (
     ServerTooOld,
     ServerUnreachable,
 )
-from keylane.jetstream import Hooks
+from keylane.jetstream import ConnectionHooks
 from keylane.jetstream.connection import REFUSALS_PER_SERVER
 from keylane.jetstream.login import LoginClient
 from keylane.server import NatsCluster, NatsServer
@@ -32,11 +32,11 @@ from tests.waiter import until
 
 
 class Diary:
-    """Hooks that write down what they are told."""
+    """ConnectionHooks that write down what they are told."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[str, object]] = []
-        self.hooks = Hooks(
+        self.hooks = ConnectionHooks(
             on_disconnect=lambda reason: self.note("lost", reason),
             on_reconnect=lambda server: self.note("back", server),
             on_error=lambda error: self.note("error", error),
@@ -252,7 +252,7 @@ async def test_a_hook_that_fails_harms_nothing(nats_server: NatsServer, caplog: 
     def broken(server: str) -> None:
         raise RuntimeError(f"cannot bear {server}")
 
-    async with await keylane.connect(nats_server.url, on_reconnect=broken) as connection:
+    async with await keylane.connect(nats_server.url, hooks=ConnectionHooks(on_reconnect=broken)) as connection:
         connection.observe(diary.hooks)
         await connection.nats.force_reconnect()
         await diary.until("back")

@@ -23,6 +23,7 @@ from keylane.errors import (
     JetStreamDisabled,
     PermissionDenied,
 )
+from keylane.jetstream import ConnectionHooks
 from keylane.server import NatsServer
 
 
@@ -141,7 +142,7 @@ async def test_a_user_who_may_not_ask_for_the_state_still_connects(server: NatsS
         server.url,
         user="shy",
         password="pw",  # noqa: S106
-        on_error=errors.append,
+        hooks=ConnectionHooks(on_error=errors.append),
     ) as connection:
         assert (await connection.api.request("STREAM.NAMES"))["total"] == 0
         started = time.monotonic()
@@ -263,12 +264,13 @@ async def test_expired_creds_end_the_connection_and_renewed_ones_do_not(
     back = asyncio.Event()
     async with (
         asyncio.timeout(30),
-        await keylane.connect(realm.server.url, creds_file=expiring, on_close=closed.append) as doomed,
+        await keylane.connect(
+            realm.server.url, creds_file=expiring, hooks=ConnectionHooks(on_close=closed.append)
+        ) as doomed,
         await keylane.connect(
             realm.server.url,
             creds_file=renewed,
-            on_disconnect=lost.append,
-            on_reconnect=lambda _: back.set(),
+            hooks=ConnectionHooks(on_disconnect=lost.append, on_reconnect=lambda _: back.set()),
         ) as lucky,
     ):
         realm.write_creds(renewed)
@@ -298,7 +300,7 @@ async def test_creds_that_became_unreadable_are_told_and_tried_again(
     async with (
         asyncio.timeout(30),
         await keylane.connect(
-            realm.server.url, creds_file=path, on_error=note, on_reconnect=lambda _: back.set()
+            realm.server.url, creds_file=path, hooks=ConnectionHooks(on_error=note, on_reconnect=lambda _: back.set())
         ) as connection,
     ):
         path.write_text("half a file")

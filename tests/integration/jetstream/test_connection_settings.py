@@ -11,7 +11,7 @@ import pytest
 
 import keylane
 from keylane.errors import InvalidInput
-from keylane.jetstream import check_seconds
+from keylane.jetstream import ConnectionHooks, check_seconds
 from keylane.jetstream.credentials import Token, UserPassword
 from keylane.jetstream.settings import ConnectionSettings, Given, resolve
 from keylane.jetstream.urls import parse_servers, redacted
@@ -323,4 +323,4 @@ async def test_connect_checks_its_own_arguments() -> None:
     with pytest.raises(InvalidInput, match="request_timeout_s"):
         await keylane.connect("nats://127.0.0.1:1", request_timeout_s=-1)
     with pytest.raises(InvalidInput, match=r"on_close.*plain function"):
-        await keylane.connect("nats://127.0.0.1:1", on_close=hook)  # type: ignore[arg-type]
+        await keylane.connect("nats://127.0.0.1:1", hooks=ConnectionHooks(on_close=hook))  # type: ignore[arg-type]

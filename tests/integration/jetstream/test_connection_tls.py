@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives import serialization
 
 import keylane
 from keylane.errors import ConnectError, InvalidInput, ServerUnreachable, TlsFailed
+from keylane.jetstream import ConnectionHooks
 from keylane.server import NatsServer
 
 
@@ -113,7 +114,7 @@ async def test_a_restart_is_survived(papers: Papers) -> None:
     back = asyncio.Event()
     with NatsServer.start(extra_config=papers.tls_block("server")) as server:
         async with await keylane.connect(
-            tls_url(server), tls_ca=papers.ca, on_reconnect=lambda _: back.set()
+            tls_url(server), tls_ca=papers.ca, hooks=ConnectionHooks(on_reconnect=lambda _: back.set())
         ) as connection:
             await asyncio.to_thread(server.restart)
             async with asyncio.timeout(20):

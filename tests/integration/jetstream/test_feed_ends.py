@@ -414,7 +414,7 @@ async def test_on_notice_that_raises_ends_the_feed_and_not_the_link(
         raise ZeroDivisionError("a hook's own")
 
     losses: list[str] = []
-    connection.observe(keylane.jetstream.hooks.Hooks(on_disconnect=losses.append))
+    connection.observe(keylane.jetstream.hooks.ConnectionHooks(on_disconnect=losses.append))
     options = FeedOptions(max_messages=4, on_notice=on_notice)
     async with await open_feed(connection, stream, "reader", options) as feed:
         await until(lambda: consumers.info(connection, stream, "reader"), lambda info: info.num_ack_pending == 4)

@@ -14,7 +14,7 @@ from nats.aio.msg import Msg
 import keylane
 from keylane import Connection
 from keylane.errors import Disconnected, FeedEnded, OutcomeUnknown, ProtocolViolation, ReadIncomplete
-from keylane.jetstream import Outgoing, PublishAck, open_feed, publish_many, read_batch
+from keylane.jetstream import ConnectionHooks, Outgoing, PublishAck, open_feed, publish_many, read_batch
 from keylane.jetstream.connection import VIOLATIONS_PER_SERVER
 from keylane.server import NatsServer
 from tests.integration.jetstream.rig import Link, fill, make_consumer, make_stream
@@ -71,7 +71,7 @@ async def hostile(server: NatsServer) -> AsyncIterator[tuple[HostileLink, Connec
     errors: list[Exception] = []
     async with (
         HostileLink.to(server) as link,
-        await keylane.connect(link.url, on_error=errors.append) as connection,
+        await keylane.connect(link.url, hooks=ConnectionHooks(on_error=errors.append)) as connection,
     ):
         assert isinstance(link, HostileLink)
         yield link, connection, errors

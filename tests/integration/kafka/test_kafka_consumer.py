@@ -69,8 +69,8 @@ async def ground(kafka: Kafka, link: KafkaLink, unique: Unique) -> Ground:
     return Ground(kafka.bootstrap, topic, unique("__marshal"))
 
 
-def all_of(ground: Ground) -> list[TopicPartition]:
-    return [TopicPartition(ground.topic, number) for number in range(PARTITIONS)]
+def all_of(ground: Ground) -> tuple[TopicPartition, ...]:
+    return tuple(TopicPartition(ground.topic, number) for number in range(PARTITIONS))
 
 
 @pytest.mark.parametrize("mode", ["at_least_once", "at_most_once"])
@@ -83,7 +83,7 @@ async def test_three_consumers_share_a_topic(ground: Ground, mode: str) -> None:
             for number, one in enumerate(seen)
         ]
         await until(lambda: sum(len(one.messages) for one in seen) >= 600)
-        assert [len(one.owned) for one in members] == [2, 2, 2], "no more than max_claims"
+        assert [len(one.partitions) for one in members] == [2, 2, 2], "no more than max_claims"
     every = sum((one.times for one in seen), start=Counter[tuple[int, int]]())
     assert len(every) == 600
     assert set(every.values()) == {1}
@@ -137,10 +137,10 @@ async def test_a_restart_under_the_same_name_has_its_partitions_at_once(ground: 
         )
         await first.start()
         await seen.until(lambda one: len(one.messages) == 60)
-        await (kill(first) if died else first.terminate(release=False))
+        await (kill(first) if died else first.stop(release=False))
     again = Seen()
     async with slow.consumer("anna", again) as second:
-        await until(lambda: second.owned == all_of(ground))
+        await until(lambda: second.partitions == all_of(ground))
         ground.fill(6, first=60)
         await again.until(lambda one: {int(message.data) for message in one.messages} >= set(range(60, 66)))
         tokens = {message.token for message in again.messages}
@@ -158,7 +158,7 @@ async def test_lag_and_load_of_each_consumer(ground: Ground, link: KafkaLink) ->
         open_kafka_log(link, ground.log_name, interval_s=ground.interval_s) as log,
         open_kafka_source(link) as source,
     ):
-        await until(lambda: (len(anna.owned), len(bert.owned)) == (3, 2))
+        await until(lambda: (len(anna.partitions), len(bert.partitions)) == (3, 2))
         ground.fill(60)
         await seen.until(lambda one: len(one.messages) == 30)
         admin = Admin(log, heartbeat_interval_s=ground.interval_s)
@@ -222,7 +222,7 @@ async def test_leaders_change_and_a_broker_comes_back(unique: Unique) -> None:
             async with ground.consumer("anna", seen, pick=Appetite(greedy=True)) as anna:
                 ground.fill(300)
                 await seen.until(lambda one: len(one.messages) == 300)
-                assert anna.owned == all_of(ground)
+                assert anna.partitions == all_of(ground)
                 dead = cluster.brokers[_leader_of(cluster, topic) - 1]
                 await asyncio.to_thread(dead.kill)
                 await asyncio.to_thread(ground.fill, 300, first=300)
@@ -230,7 +230,7 @@ async def test_leaders_change_and_a_broker_comes_back(unique: Unique) -> None:
                 await asyncio.to_thread(dead.start)
                 await asyncio.to_thread(ground.fill, 300, first=600)
                 await seen.until(lambda one: {int(message.data) for message in one.messages} == set(range(900)), 90)
-                await until(lambda: anna.owned == all_of(ground))
+                await until(lambda: anna.partitions == all_of(ground))
             assert in_order_per_key(seen.messages)
             assert {claim.owner for claim in (await ground.world(link)).claims()} == {None}
 

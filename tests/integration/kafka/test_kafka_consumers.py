@@ -100,7 +100,7 @@ async def test_consumers_share_on_logs_of_any_size(
             for number, one in enumerate(seen)
         ]
         await until(lambda: sum(len(one.messages) for one in seen) >= 240)
-        assert [len(one.owned) for one in members] == [2, 2, 2, 2]
+        assert [len(one.partitions) for one in members] == [2, 2, 2, 2]
     every = sum((one.times for one in seen), start=Counter[tuple[int, int]]())
     assert len(every) == 240
     assert set(every.values()) == {1}
@@ -116,7 +116,7 @@ async def test_the_partitions_of_the_dead_are_taken_over(kafka: Kafka, name: str
     first, second = Seen(), Seen()
     async with ground.consumer("anna", first, pick=Appetite(greedy=True)) as anna:
         await first.until(lambda one: len(one.messages) == 120)
-        await until(lambda: len(anna.owned) == 6)
+        await until(lambda: len(anna.partitions) == 6)
         await kill(anna)
         fill(ground.source, 6, 10, first=20)
         async with ground.consumer("bert", second, pick=Appetite(greedy=True)):
@@ -132,10 +132,10 @@ async def test_a_restart_with_the_same_client_id_goes_on_at_once(kafka: Kafka, n
     async with ground.log() as log:
         anna = await member(log, ground.source, "anna", seen, pick=Appetite(greedy=True)).start()
         await seen.until(lambda one: len(one.messages) == 40)
-        await until(lambda: len(anna.owned) == 4)
-        await anna.terminate(release=False)
+        await until(lambda: len(anna.partitions) == 4)
+        await anna.stop(release=False)
         async with member(log, ground.source, "anna", seen) as again:
-            await until(lambda: len(again.owned) == 4)
+            await until(lambda: len(again.partitions) == 4)
         world = await world_of(log)
     assert [one.ended for one in world.tenures()] == [Ended.RECLAIMED, Ended.RELEASED] * 4
     assert set(seen.times.values()) == {1}
@@ -156,9 +156,9 @@ async def test_thirty_racers_on_one_partition(kafka: Kafka, name: str) -> None:
             for number, client in enumerate(names)
         ]
         await asyncio.gather(*(stack.enter_async_context(one) for one in members))
-        await until(lambda: sum(len(one.owned) for one in members) == 1)
+        await until(lambda: sum(len(one.partitions) for one in members) == 1)
         await asyncio.sleep(2 * INTERVAL_S)  # nobody else may come to own it
-        assert sum(len(one.owned) for one in members) == 1
+        assert sum(len(one.partitions) for one in members) == 1
         assert len(wins) == 1
         world = await world_of(logs[0])
         [tenure] = world.tenures()
@@ -197,11 +197,11 @@ async def test_a_claim_that_wins_after_it_was_given_up_is_released(kafka: Kafka,
         async with member(late, ground.source, "anna", Seen(), hooks=hooks) as anna:
             await late.lost.wait()
             # Its next claim is a real one. To see the ghost nobody must own the partition, so anna gives it up.
-            await until(lambda: anna.owned != [])
+            await until(lambda: anna.partitions != ())
             anna._owned[TopicPartition(TOPIC, 0)].ask_to_end("a test", cool_down=True)
-            await until(lambda: anna.owned == [])
+            await until(lambda: anna.partitions == ())
             async with member(other, ground.source, "bert", Seen()) as bert:
-                await until(lambda: bert.owned != [])
+                await until(lambda: bert.partitions != ())
             ghost = await late.let_land()
             world = World(INTERVAL_S, keep_history=True)
             async with asyncio.timeout(30):
@@ -248,8 +248,8 @@ async def test_a_clock_that_is_ten_minutes_off_changes_nothing(
                     log, ground.source, client, seen[client], max_claims=2, rebalance=False, wall_clock=clock(skew_s)
                 )
                 members[client] = await stack.enter_async_context(one)
-            await until(lambda: all(len(one.owned) == 2 for one in members.values()))
-            owned = {client: one.owned for client, one in members.items()}
+            await until(lambda: all(len(one.partitions) == 2 for one in members.values()))
+            owned = {client: one.partitions for client, one in members.items()}
             hungry = [
                 await stack.enter_async_context(
                     member(log, ground.source, f"hungry{skew_s:g}", Seen(), wall_clock=clock(skew_s))
@@ -257,11 +257,11 @@ async def test_a_clock_that_is_ten_minutes_off_changes_nothing(
                 for skew_s in skews.values()
             ]
             await asyncio.sleep(3 * INTERVAL_S)  # longer than a claim holds without heartbeats
-            assert {client: one.owned for client, one in members.items()} == owned
-            assert [one.owned for one in hungry] == [[], [], []]
+            assert {client: one.partitions for client, one in members.items()} == owned
+            assert [one.partitions for one in hungry] == [(), (), ()]
             # What the dead had is taken over, whatever the clocks of the dead and the living.
             await kill(members["late"])
-            await until(lambda: sum(len(one.owned) for one in [*hungry, *members.values()]) == 6)
+            await until(lambda: sum(len(one.partitions) for one in [*hungry, *members.values()]) == 6)
             world = await world_of(log)
         assert {one.owner.client for one in world.tenures()} >= set(skews)
         taken = [one for one in world.tenures() if one.ended is Ended.TAKEN]
@@ -275,7 +275,7 @@ async def test_more_partitions_of_the_log_end_the_consumer(kafka: Kafka, link: K
     ground = Ground(kafka, name, MemorySource({TOPIC: 2}), 4)
     async with ground.log() as log:
         consumer = await member(log, ground.source, "anna", Seen()).start()
-        await until(lambda: len(consumer.owned) > 0)
+        await until(lambda: len(consumer.partitions) > 0)
         await add_partitions(link, name, 5)
         with pytest.raises(LogReplaced, match="had 4 partitions and has 5"):
             async with asyncio.timeout(30):

@@ -109,7 +109,7 @@ async def test_the_leader_is_killed(cluster: Kafka, link: KafkaLink, log: KafkaL
                 pick=Appetite(greedy=True, max_claims=2),
             )
             members.append(await stack.enter_async_context(consumer))
-        await until(lambda: _handled(seen) == 80 and all(len(m.owned) == 2 for m in members))
+        await until(lambda: _handled(seen) == 80 and all(len(m.partitions) == 2 for m in members))
         before = (await log.bounds(0)).end
         killed = await leader_of(cluster, link, log.name)
         await asyncio.to_thread(killed.kill)
@@ -126,7 +126,7 @@ async def test_the_leader_is_killed(cluster: Kafka, link: KafkaLink, log: KafkaL
                 if end >= before + 4:
                     break
                 await asyncio.sleep(0.1)
-            await until(lambda: sum(len(one.owned) for one in members) == 4, deadline_s=WITHIN_S)
+            await until(lambda: sum(len(one.partitions) for one in members) == 4, deadline_s=WITHIN_S)
             assert (await leader_of(cluster, link, log.name)).node != killed.node
         finally:
             await start_again(killed)

@@ -206,13 +206,13 @@ async def test_a_broker_that_restarts(guarded: Kafka, boss: KafkaLink, name: str
         options = {"heartbeat_interval_s": INTERVAL_S, "pick": Appetite(greedy=True)}
         async with Consumer(log, source, GROUP, "anna", [TOPIC], seen, **options) as anna:  # type: ignore[arg-type]
             await seen.until(lambda one: len(one.messages) == 30)
-            await until(lambda: len(anna.owned) == 3)
+            await until(lambda: len(anna.partitions) == 3)
             [broker] = guarded.brokers
             await asyncio.to_thread(broker.kill)
             await start_again(broker)
             fill(source, 3, 10, first=10)
             await seen.until(lambda one: len(one.times) == 60, 60)
-            await until(lambda: len(anna.owned) == 3)
+            await until(lambda: len(anna.partitions) == 3)
         assert {place: count for place, count in seen.times.items() if count > 1} == {}, "it never lost a partition"
 
 

@@ -51,13 +51,13 @@ async def test_strays_stop_nobody(kafka: Kafka, link: KafkaLink, name: str, capl
     source, seen = MemorySource({TOPIC: PARTITIONS}), Seen()
     misplaced, there = stray()
     async with consumer(kafka, name, "anna", source, seen) as anna, open_producer(link) as writer:
-        await until(lambda: len(anna.owned) == PARTITIONS)
+        await until(lambda: len(anna.partitions) == PARTITIONS)
         for number in range(LOG_PARTITIONS):
             for value in (b"\x00\x01", b"", b"Handover/2/1/i/anna/billing/orders/0/5"):
                 await writer.append(name, number, value)
         await writer.append(name, there, misplaced)
         async with consumer(kafka, name, "bert", source, seen) as bert:
-            await until(lambda: len(anna.owned) == len(bert.owned) == PARTITIONS // 2)
+            await until(lambda: len(anna.partitions) == len(bert.partitions) == PARTITIONS // 2)
             fill(source, PARTITIONS, 10)
             await seen.until(lambda one: len(one.messages) == 60)
     assert set(seen.times.values()) == {1}
@@ -75,13 +75,13 @@ async def test_another_hash_stops_everybody_while_its_user_may_live(kafka: Kafka
     async with open_producer(link) as writer:
         with pytest.raises(TwoHashes, match="client 'go' wrote it with the other hash"):  # noqa: PT012 - at its end
             async with consumer(kafka, name, "anna", source, Seen()) as anna:
-                await until(lambda: len(anna.owned) == PARTITIONS)
+                await until(lambda: len(anna.partitions) == PARTITIONS)
                 await writer.append(name, theirs, encode(ClaimingPartition("i", "go", GROUP, TOPIC, 2, 1)))
                 with pytest.raises(TwoHashes, match="client 'go' wrote it with the other hash"):
                     await anna.wait()
         await asyncio.sleep(2.1 * INTERVAL_S)  # what it claimed runs out
         async with consumer(kafka, name, "anna", source, Seen()) as anna:
-            await until(lambda: len(anna.owned) == PARTITIONS)
+            await until(lambda: len(anna.partitions) == PARTITIONS)
 
 
 async def test_two_and_then_three_share_evenly(kafka: Kafka, link: KafkaLink, name: str) -> None:
@@ -96,12 +96,12 @@ async def test_two_and_then_three_share_evenly(kafka: Kafka, link: KafkaLink, na
 
     async with AsyncExitStack() as stack:
         members = [await stack.enter_async_context(consumer(kafka, name, "anna", source, seen))]
-        await until(lambda: len(members[0].owned) == PARTITIONS)
+        await until(lambda: len(members[0].partitions) == PARTITIONS)
         flowing = asyncio.create_task(flow())
         try:
             for client in ("bert", "carl"):
                 members.append(await stack.enter_async_context(consumer(kafka, name, client, source, seen)))
-                await until(lambda: {len(one.owned) for one in members} == {PARTITIONS // len(members)})
+                await until(lambda: {len(one.partitions) for one in members} == {PARTITIONS // len(members)})
         finally:
             flowing.cancel()
         await seen.until(lambda one: len(one.messages) == count * PARTITIONS)

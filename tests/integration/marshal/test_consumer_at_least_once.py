@@ -36,7 +36,7 @@ async def test_one_consumer_takes_all_and_handles_each_message_once() -> None:
     fill(source, 4, 50)
     async with consumer(log, source, "anna", seen) as anna:
         await seen.until(lambda one: len(one.messages) == 200)
-        assert anna.owned == [TopicPartition(TOPIC, number) for number in range(4)]
+        assert anna.partitions == tuple(TopicPartition(TOPIC, number) for number in range(4))
         fill(source, 4, 5, first=50)
         await seen.until(lambda one: len(one.messages) == 220)
     assert set(seen.times.values()) == {1}
@@ -70,10 +70,10 @@ async def test_consumers_share_and_nobody_handles_what_another_owns() -> None:
         await member.start()
     try:
         await until(lambda: sum(len(one.messages) for one in seen), lambda handled: handled >= 240)
-        assert [len(member.owned) for member in members] == [2, 2, 2, 2]
+        assert [len(member.partitions) for member in members] == [2, 2, 2, 2]
     finally:
         for member in members:
-            await member.terminate()
+            await member.stop()
     everything = sum((one.times for one in seen), start=seen[0].times - seen[0].times)
     assert len(everything) == 240
     assert set(everything.values()) == {1}
@@ -182,7 +182,7 @@ async def test_the_interval_is_kept_by_heartbeats() -> None:
     """An idle owner stays the owner: its heartbeats come in time."""
     log, source, seen = LiveLog(), MemorySource({TOPIC: 1}), Seen()
     async with consumer(log, source, "anna", seen) as anna:
-        await until(lambda: len(anna.owned) == 1)
+        await until(lambda: len(anna.partitions) == 1)
         began = log.now_ms
         await until(lambda: log.now_ms > began + 4000 * INTERVAL_S)
         world = await check_log(log)
@@ -208,7 +208,7 @@ async def test_no_more_is_begun_than_one_interval_of_messages_that_no_heartbeat_
             await asyncio.sleep(INTERVAL_S / 50)
 
     async with consumer(view, source, "anna", seen) as anna:
-        await until(lambda: len(anna.owned) == 1)
+        await until(lambda: len(anna.partitions) == 1)
         trickling = asyncio.create_task(trickle())
         await until(lambda: bool(seen.messages) and not may_start(anna))
         begun = len(seen.began)
@@ -234,8 +234,8 @@ async def test_intervals_from_a_second_to_a_minute(interval_s: float) -> None:
     records = log.end
     async with consumer(log, source, "bert", seen, heartbeat_interval_s=interval_s) as bert:
         await until(lambda: log.end > records)  # it has tried
-        assert bert.owned == []
+        assert bert.partitions == ()
     log.ahead_ms += int(500 * interval_s)
     async with consumer(log, source, "carl", seen, heartbeat_interval_s=interval_s, pick=Appetite(greedy=True)) as carl:
-        await until(lambda: len(carl.owned) == 4)
+        await until(lambda: len(carl.partitions) == 4)
     assert len(seen.times) == 40

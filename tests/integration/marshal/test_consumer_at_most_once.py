@@ -142,7 +142,7 @@ async def test_kills_at_any_moment_never_repeat_and_lose_one_batch_at_most(seed:
         await asyncio.sleep(chance.random() * 0.01)
         await kill(member)
     async with consumer(View(log), source, "anna", handler, mode=MODE, batch_size=batch) as last:
-        await until(lambda: len(last.owned) == 2)
+        await until(lambda: len(last.partitions) == 2)
         # The very last messages may be among the lost: the log tells when all are taken.
         await until(lambda: taken(log) == {0: 300, 1: 300})
     assert set(seen.times.values()) == {1}
@@ -161,7 +161,7 @@ async def test_no_more_than_one_batch_is_taken_and_not_done_over_all_partitions(
         return sum(taken(log).values()) - len(seen.messages)
 
     async with consumer(View(log), source, "anna", seen, mode=MODE, batch_size=batch) as anna:
-        await until(lambda: len(anna.owned) == 4)
+        await until(lambda: len(anna.partitions) == 4)
         await seen.until(lambda one: len(one.began) >= 3)
         seen.hold.set()
         while len(seen.messages) < 120:
@@ -180,7 +180,7 @@ async def test_a_message_that_hangs_holds_up_no_other_partition() -> None:
         await seen(message)
 
     async with consumer(View(log), source, "anna", handler, mode=MODE, batch_size=10) as anna:
-        await until(lambda: len(anna.owned) == 3)
+        await until(lambda: len(anna.partitions) == 3)
         fill(source, 3, 40, keys=1)
         await seen.until(lambda one: [len(one.offsets.get(number, [])) for number in (1, 2)] == [40, 40])
         assert 0 not in seen.offsets
@@ -216,7 +216,7 @@ async def test_a_taken_batch_is_finished_before_a_release() -> None:
     seen.hold = asyncio.Event()
     anna = await consumer(View(log), source, "anna", seen, mode=MODE, batch_size=10, concurrency=2).start()
     await seen.until(lambda one: len(one.began) == 2)
-    ending = asyncio.create_task(anna.terminate())
+    ending = asyncio.create_task(anna.stop())
     await asyncio.sleep(0.05)
     seen.hold.set()
     await ending
@@ -249,7 +249,7 @@ async def test_a_lapsed_owner_takes_messages_again_only_after_a_heartbeat() -> N
     log, source, seen = LiveLog(), MemorySource({TOPIC: 1}), Seen()
     view = View(log)
     async with consumer(view, source, "anna", seen, mode=MODE) as anna:
-        await until(lambda: anna.owned == [ONLY])
+        await until(lambda: anna.partitions == (ONLY,))
         view.down = True
         await until(lambda: not may_start(anna))
         log.ahead_ms += 60_000
@@ -267,7 +267,7 @@ async def test_where_the_log_forgot_how_far_it_was_the_end_is_the_place() -> Non
     log.trim(log.end)
     source.commits.clear()
     async with consumer(View(log), source, "bert", seen, mode=MODE) as bert:
-        await until(lambda: bert.owned == [ONLY])
+        await until(lambda: bert.partitions == (ONLY,))
         fill(source, 1, 3, first=5)
         await seen.until(lambda one: len(one.messages) == 8)
     assert set(seen.times.values()) == {1}

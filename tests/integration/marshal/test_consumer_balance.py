@@ -51,20 +51,20 @@ async def test_two_and_then_three_share_a_stream_evenly(ground: Ground, connecti
 
     async with AsyncExitStack() as stack:
         members = [await stack.enter_async_context(ground.consumer("anna", work, mode=mode))]
-        await until(lambda: len(members[0].owned) == PARTITIONS)
+        await until(lambda: len(members[0].partitions) == PARTITIONS)
         flowing = asyncio.create_task(flow())
         try:
             for client in ("bert", "carl"):
                 members.append(await stack.enter_async_context(ground.consumer(client, work, mode=mode)))
                 share = PARTITIONS // len(members)
-                await until(lambda: [len(one.owned) for one in members], lambda owned: set(owned) == {share}, 90)  # noqa: B023
+                await until(lambda: [len(one.partitions) for one in members], lambda owned: set(owned) == {share}, 90)  # noqa: B023
         finally:
             stop.set()
             await flowing  # not cancelled: what is published must be counted
         await seen.until(lambda one: len(one.messages) >= count)
-        owned = [one.owned for one in members]
+        owned = [one.partitions for one in members]
         await asyncio.sleep(2 * ground.interval_s)
-        assert [one.owned for one in members] == owned, "nothing moves any more"
+        assert [one.partitions for one in members] == owned, "nothing moves any more"
     assert set(seen.times.values()) == {1}, "drained before it was released"
     assert len(seen.times) == count
     assert in_order_per_key(seen.messages), "also from one owner to the next"
@@ -92,11 +92,11 @@ async def test_shares_follow_who_comes_and_goes(compares: bool) -> None:
     fill(source, 12, 10)
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(one("anna"))
-        await until(lambda: len(first.owned) == 12)
+        await until(lambda: len(first.partitions) == 12)
         others = [await stack.enter_async_context(one(f"c{number}")) for number in range(3)]
-        await until(lambda: [len(member.owned) for member in (first, *others)] == [3, 3, 3, 3])
-        await first.terminate()
-        await until(lambda: [len(member.owned) for member in others] == [4, 4, 4])
+        await until(lambda: [len(member.partitions) for member in (first, *others)] == [3, 3, 3, 3])
+        await first.stop()
+        await until(lambda: [len(member.partitions) for member in others] == [4, 4, 4])
         await seen.until(lambda one: len(one.messages) == 120)
     assert set(seen.times.values()) == {1}
     await check_log(log)
@@ -106,16 +106,16 @@ async def test_who_does_not_share_neither_asks_nor_gives() -> None:
     log, source = LiveLog(), MemorySource({TOPIC: 4})
     log.ahead_ms = int((time.time() - time.monotonic()) * 1000)
     async with consumer(View(log), source, "anna", Seen(), rebalance=False) as anna:
-        await until(lambda: len(anna.owned) == 4)
+        await until(lambda: len(anna.partitions) == 4)
         async with consumer(View(log), source, "bert", Seen(), rebalance=False) as bert:
             end = log.end
             await until(lambda: log.end > end + 16)
-            assert bert.owned == []
+            assert bert.partitions == ()
             assert not any(b"/bert/" in record.value for record in log.records)
         async with consumer(View(log), source, "carl", Seen()) as carl:
             end = log.end
             await until(lambda: log.end > end + 40)
-            assert carl.owned == []
+            assert carl.partitions == ()
         asked = [record for record in log.records if b"/carl/" in record.value]
         assert {type(decode(record.value)) for record in asked} == {ClaimingPartition}
         rounds = sorted({record.time_ms // 100 for record in asked})
@@ -129,7 +129,7 @@ async def test_no_more_than_one_wants() -> None:
         consumer(View(log), source, "anna", Seen()) as anna,
         consumer(View(log), source, "bert", Seen(), max_claims=1) as bert,
     ):
-        await until(lambda: (len(anna.owned), len(bert.owned)) == (5, 1))
+        await until(lambda: (len(anna.partitions), len(bert.partitions)) == (5, 1))
         end = log.end
         await until(lambda: log.end > end + 24)
-        assert (len(anna.owned), len(bert.owned)) == (5, 1)
+        assert (len(anna.partitions), len(bert.partitions)) == (5, 1)

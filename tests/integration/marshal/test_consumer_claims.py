@@ -47,17 +47,17 @@ async def test_thirty_racers_for_one_partition(compares: bool) -> None:
     await asyncio.gather(*(member.start() for member in members))
     try:
         await seen.until(lambda one: len(one.messages) == 10)
-        owners = [member for member in members if member.owned]
+        owners = [member for member in members if member.partitions]
         assert len(owners) == 1
         assert sum(wins.values()) == 1
         claims = [record for record in log.records if isinstance(decode(record.value), ClaimingPartition)]
         if not compares:
             assert len(claims) > 1, "a race took place"
         [owner] = owners
-        await owner.terminate()
-        await until(lambda: sum(bool(member.owned) for member in members) == 1)
+        await owner.stop()
+        await until(lambda: sum(bool(member.partitions) for member in members) == 1)
     finally:
-        await asyncio.gather(*(member.terminate() for member in members))
+        await asyncio.gather(*(member.stop() for member in members))
     assert set(seen.times.values()) == {1}
     await check_log(log)
 
@@ -67,16 +67,16 @@ async def test_a_loser_stays_a_loser_when_the_winner_releases() -> None:
     log, source = LiveLog(), MemorySource({TOPIC: 1})
     seen = Seen()
     bert = await consumer(View(log, compares=False), source, "bert", seen).start()
-    await until(lambda: bert.owned == [ONLY])
+    await until(lambda: bert.partitions == (ONLY,))
     lost = await log.append(ClaimingPartition("ia", "anna", GROUP, TOPIC, 0, 1), 0)
-    await bert.terminate()
+    await bert.stop()
     world = await world_of(log)
     assert world.verdict_of(*lost) is Verdict.LOST
     claim = world.claim_of(GROUP, TOPIC, 0)
     assert claim is not None
     assert claim.owner is None
     async with consumer(View(log, compares=False), source, "anna", seen, instance_id="ia") as anna:
-        await until(lambda: anna.owned == [ONLY])
+        await until(lambda: anna.partitions == (ONLY,))
         claim = (await world_of(log)).claim_of(GROUP, TOPIC, 0)
         assert claim is not None
         assert claim.token is not None
@@ -97,8 +97,8 @@ async def test_a_win_that_arrives_late_is_released_at_once(compares: bool) -> No
 
     view.before_append = delay
     async with consumer(view, source, "anna", seen, pick=Appetite("round_robin", max_claims=1)) as anna:
-        await until(lambda: len(anna.owned) == 1)
-        [kept] = anna.owned
+        await until(lambda: len(anna.partitions) == 1)
+        [kept] = anna.partitions
         [message] = late
         assert isinstance(message, ClaimingPartition)
         assert message.partition != kept.partition
@@ -109,7 +109,7 @@ async def test_a_win_that_arrives_late_is_released_at_once(compares: bool) -> No
         claim = world.claim_of(GROUP, TOPIC, message.partition)
         assert claim is not None
         assert claim.owner is None
-        assert anna.owned == [kept]
+        assert anna.partitions == (kept,)
     await check_log(log)
 
 
@@ -147,19 +147,19 @@ async def test_a_wrong_clock_changes_nothing(skew_s: float) -> None:
     try:
         await seen.until(lambda one: len(one.messages) == 40)
         await other.until(lambda one: len(one.messages) == 40)
-        before = wrong.owned, right.owned
+        before = wrong.partitions, right.partitions
         beats = log.end
         await until(lambda: log.end > beats + 12)
-        assert (wrong.owned, right.owned) == before
+        assert (wrong.partitions, right.partitions) == before
         joined = await consumer(View(log), source, "third", Seen(), wall_clock=lambda: time.time() + skew_s).start()
         beats = log.end
         await until(lambda: log.end > beats + 12)
-        assert joined.owned == []
-        await joined.terminate()
-        assert (wrong.owned, right.owned) == before
+        assert joined.partitions == ()
+        await joined.stop()
+        assert (wrong.partitions, right.partitions) == before
     finally:
-        await wrong.terminate()
-        await right.terminate()
+        await wrong.stop()
+        await right.stop()
     assert set((seen.times + other.times).values()) == {1}
     world = await check_log(log)
     assert len([one for one in world.tenures() if one.began is Began.CLAIM]) == 4
@@ -175,7 +175,7 @@ async def test_a_restart_with_the_same_client_id_takes_its_partitions_back_at_on
     options = {"heartbeat_interval_s": interval_s, "pick": Appetite(greedy=True)}
     anna = await consumer(View(log), source, "anna", seen, **options).start()
     await seen.until(lambda one: len(one.messages) == 40)
-    await anna.terminate(release=False)
+    await anna.stop(release=False)
     fill(source, 4, 10, first=10)
     began = time.monotonic()
     again = consumer(View(log), source, "anna", seen, heartbeat_interval_s=interval_s)
@@ -190,22 +190,22 @@ async def test_a_restart_with_the_same_client_id_takes_its_partitions_back_at_on
 async def test_an_older_instance_of_the_same_client_stops() -> None:
     log, source, old, new = LiveLog(), MemorySource({TOPIC: 1}), Seen(), Seen()
     gone: list[str] = []
-    hooks = ConsumerHooks(on_let_go=lambda _, why: gone.append(why))
+    hooks = ConsumerHooks(on_released=lambda _, why: gone.append(why))
     first = await consumer(View(log), source, "anna", old, hooks=hooks).start()
-    await until(lambda: first.owned == [ONLY])
+    await until(lambda: first.partitions == (ONLY,))
     async with consumer(View(log), source, "anna", new):
         await until(lambda: bool(gone))
         assert gone == ["somebody else owns it now"]
         fill(source, 1, 10)
         await new.until(lambda one: len(one.messages) == 10)
-    await first.terminate()
+    await first.stop()
     assert old.messages == []
 
 
 async def test_an_owner_that_cannot_reach_the_log_stops_before_another_may_begin() -> None:
     log, source, old, new = LiveLog(), MemorySource({TOPIC: 1}), Seen(), Seen()
     view, gone = View(log), list[str]()
-    hooks = ConsumerHooks(on_let_go=lambda _, why: gone.append(why), on_trouble=lambda _: None)
+    hooks = ConsumerHooks(on_released=lambda _, why: gone.append(why), on_trouble=lambda _: None)
     fill(source, 1, 5)
 
     async def slow(message: MarshalMessage) -> None:
@@ -215,11 +215,11 @@ async def test_an_owner_that_cannot_reach_the_log_stops_before_another_may_begin
     anna = await consumer(view, source, "anna", slow, hooks=hooks, grace_s=0.2, order="partition").start()
     bert = await consumer(View(log), source, "bert", new).start()
     try:
-        await old.until(lambda one: len(one.messages) == 5) if anna.owned else None
-        await until(lambda: bool(anna.owned or bert.owned))
-        if bert.owned:  # bert was quicker: then anna is not the one to be cut off
-            await bert.terminate()
-            await until(lambda: anna.owned == [ONLY])
+        await old.until(lambda one: len(one.messages) == 5) if anna.partitions else None
+        await until(lambda: bool(anna.partitions or bert.partitions))
+        if bert.partitions:  # bert was quicker: then anna is not the one to be cut off
+            await bert.stop()
+            await until(lambda: anna.partitions == (ONLY,))
             bert = await consumer(View(log), source, "bert", new).start()
             new.messages.clear()
             new.began_at.clear()
@@ -235,7 +235,7 @@ async def test_an_owner_that_cannot_reach_the_log_stops_before_another_may_begin
         assert gone == ["somebody else owns it now"]
         assert old.began_at[-1] == last_of_anna
     finally:
-        await asyncio.gather(anna.terminate(), bert.terminate())
+        await asyncio.gather(anna.stop(), bert.stop())
     await check_log(log)
 
 
@@ -243,7 +243,7 @@ async def test_an_owner_whose_claim_ran_out_goes_on_if_nobody_took_it() -> None:
     log, source, seen = LiveLog(), MemorySource({TOPIC: 1}), Seen()
     view = View(log)
     async with consumer(view, source, "anna", seen) as anna:
-        await until(lambda: anna.owned == [ONLY])
+        await until(lambda: anna.partitions == (ONLY,))
         view.down = True
         await until(lambda: not may_start(anna))
         fill(source, 1, 10)
@@ -278,15 +278,15 @@ async def test_whole_topics() -> None:
 
     first, second = whole("anna"), whole("bert")
     async with first as anna, second as bert:  # type: ignore[attr-defined]
-        await until(lambda: len(anna.owned) == len(bert.owned) == 3)
-        assert len({one.topic for one in anna.owned}) == 1
-        assert {one.topic for one in anna.owned + bert.owned} == {"a", "b"}
+        await until(lambda: len(anna.partitions) == len(bert.partitions) == 3)
+        assert len({one.topic for one in anna.partitions}) == 1
+        assert {one.topic for one in anna.partitions + bert.partitions} == {"a", "b"}
 
 
 async def test_greedy_takes_all_that_is_free_in_one_go() -> None:
     log, source, seen = LiveLog(partitions=4), MemorySource({TOPIC: 64}), Seen()
     async with consumer(View(log), source, "anna", seen, pick=Appetite(greedy=True)) as anna:
-        await until(lambda: len(anna.owned) == 64)
+        await until(lambda: len(anna.partitions) == 64)
 
 
 async def test_a_dead_fleets_old_log_is_no_obstacle() -> None:
@@ -294,10 +294,10 @@ async def test_a_dead_fleets_old_log_is_no_obstacle() -> None:
     log, source, seen = LiveLog(), MemorySource({TOPIC: 2}), Seen()
     log.ahead_ms = int((time.time() - time.monotonic()) * 1000)
     anna = await consumer(View(log), source, "anna", seen, heartbeat_interval_s=60.0).start()
-    await until(lambda: len(anna.owned) == 2)
+    await until(lambda: len(anna.partitions) == 2)
     await kill(anna)
     log.make_older(3_600_000)
     began = time.monotonic()
     async with consumer(View(log), source, "bert", seen, heartbeat_interval_s=60.0) as bert:
-        await until(lambda: len(bert.owned) == 2)
+        await until(lambda: len(bert.partitions) == 2)
         assert time.monotonic() - began < 30, "two intervals would be 120 s"

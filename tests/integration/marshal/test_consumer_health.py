@@ -36,16 +36,16 @@ async def test_a_paused_group_releases_and_goes_on_after_resume() -> None:
     log.ahead_ms += 400_000_000_000  # the expiry is far ahead of this machine's clock as well
     fill(source, 4, 10)
     gone: list[str] = []
-    hooks = ConsumerHooks(on_let_go=lambda _, why: gone.append(why))
+    hooks = ConsumerHooks(on_released=lambda _, why: gone.append(why))
     async with consumer(View(log), source, "anna", seen, hooks=hooks) as anna:
         await seen.until(lambda one: len(one.messages) == 40)
         await admin_of(log).release_group(GROUP, at(log, in_s=3600))
-        await until(lambda: anna.owned == [])
+        await until(lambda: anna.partitions == ())
         assert gone == ["the group is paused"] * 4
         fill(source, 4, 5, first=10)
         async with consumer(View(log), source, "bert", seen) as bert:
             await asyncio.sleep(3 * INTERVAL_S)
-            assert (anna.owned, bert.owned) == ([], [])
+            assert (anna.partitions, bert.partitions) == ((), ())
             assert len(seen.began) == 40
         assert len((await admin_of(log).world()).pauses(GROUP)) == 4
         await admin_of(log).resume(GROUP)
@@ -58,10 +58,10 @@ async def test_a_pause_ends_by_itself() -> None:
     log, source, seen = LiveLog(), MemorySource({TOPIC: 2}), Seen()
     log.ahead_ms += 400_000_000_000
     async with consumer(View(log), source, "anna", seen) as anna:
-        await until(lambda: len(anna.owned) == 2)
+        await until(lambda: len(anna.partitions) == 2)
         await admin_of(log).release_group(GROUP, at(log, in_s=2.0))
-        await until(lambda: anna.owned == [])
-        await until(lambda: len(anna.owned) == 2)
+        await until(lambda: anna.partitions == ())
+        await until(lambda: len(anna.partitions) == 2)
     [paused] = [record for record in log.records if record.value.startswith(b"ReleaseGroup")]
     claims = [record for record in log.records if record.value.startswith(b"ClaimingPartition")]
     assert claims[-1].time_ms >= int(paused.value.rsplit(b"/", 1)[1]) * 1000
@@ -70,11 +70,11 @@ async def test_a_pause_ends_by_itself() -> None:
 async def test_other_groups_are_not_paused() -> None:
     log, source, seen = LiveLog(), MemorySource({TOPIC: 1}), Seen()
     async with consumer(View(log), source, "anna", seen) as anna:
-        await until(lambda: len(anna.owned) == 1)
+        await until(lambda: len(anna.partitions) == 1)
         await admin_of(log).release_group("shipping", datetime.now(UTC) + timedelta(days=20_000))
         ends = log.end
         await until(lambda: log.end > ends + 3)
-        assert len(anna.owned) == 1
+        assert len(anna.partitions) == 1
 
 
 async def test_pauses_that_cannot_be() -> None:
@@ -101,19 +101,19 @@ async def test_one_that_falls_behind_releases_and_another_takes_over() -> None:
             fill(source, 1, 20, first=3000)
             await asyncio.sleep(0.05)
 
-    hooks = ConsumerHooks(on_let_go=lambda _, why: gone.append(why))
+    hooks = ConsumerHooks(on_released=lambda _, why: gone.append(why))
     pouring = asyncio.create_task(pour())
     try:
         async with consumer(
             View(log), source, "slow", slow, release_when_behind=True, hooks=hooks, order="partition", max_in_flight=10
         ) as anna:
-            await until(lambda: len(anna.owned) == 1)
+            await until(lambda: len(anna.partitions) == 1)
             async with consumer(View(log), source, "fast", fast, release_when_behind=True) as bert:
-                await until(lambda: len(bert.owned) == 1)
+                await until(lambda: len(bert.partitions) == 1)
                 assert gone[0].startswith("behind: ")
                 assert slow_seen.began, "it did work before"
                 await fast.until(lambda one: len(one.messages) > 3000)
-                assert anna.owned == []
+                assert anna.partitions == ()
     finally:
         pouring.cancel()
     await check_log(log)
@@ -123,19 +123,19 @@ async def test_one_that_keeps_up_is_left_alone() -> None:
     log, source, seen = LiveLog(), MemorySource({TOPIC: 1}), Seen()
     fill(source, 1, 2000)
     async with consumer(View(log), source, "anna", seen, release_when_behind=True) as anna:
-        await until(lambda: len(anna.owned) == 1)
+        await until(lambda: len(anna.partitions) == 1)
         for _ in range(6):
             ends = log.end
             fill(source, 1, 50)
             await until(lambda ends=ends: log.end > ends)  # type: ignore[misc]
-            assert len(anna.owned) == 1
+            assert len(anna.partitions) == 1
 
 
 async def test_the_world_now_and_earlier_and_the_load() -> None:
     log, source, seen = LiveLog(), MemorySource({TOPIC: 4}), Seen()
     fill(source, 4, 10)
     anna = await consumer(View(log), source, "anna", seen, pick=Appetite(max_claims=2)).start()
-    await until(lambda: len(anna.owned) == 2)
+    await until(lambda: len(anna.partitions) == 2)
     await seen.until(lambda one: len(one.messages) == 20)
     ends = log.end
     await until(lambda: log.end > ends + 2)
@@ -151,8 +151,8 @@ async def test_the_world_now_and_earlier_and_the_load() -> None:
         ("anna", 0, 2),
         (None, 20, 2),
     ]
-    owned = anna.owned
-    await anna.terminate()
+    owned = list(anna.partitions)
+    await anna.stop()
     assert [one for one in (await admin.world()).claims() if one.owner] == []
     earlier = await admin.world_at(owned_at)
     assert sorted((one.key.topic, one.key.partition) for one in earlier.claims() if one.owner) == owned

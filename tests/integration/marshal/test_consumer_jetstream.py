@@ -33,7 +33,7 @@ async def test_three_consumers_share_a_stream(ground: Ground, connection: Connec
             for number, one in enumerate(seen)
         ]
         await until(lambda: sum(len(one.messages) for one in seen) >= 600)
-        assert [len(one.owned) for one in members] == [2, 2, 2]
+        assert [len(one.partitions) for one in members] == [2, 2, 2]
     every = sum((one.times for one in seen), start=Counter[tuple[int, int]]())
     assert len(every) == 600
     assert set(every.values()) == {1}
@@ -57,9 +57,9 @@ async def test_thirty_racers_on_the_server(ground: Ground) -> None:
             pick = Appetite(greedy=True)
             members.append(ground.consumer(f"c{number}", Seen(), hooks=hooks, pick=pick, rebalance=False))
         started = await asyncio.gather(*(stack.enter_async_context(one) for one in members))
-        await until(lambda: sum(len(one.owned) for one in started) == PARTITIONS)
+        await until(lambda: sum(len(one.partitions) for one in started) == PARTITIONS)
         await asyncio.sleep(INTERVAL_S)
-        owned = Counter(where for one in started for where in one.owned)
+        owned = Counter(where for one in started for where in one.partitions)
         assert set(owned.values()) == {1}
         assert sorted(wins) == sorted(set(wins))
         assert len(wins) == PARTITIONS
@@ -70,7 +70,7 @@ async def test_the_next_consumer_goes_on_and_offsets_are_committed(ground: Groun
     await publish(connection, ground, 100)
     async with ground.consumer("anna", seen, commits=ground.log_name) as anna:
         await seen.until(lambda one: len(one.messages) == 100)
-        await until(lambda: len(anna.owned) == PARTITIONS)
+        await until(lambda: len(anna.partitions) == PARTITIONS)
         source = StreamSource(connection, commits=ground.log_name)
 
         async def committed() -> bool:
@@ -132,12 +132,12 @@ async def test_a_server_that_restarts(unique: Callable[..., str]) -> None:
             await publish(connection, ground, 100)
             async with ground.consumer("anna", seen) as anna:
                 await seen.until(lambda one: len(one.messages) == 100)
-                await until(lambda: len(anna.owned) == PARTITIONS)
+                await until(lambda: len(anna.partitions) == PARTITIONS)
                 await asyncio.to_thread(server.kill)
                 await asyncio.to_thread(server.restart)
                 await publish(connection, ground, 100, first=100)
                 await seen.until(lambda one: {int(message.data) for message in one.messages} == set(range(200)))
-                assert anna.owned == [TopicPartition(ground.stream, number) for number in range(PARTITIONS)]
+                assert anna.partitions == tuple(TopicPartition(ground.stream, number) for number in range(PARTITIONS))
 
 
 async def test_a_backlog_is_counted_without_direct_access(ground: Ground, connection: Connection) -> None:

@@ -56,7 +56,7 @@ async def test_the_owner_goes_on_and_newcomers_get_their_share(
 ) -> None:
     ground, seen = replace(ground, interval_s=0.5), Seen()
     async with ground.consumer("anna", seen, pick=Appetite(greedy=True)) as anna:
-        await until(lambda: len(anna.owned) == PARTITIONS)
+        await until(lambda: len(anna.partitions) == PARTITIONS)
         async with open_jetstream_log(connection, ground.log_name) as log:
             admin = Admin(log)
             tokens = {one.token for one in (await admin.world()).claims()}
@@ -70,7 +70,7 @@ async def test_the_owner_goes_on_and_newcomers_get_their_share(
         assert "records of the coordination log are skipped, such as record" in caplog.text
         await write(connection, ground, value)
         async with ground.consumer("bert", seen) as bert:
-            await until(lambda: len(anna.owned) == len(bert.owned) == PARTITIONS // 2)
+            await until(lambda: len(anna.partitions) == len(bert.partitions) == PARTITIONS // 2)
             await publish(connection, ground, 60)
             await seen.until(lambda one: len(one.messages) == 60)
     assert set(seen.times.values()) == {1}
@@ -79,11 +79,11 @@ async def test_the_owner_goes_on_and_newcomers_get_their_share(
 async def test_partitions_whose_newest_record_is_a_stray_are_taken_over(ground: Ground, connection: Connection) -> None:
     ground, first, seen = replace(ground, interval_s=0.5), Seen(), Seen()
     async with ground.consumer("anna", first, pick=Appetite(greedy=True)) as anna:
-        await until(lambda: len(anna.owned) == PARTITIONS)
+        await until(lambda: len(anna.partitions) == PARTITIONS)
         await kill(anna)
         await write(connection, ground, b"\x00\x01")
         async with ground.consumer("bert", seen, mode="at_most_once") as bert:
-            await until(lambda: len(bert.owned) == PARTITIONS)
+            await until(lambda: len(bert.partitions) == PARTITIONS)
             await publish(connection, ground, 30)
             await seen.until(lambda one: len(one.messages) == 30)
             assert in_order_per_key(seen.messages)
@@ -113,13 +113,13 @@ async def test_what_is_newest_is_known_by_the_subject(connection: Connection, un
 async def test_strays_on_any_log(compares: bool, mode: str) -> None:
     log, source, seen = LiveLog(), MemorySource({TOPIC: 2}), Seen()
     async with consumer(View(log, compares=compares), source, "anna", seen, mode=mode) as anna:
-        await until(lambda: len(anna.owned) == 2)
+        await until(lambda: len(anna.partitions) == 2)
         for number in range(10):
             for partition in range(2):
                 log.write(b"\x00\x01", 0, key=Key(GROUP, TOPIC, partition))
             fill(source, 2, 5, first=5 * number)
             await until(lambda: len(seen.messages) == 10 * (number + 1))  # noqa: B023 - waited for in this round
-        assert len(anna.owned) == 2
+        assert len(anna.partitions) == 2
     async with consumer(View(log, compares=compares), source, "bert", seen, mode=mode) as bert:
-        await until(lambda: len(bert.owned) == 2)
+        await until(lambda: len(bert.partitions) == 2)
     assert set(seen.times.values()) == {1}

@@ -57,15 +57,13 @@ async def test_records_of_another_hash_stop_it() -> None:
     right, theirs = coordinating_partition(TOPIC, 2, 4), coordinating_partition(TOPIC, 2, 4, placing="topic")
     assert right != theirs
     told = rf"orders/2 of group 'billing', which belongs in partition {right}"
-    with pytest.raises(TwoHashes, match=told):  # noqa: PT012 - at the end of the block
-        async with consumer(View(log), source, "anna", Seen()) as anna:
-            await until(lambda: len(anna.owned) == 4)
-            await log.append(Heartbeat("i", "go", GROUP, TOPIC, 2, 5, 1), theirs)
-            with pytest.raises(TwoHashes, match=told):
-                await anna.wait()
-            assert anna.owned == []
-            with pytest.raises(TwoHashes, match=told):
-                await anna.terminate()
+    async with consumer(View(log), source, "anna", Seen()) as anna:
+        await until(lambda: len(anna.partitions) == 4)
+        await log.append(Heartbeat("i", "go", GROUP, TOPIC, 2, 5, 1), theirs)
+        with pytest.raises(TwoHashes, match=told):
+            await anna.wait()
+        assert (anna.state, anna.partitions) == ("ended", ())
+        await anna.stop()
 
 
 async def test_records_where_no_hash_puts_them_stop_nobody(caplog: pytest.LogCaptureFixture) -> None:
@@ -74,13 +72,13 @@ async def test_records_where_no_hash_puts_them_stop_nobody(caplog: pytest.LogCap
     hashes = {coordinating_partition(TOPIC, 0, 4), coordinating_partition(TOPIC, 0, 4, placing="topic")}
     assert stray not in hashes
     async with consumer(View(log), source, "anna", seen) as anna:
-        await until(lambda: len(anna.owned) == 4)
+        await until(lambda: len(anna.partitions) == 4)
         await log.append(Heartbeat("i", "odd", GROUP, TOPIC, 0, 5, 1), stray)
         fill(source, 4, 5)
         await until(lambda: "1 records of the coordination log are skipped" in caplog.text)
         await seen.until(lambda one: len(one.messages) == 20)
         async with consumer(View(log), source, "bert", seen) as bert:
-            await until(lambda: len(bert.owned) == 2)
+            await until(lambda: len(bert.partitions) == 2)
     assert f"about Key(group='{GROUP}', topic='{TOPIC}', partition=0), which belongs in" in caplog.text
 
 
@@ -94,14 +92,14 @@ async def test_another_hash_is_forgotten_when_its_user_is_gone() -> None:
     log.ahead_ms += int(2000 * INTERVAL_S) + 1
     log.write(b"later", theirs)
     async with consumer(View(log), source, "anna", Seen()) as anna:
-        await until(lambda: len(anna.owned) == 4)
+        await until(lambda: len(anna.partitions) == 4)
 
 
 async def test_a_changed_number_of_coordination_partitions_stops_it() -> None:
     log, source = LiveLog(partitions=4), MemorySource({TOPIC: 4})
     view, seen = View(log), Seen()
     anna = await consumer(view, source, "anna", seen).start()
-    await until(lambda: len(anna.owned) == 4)
+    await until(lambda: len(anna.partitions) == 4)
     log.add_partition()
     with pytest.raises(InvalidInput, match="a world of 4 partitions and a coordination log of 5"):
         await asyncio.wait_for(anna.wait(), 30)
@@ -112,7 +110,7 @@ async def test_a_changed_number_of_coordination_partitions_stops_it() -> None:
 async def test_a_log_that_was_cut_off_stops_it() -> None:
     log, source = LiveLog(), MemorySource({TOPIC: 2})
     anna = await consumer(View(log), source, "anna", Seen()).start()
-    await until(lambda: len(anna.owned) == 2)
+    await until(lambda: len(anna.partitions) == 2)
     log.cut_off()
     with pytest.raises(LogReplaced, match="truncated or recreated"):
         await asyncio.wait_for(anna.wait(), 30)
@@ -126,7 +124,7 @@ async def test_trouble_that_lasts_too_long_stops_it() -> None:
         raise NotStored("nobody answers")
 
     anna = await consumer(view, source, "anna", Seen(), patience_s=0.5).start()
-    await until(lambda: len(anna.owned) == 1)
+    await until(lambda: len(anna.partitions) == 1)
     view.before_append = away
     with pytest.raises(NotStored, match="nobody answers"):
         await asyncio.wait_for(anna.wait(), 30)
@@ -135,7 +133,7 @@ async def test_trouble_that_lasts_too_long_stops_it() -> None:
 async def test_a_topic_that_shrinks_stops_it() -> None:
     log, source = LiveLog(), MemorySource({TOPIC: 3})
     anna = await consumer(View(log), source, "anna", Seen(), heartbeat_interval_s=0.1).start()
-    await until(lambda: len(anna.owned) == 3)
+    await until(lambda: len(anna.partitions) == 3)
     del source._rows[TOPIC][2]
     with pytest.raises(InvalidInput, match=r"had 3 partitions and has 2 now|it has 0 to 1"):
         await asyncio.wait_for(anna.wait(), 30)
@@ -145,7 +143,7 @@ async def test_started_twice_and_not_at_all() -> None:
     one = consumer(LiveLog(), MemorySource({TOPIC: 1}), "anna", Seen(), heartbeat_interval_s=INTERVAL_S)
     with pytest.raises(InvalidInput, match="was not started"):
         await one.wait()
-    await one.terminate()
+    await one.stop()
     async with one:
         with pytest.raises(InvalidInput, match="was started before"):
             await one.start()

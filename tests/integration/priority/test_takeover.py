@@ -13,7 +13,7 @@ import pytest
 import keylane
 from keylane import Connection
 from keylane.errors import FeedEnded
-from keylane.jetstream import Feed, Message, consumers
+from keylane.jetstream import ConnectionHooks, Feed, Message, consumers
 from keylane.priority import consume, group_state, open_fetcher
 from keylane.server import NatsServer
 from tests.integration.priority.conftest import (
@@ -207,7 +207,7 @@ class BadLink:
 async def bad_link(nats_server: NatsServer, stack: AsyncExitStack) -> BadLink:
     back = asyncio.Event()
     proxy = await stack.enter_async_context(LossyProxy(nats_server.port))
-    connecting = keylane.connect(proxy.url, on_reconnect=lambda _: back.set())
+    connecting = keylane.connect(proxy.url, hooks=ConnectionHooks(on_reconnect=lambda _: back.set()))
     return BadLink(await stack.enter_async_context(await connecting), proxy, back)
 
 

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from keylane import fleet, groups
-from keylane.app import App, AppHandler, AppHooks
+from keylane.app import App, AppHandler, HandlerHooks
 from keylane.cli.command import ConnectionOptions
 from keylane.cli.fleet.worker import log_to_stderr
 from keylane.cli.fleet.worker_reports import WorkerReports
@@ -30,8 +30,9 @@ async def serve(link: SupervisorLink, settings: dict[str, Any]) -> None:
         connection = await stack.enter_async_context(await _connect(app, settings["link"]))
         await link.loaded()
         reports = _AppReports(link, app, with_metrics=settings["metrics"])
-        hooks = AppHooks(fleet=reports.fleet_hooks, member=reports.member_hooks)
-        running = await stack.enter_async_context(app.start(connection=connection, name=settings["name"], hooks=hooks))
+        running = await stack.enter_async_context(
+            app.start(connection=connection, name=settings["name"], hooks_of=reports.hooks)
+        )
         link.answer("health", lambda: _health(running.workers))
         await reports.watch(running.workers, stack)
         await running.wait()
@@ -66,14 +67,17 @@ class _AppReports:
             self._metrics = {one.name: FleetMetrics() for one in app.handlers.values() if one.member is None}
             link.answer("metrics", lambda: [one for metrics in self._metrics.values() for one in metrics.readings()])
 
-    def fleet_hooks(self, handler: AppHandler) -> fleet.FleetHooks:
+    def hooks(self, handler: AppHandler) -> HandlerHooks:
+        return self._worker_hooks(handler) if handler.member is None else self._member_hooks(handler)
+
+    def _worker_hooks(self, handler: AppHandler) -> fleet.WorkerHooks:
         mine = WorkerReports(
             self._link, lambda: self._ready(handler.name), lambda: {"group": handler.name}, prefix=f"{handler.name}: "
         ).hooks()
         metrics = self._metrics.get(handler.name)
         return mine if metrics is None else metrics.hooks(mine)
 
-    def member_hooks(self, handler: AppHandler) -> groups.MemberHooks:
+    def _member_hooks(self, handler: AppHandler) -> groups.MemberHooks:
         def state(state: groups.MemberState, waiting_for: str | None) -> None:
             waits = f", waiting for {waiting_for}" if waiting_for else ""
             facts = {"group": handler.name, "state": str(state), "waiting_for": waiting_for}

@@ -20,7 +20,7 @@ from keylane.cli.consumer.render import consumer_line, consumer_table
 from keylane.cli.display import Display, WatchEvent
 from keylane.cli.formatting import clock
 from keylane.errors import KeylaneError, NotFound
-from keylane.jetstream import Connection, ConsumerInfo, consumers
+from keylane.jetstream import Connection, ConnectionHooks, ConsumerInfo, consumers
 from keylane.priority import Pinned, Unpinned, advisories
 
 POLL_INTERVAL_S = 0.5
@@ -70,7 +70,8 @@ class ConsumerWatch:
     async def run(self, link: ConnectionOptions) -> None:
         """Until cancelled. Raises if the first request fails, or when the connection is closed for good."""
         stream, consumer = self._view.stream, self._view.consumer
-        async with link.open(on_disconnect=self._on_disconnect, on_reconnect=self._on_reconnect) as connection:
+        hooks = ConnectionHooks(on_disconnect=self._on_disconnect, on_reconnect=self._on_reconnect)
+        async with link.open(hooks) as connection:
             self._view.server = connection.server
             first = await self._request(connection)
             async with advisories(connection, stream, consumer) as events:

@@ -41,7 +41,7 @@ async def run_member(url: str, stream: str, group: str, member: str, ack_wait_s:
         on_joined=lambda: _report("standby"),
         on_activated=lambda: _report("active"),
         on_deactivated=lambda: _report("standby"),
-        on_rebalanced=lambda _, now: _report("partitions", list(now)),
+        on_partitions=lambda _, now: _report("partitions", list(now)),
     )
     async with (
         keylane.connect(url) as connection,

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from keylane.core.plans import ranges
-from keylane.fleet import FleetHooks, WorkerState
+from keylane.fleet import WorkerHooks, WorkerState
 from keylane.supervisor import SupervisorLink
 
 _AT_WORK = (WorkerState.ACTIVE, WorkerState.LEADING)
@@ -40,11 +40,11 @@ class WorkerReports:
         """What the worker owned before the changes that are not reported yet."""
         self._owned: tuple[str, ...] = ()
 
-    def hooks(self) -> FleetHooks:
-        return FleetHooks(on_state=self._state, on_partitions=self._partitions)
+    def hooks(self) -> WorkerHooks:
+        return WorkerHooks(on_state=self._state, on_partitions=self._partitions)
 
     def _state(self, state: WorkerState, waiting_for: str | None) -> None:
-        if state is WorkerState.LEFT:
+        if state is WorkerState.ENDED:
             self._report_partitions()
         waits = f", waiting for {waiting_for}" if waiting_for else ""
         if self._shown != (state, waiting_for):

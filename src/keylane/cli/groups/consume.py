@@ -21,7 +21,7 @@ from keylane.core.member_state import in_words
 from keylane.core.plans import ranges
 from keylane.groups.config import Kind
 from keylane.groups.member import Order
-from keylane.jetstream import ConsumerConfig
+from keylane.jetstream import ConnectionHooks, ConsumerConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +79,12 @@ async def consume(options: GroupConsumeOptions, link: ConnectionOptions, *, as_j
         if lines.failure is not None:
             raise lines.failure  # not acked, because it was not printed
 
+    link_hooks = ConnectionHooks(
+        on_disconnect=lambda why: lines.write("disconnected", f"reconnecting ({why})", reason=why),
+        on_reconnect=lambda server: lines.write("connected", f"connected to {server}", server=server),
+    )
     with _print_warnings(lines):
-        async with link.open(
-            on_disconnect=lambda why: lines.write("disconnected", f"reconnecting ({why})", reason=why),
-            on_reconnect=lambda server: lines.write("connected", f"connected to {server}", server=server),
-        ) as connection:
+        async with link.open(link_hooks) as connection:
             config = await config_of(connection, options.kind, options.stream, options.group)
             member = await groups.join(
                 connection,
@@ -119,7 +120,7 @@ def _hooks(
         on_joined=joined,
         on_activated=lambda: lines.write("active", "active: this instance is pinned"),
         on_deactivated=lambda: lines.write("inactive", "inactive: this instance is not pinned any more"),
-        on_rebalanced=rebalanced,
+        on_partitions=rebalanced,
         on_state=lines.state,
         on_ended=lambda reason: lines.write("ended", f"ended: {reason}", reason=reason),
         on_failure=lambda *_: None,  # only a closed pipe fails, and that ends the command

@@ -65,7 +65,7 @@ async def consume(
             hooks=_hooks(lines),
         )
         await consumer.start()
-        await wait_for_end(lines, consumer.wait(), consumer.terminate)
+        await wait_for_end(lines, consumer.wait(), consumer.stop)
     if lines.failure is not None:
         raise lines.failure
 
@@ -91,14 +91,13 @@ def _hooks(lines: EventLines) -> ConsumerHooks:
         text = f"claimed {where.topic}/{where.partition}, token {token}"
         lines.write("claimed", text, **_partition_fields(where), token=token)
 
-    def let_go(where: TopicPartition, why: str) -> None:
-        lines.write(
-            "let_go", f"let go of {where.topic}/{where.partition}: {why}", **_partition_fields(where), reason=why
-        )
+    def released(where: TopicPartition, why: str) -> None:
+        text = f"released {where.topic}/{where.partition}: {why}"
+        lines.write("released", text, **_partition_fields(where), reason=why)
 
     return ConsumerHooks(
         on_claimed=claimed,
-        on_let_go=let_go,
+        on_released=released,
         on_trouble=lambda error: lines.write("trouble", f"trying again: {error}", reason=str(error)),
         on_failure=lambda *_: None,  # only a closed pipe fails, and that ends the command
     )
