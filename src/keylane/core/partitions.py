@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from keylane.core.subjects import check_filter, nested_filters, shown, wildcard_positions
+from keylane.core.subjects import check_filter, matches, nested_filters, shown, wildcard_positions
 from keylane.errors import InvalidInput
 
 MAX_PARTITIONS = 2**31 - 1
@@ -118,6 +118,22 @@ class Partitioning:
         found = self._split(subject)
         hashed = "".join([found[position] for position in self._positions]) if self._positions else subject
         return partition_number(hashed, self.partitions)
+
+    def subjects_of(self, key: str) -> str | None:
+        """A filter that selects the subjects with this key, without their number; None if there are none.
+
+        >>> Partitioning("orders.*.*", (2,), 10).subjects_of("42")
+        'orders.*.42'
+        """
+        found = key.split(".")
+        if not self._positions:
+            return key if matches(self.filter, key) else None
+        if len(found) != len(self._positions):
+            return None
+        wanted = self.filter.split(".")
+        for position, token in zip(self._positions, found, strict=True):
+            wanted[position] = token
+        return ".".join(wanted)
 
     def _split(self, subject: str) -> list[str]:
         found = subject.split(".")

@@ -172,6 +172,25 @@ def overlaps(filter_a: str, filter_b: str) -> bool:
     return len(tokens_a) == len(tokens_b)
 
 
+def intersection(filter_a: str, filter_b: str) -> str | None:
+    """The filter that selects what both select; None if that is nothing.
+
+    >>> intersection("*.orders.>", "3.*.eu"), intersection("orders.*", "orders.*.>")
+    ('3.orders.eu', None)
+    """
+    left, right = filter_a.split("."), filter_b.split(".")
+    common: list[str] = []
+    for index, (one, other) in enumerate(zip(left, right, strict=False)):
+        if one == ">":
+            return ".".join([*common, *right[index:]])
+        if other == ">":
+            return ".".join([*common, *left[index:]])
+        if one != other and "*" not in (one, other):
+            return None
+        common.append(other if one == "*" else one)
+    return ".".join(common) if len(left) == len(right) else None
+
+
 def nested_filters(filters: Sequence[str]) -> tuple[str, str] | None:
     """The first pair of filters where one contains the other, as (inner, outer); equal filters count.
 

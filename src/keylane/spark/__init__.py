@@ -12,12 +12,12 @@ from keylane.extras import extra_missing
 from keylane.lazy import loader, public_names
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from keylane.spark.cluster.java import provide_java
     from keylane.spark.key_order import in_key_order
 
-__all__ = ["in_key_order", "provide_java", "register"]
+__all__ = ["in_key_order", "provide_java", "register", "table"]
 
 __dir__ = public_names(__all__)
 
@@ -36,6 +36,16 @@ def register(spark: SparkSession) -> None:
         raise extra_missing(f"{error.name} is not installed", "spark") from error
     if not _is_known(spark, KeylaneSource.name()):
         spark.dataSource.register(KeylaneSource)
+
+
+def table(spark: SparkSession, stream: str, **options: str | float | bool) -> DataFrame:
+    """The messages of a stream as a DataFrame, for notebooks. `options` are those of `format("keylane")`.
+
+    >>> orders = keylane.spark.table(spark, "ORDERS", url="nats://127.0.0.1:4222", group="billing")
+    >>> orders.where("key = 'customer-1'").show()
+    """
+    register(spark)
+    return spark.read.format("keylane").options(**options).option("stream", stream).load()
 
 
 def _is_known(spark: SparkSession, source: str) -> bool:

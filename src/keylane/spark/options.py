@@ -419,6 +419,13 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "source_stream": ("string",),
 }
 """The columns of the writer and the types of each, as Spark writes them."""
+READ_COLUMNS: dict[str, tuple[str, ...]] = {
+    "partition": ("int",),
+    "key": ("string",),
+    "timestamp": ("timestamp",),
+    "source_sequence": ("bigint",),
+}
+"""What the server decides about a message. SQL's `INSERT INTO` brings all columns of the reader, these as nulls."""
 
 
 MAX_IN_FLIGHT = 4000
@@ -488,9 +495,11 @@ def check_columns(columns: Sequence[tuple[str, str]], subject: str | None) -> No
     >>> check_columns([("subject", "string"), ("data", "binary")], None)
     """
     allowed = ", ".join(f"{name} ({' or '.join(types)})" for name, types in COLUMNS.items())
+    is_insert = {name for name, _ in columns} >= READ_COLUMNS.keys()
+    known_columns = COLUMNS | READ_COLUMNS if is_insert else COLUMNS
     seen: set[str] = set()
     for name, kind in columns:
-        known = COLUMNS.get(name.lower())
+        known = known_columns.get(name.lower())
         if known is None:
             raise InvalidInput(f"column {name!r} cannot be written: select only {allowed}")
         if kind not in known:

@@ -6,7 +6,8 @@ only; what needs the server is imported and made when the first call needs it, i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
@@ -16,6 +17,7 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
+    Filter,
     InputPartition,
 )
 from pyspark.sql.streaming.datasource import (
@@ -32,7 +34,11 @@ from keylane.spark.options import ReadOptions, read_options
 from keylane.spark.tasks import arrow_schema, ddl
 
 if TYPE_CHECKING:
+    from keylane.spark.driver.filter_pushdown import PushedFilters
     from keylane.spark.driver.query import Query
+    from keylane.spark.driver.source_stream import SourceStream
+
+_PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class KeylaneSource(DataSource):
@@ -53,7 +59,7 @@ class KeylaneSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         options = read_options(self.options, "batch")
         check_schema(schema, options)
-        return BatchReader(options)
+        return FilteredBatchReader(options) if _pushes_filters() else BatchReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         options = read_options(self.options, "streaming")
@@ -84,6 +90,37 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self.options, partition)
+
+
+class FilteredBatchReader(BatchReader):
+    """A batch read that lets the server apply filters where it can.
+
+    Spark refuses a reader with `pushFilters` unless `spark.sql.python.filterPushdown.enabled` is true.
+    """
+
+    def __init__(self, options: ReadOptions) -> None:
+        super().__init__(options)
+        self._source: SourceStream | None = None
+        self._pushed: PushedFilters | None = None
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        from keylane.spark.driver.filter_pushdown import push_filters  # noqa: PLC0415 - see above
+        from keylane.spark.driver.source_stream import SourceStream  # noqa: PLC0415 - see above
+
+        self._source = SourceStream(self.options)
+        self._pushed, given_back = push_filters(filters, self._source.layout)
+        return given_back
+
+    def partitions(self) -> list[InputPartition]:
+        from keylane.spark.driver.batch_plan import plan_batch  # noqa: PLC0415 - see above
+
+        return list(plan_batch(self.options, self._source, self._pushed))
+
+
+def _pushes_filters() -> bool:
+    """Whether this process is the one in which Spark asks for it: no other is told the setting."""
+    started = getattr(sys.modules["__main__"], "__spec__", None)
+    return _PUSHDOWN_WORKER in sys.modules or (started is not None and started.name == _PUSHDOWN_WORKER)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

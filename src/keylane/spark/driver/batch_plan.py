@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from keylane.core.subjects import shown
 from keylane.errors import InvalidInput
+from keylane.spark.driver.filter_pushdown import PushedFilters
 from keylane.spark.driver.offsets import Offset, ReadableRange, planned
 from keylane.spark.driver.source_stream import SourceStream, warn_without_keys
 from keylane.spark.options import RangeBound, ReadOptions, SplitBy
@@ -17,6 +18,8 @@ from keylane.spark.tasks import ReadSpec, Split
 SEQUENCES_A_PIECE = 250_000
 MOST_PIECES = 32
 """What a read by sequence is cut into where `minPartitions` says nothing."""
+CLOCKS_APART = timedelta(seconds=1)
+"""When another server becomes the leader of a stream, times may go back by the difference of their clocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +67,11 @@ def _cut(after: int, upto: int, pieces: int) -> Iterator[tuple[int, int]]:
         yield after + span * index // pieces, after + span * (index + 1) // pieces
 
 
-def plan_batch(options: ReadOptions) -> list[Split]:
-    """The splits of a batch read."""
-    source = SourceStream(options)
+def plan_batch(
+    options: ReadOptions, source: SourceStream | None = None, pushed: PushedFilters | None = None
+) -> list[Split]:
+    """The splits of a batch read; `pushed`: of what filters leave of it."""
+    source = source or SourceStream(options)
     warn_without_keys(source.layout)
     state = source.state()
     start = starting_at(options.start, source, state)
@@ -76,10 +81,29 @@ def plan_batch(options: ReadOptions) -> list[Split]:
             f"the read would start at sequence {start + 1} and end at {end} (starting {options.start}, ending "
             f"{options.end}): stream {state.stream!r} holds {state.first} to {state.last}"
         )
+    if pushed is not None:
+        if pushed.is_empty:
+            return []
+        start, end = _narrowed(start, end, pushed, source)
+        source.narrow(pushed.layout)
     found = planned(Offset.at(state, start), Offset.at(state, max(start, end)), state)
     if found.loss is not None and not (found.loss.kind == "trimmed" and source.layout.is_queue):
         Losses(fatal=options.fail_on_data_loss).report(found.loss)
     return make_splits(source, found, state, newest=None, head_may_go=may_begin_later(options.start))
+
+
+def _narrowed(start: int, end: int, pushed: PushedFilters, source: SourceStream) -> tuple[int, int]:
+    """What filters on sequence and time leave of (start, end]."""
+    apart = CLOCKS_APART if source.replicas > 1 else timedelta()
+    start = max(start, pushed.after)
+    if pushed.upto is not None:
+        end = min(end, pushed.upto)
+    if pushed.since is not None:
+        before = source.before(pushed.since - apart)
+        start = end if before is None else max(start, before)
+    if pushed.until is not None and (before := source.before(pushed.until + apart)) is not None:
+        end = min(end, before)
+    return start, end
 
 
 def starting_at(position: RangeBound, source: SourceStream, state: StreamSnapshot) -> int:

@@ -49,6 +49,10 @@ class SourceStream:
             self._layout = ask(self.options.address, self._find_layout, f"look at stream {self.options.stream!r}")
         return self._layout
 
+    def narrow(self, layout: Layout) -> None:
+        """Read no more than this layout of the same stream."""
+        self._layout = layout
+
     @property
     def queue(self) -> str | None:
         """The queue that the group would have if it is elastic."""

@@ -6,7 +6,7 @@ Arrow's buffer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
 from keylane.core.subjects import check_subject, shown
 from keylane.errors import InvalidInput
 from keylane.jetstream import encode_headers
+from keylane.spark.options import READ_COLUMNS
 from keylane.spark.sink.row_ids import RowIds
 from keylane.spark.sink.row_publisher import EncodedRow
 from keylane.spark.tasks import Target
@@ -73,6 +74,7 @@ class RowEncoder:
 
     def encode(self, batch: pa.RecordBatch) -> Encoded:
         columns = {name.lower(): batch.column(index) for index, name in enumerate(batch.schema.names)}
+        _refuse_read_columns(columns)
         count = batch.num_rows
         faults: dict[int, str] = {}
         foreign: set[int] = set()
@@ -191,6 +193,16 @@ def _header_lines(column: pa.Array | None, count: int, faults: dict[int, str]) -
             except InvalidInput as error:
                 faults.setdefault(row, str(error))
     return lines
+
+
+def _refuse_read_columns(columns: Mapping[str, pa.Array]) -> None:
+    for name in READ_COLUMNS:
+        column = columns.get(name)
+        if column is not None and column.null_count != len(column):
+            raise InvalidInput(
+                f"column {name!r} has values, which only the server gives: write only subject and data, or in SQL "
+                "INSERT INTO … (subject, data) SELECT …"
+            )
 
 
 def _values(column: pa.Array | None) -> list[Any] | None:
