@@ -29,6 +29,7 @@ MODULES = (
     "keylane.kafka",
     "keylane.spark",
     "keylane.overview",
+    "keylane.autoscale",
     "keylane.metrics",
     "keylane.server",
     "keylane.testing",

@@ -46,6 +46,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     **dict.fromkeys(
         ("groups", "marshal", "exactly_once", "fleet"), FOUNDATION | ADAPTERS | PACKAGES | {"dispatch", "processing"}
     ),
+    "autoscale": EVERYTHING,
     "overview": EVERYTHING,
     "metrics": FOUNDATION | ADAPTERS | PACKAGES | {"overview"},
     "app": FOUNDATION | ADAPTERS | PACKAGES | {"dispatch", "loop", "processing"},

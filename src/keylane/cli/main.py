@@ -32,6 +32,7 @@ _SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "elastic": ("groups.elastic", "Groups on any stream; members come and go."),
         "static": ("groups.static", "Groups on a stream with partition numbers."),
         "fleet": ("fleet.commands", "Workers that share the partitions by themselves."),
+        "autoscale": ("autoscale", "As many workers or members as the lag needs."),
         "dlq": ("dlq", "Messages that groups gave up."),
         "exactly-once": ("exactly_once", "A database after a restored bucket or stream."),
         "marshal": ("marshal.commands", "Consumers coordinated by nothing but a log."),

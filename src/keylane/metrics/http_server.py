@@ -42,6 +42,8 @@ class HealthReport:
 
 ReadingsSource = Callable[[], Iterable[Reading] | Awaitable[Iterable[Reading]]]
 HealthSource = Callable[[], HealthReport | Awaitable[HealthReport]]
+PageSource = Callable[[str, str], Awaitable[tuple[int, str, bytes]]]
+"""From the path and the accepted types to status, type and content."""
 
 
 @asynccontextmanager
@@ -68,6 +70,14 @@ async def serve_metrics(
             return 200 if good else 503, "application/json", json.dumps(told).encode() + b"\n"
         return 404, "text/plain", b"there is: /metrics /healthz /readyz\n"
 
+    async with serve_pages(answer, port=port, host=host) as chosen:
+        yield chosen
+
+
+@asynccontextmanager
+async def serve_pages(answer: PageSource, *, port: int, host: str) -> AsyncIterator[int]:
+    """Answer GET requests while the block runs; yields the port, which 0 leaves to the system."""
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             async with asyncio.timeout(_REQUEST_S):
@@ -78,14 +88,14 @@ async def serve_metrics(
     try:
         server = await asyncio.start_server(serve, host, port, limit=_LONGEST_REQUEST)
     except OSError as error:
-        raise InvalidInput(f"metrics cannot be served on port {port} of {host}: {error.strerror}") from error
+        raise InvalidInput(f"nothing can be served on port {port} of {host}: {error.strerror}") from error
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
 
 
-async def _respond(request: bytes, answer: Callable[[str, str], Awaitable[tuple[int, str, bytes]]]) -> bytes:
+async def _respond(request: bytes, answer: PageSource) -> bytes:
     first, *lines = request.decode("latin-1").split("\r\n")
     method, _, rest = first.partition(" ")
     path = rest.split(" ")[0].split("?")[0]
