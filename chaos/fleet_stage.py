@@ -289,7 +289,7 @@ class FleetStage:
             await asyncio.to_thread(server.kill)
         else:
             os.kill(server.pid, signal.SIGTERM)
-            await until(lambda: not server.running)
+            await until(lambda: server.state == "ended")
 
     # ---- what befell whom -------------------------------------------------------------------------------------
 

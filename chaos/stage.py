@@ -115,7 +115,7 @@ class Stage:
             await asyncio.to_thread(self._server.kill)
         else:
             os.kill(self._server.pid, signal.SIGTERM)
-            await until(lambda: not self._server.running)
+            await until(lambda: self._server.state == "ended")
         await asyncio.sleep(fault.lasts_s)
         await asyncio.to_thread(self._server.restart)
         self.troubles.append(Trouble("server", "server", from_s, time.monotonic()))

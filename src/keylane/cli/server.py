@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from keylane.cli.command import family
+from keylane.core.run_state import RunState
 
 if TYPE_CHECKING:
     from keylane.server import NatsServer
@@ -103,7 +104,7 @@ def _watch(nodes: list[NatsServer]) -> None:
     alive = list(nodes)
     while True:
         time.sleep(_POLL_INTERVAL_S)
-        for node in [node for node in alive if not node.running]:
+        for node in [node for node in alive if node.state is RunState.ENDED]:
             alive.remove(node)
             ended = f"nats-server {node.name} (pid {node.pid}) ended by itself; its log is {node.log_path}"
             if not alive:

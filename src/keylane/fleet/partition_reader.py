@@ -132,7 +132,7 @@ class PartitionReader:
         self._lost = lost
         self._callbacks = FeedCallbacks()
         self._feed: Feed | None = None
-        self._feed_end: asyncio.Task[None] | None = None
+        self._feed_end: asyncio.Task[str] | None = None
         self._mode = _Mode.HOLDING
         self._has_begun = False
         """Something was handed to the processor since `start`: from then on this owner knows best where it is."""
@@ -393,7 +393,7 @@ class PartitionReader:
         if end is not None and not end.cancel() and not end.cancelled():
             end.exception()  # seen: it is being let go of
         if feed is not None:
-            await feed.close()
+            await feed.stop()
         if self._share is not None:
             self._share.clear()
 
@@ -438,7 +438,7 @@ class PartitionReader:
             if feed.is_pinned and self._connection.is_connected:
                 await feed.hand_over()
             else:
-                await feed.close()
+                await feed.stop()
         self._origin.pin_id = None
         if self._share is not None:
             self._share.close()
@@ -502,7 +502,7 @@ class PartitionReader:
         self._processor.end_run()
         self._unpinned()
 
-    def _feed_ended(self, end: asyncio.Task[None]) -> None:
+    def _feed_ended(self, end: asyncio.Task[str]) -> None:
         if end.cancelled() or self._feed_end is not end:
             return
         error = end.exception()

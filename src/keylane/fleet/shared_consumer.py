@@ -113,7 +113,7 @@ class SharedConsumer:
         self.filters = ConsumerFilters(pace or UpdatePace())
         self._config: ConsumerConfig | None = None
         self._feed: Feed | None = None
-        self._feed_end: asyncio.Task[None] | None = None
+        self._feed_end: asyncio.Task[str] | None = None
         self._stream_created = ""
         self._wake = asyncio.Event()
         self._changed = asyncio.Condition()
@@ -334,7 +334,7 @@ class SharedConsumer:
         if feed is not None:
             await feed.drain(0)
 
-    def _feed_ended(self, end: asyncio.Task[None]) -> None:
+    def _feed_ended(self, end: asyncio.Task[str]) -> None:
         if end.cancelled() or self._feed_end is not end:
             return
         _log.warning("%r: its pulls have ended (%s); making it again", self, end.exception())

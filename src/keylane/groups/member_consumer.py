@@ -526,7 +526,7 @@ class MemberConsumer:
         try:
             if feed is not None:
                 # Without a consumer there is no pin to hand over, and a cluster may leave questions unanswered.
-                await (feed.drain(0) if consumer_is_gone else feed.close())
+                await (feed.drain(0) if consumer_is_gone else feed.stop())
         except BaseException:
             self._report(HandoffEvent.CLOSED)
             raise

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from keylane.awaitable_context import awaitable_context
+from keylane.core.run_state import RunState
 from keylane.errors import InvalidInput, KeylaneError
 from keylane.jetstream.feed_options import FeedOptions, Notice, PinOptions
 from keylane.jetstream.feed_pin import FeedPin
@@ -41,7 +42,7 @@ class Feed:
     ...     async for message in feed:
     ...         message.ack()
 
-    Iteration ends after `drain` or `close`, and raises `FeedEnded` when the feed cannot go on.
+    Iteration ends after `drain` or `stop`, and raises `FeedEnded` when the feed cannot go on.
     """
 
     def __init__(self, connection: Connection, stream: str, consumer: str, options: FeedOptions) -> None:
@@ -60,6 +61,12 @@ class Feed:
 
     def __repr__(self) -> str:
         return f"<Feed {self.stream}/{self.consumer} buffered={len(self._messages)} {self._pulls!r}>"
+
+    @property
+    def state(self) -> RunState:
+        if self._buffer.ended:
+            return RunState.ENDED
+        return RunState.STOPPING if self._pulls.is_draining else RunState.RUNNING
 
     @property
     def strays(self) -> int:
@@ -91,12 +98,13 @@ class Feed:
         self._pulls.refill()
         return self
 
-    async def wait(self) -> None:
-        """Wait until the feed has ended; raises the error that ended it, if one did."""
+    async def wait(self) -> str:
+        """Wait for the end and return its reason; raises the error if one ended it."""
         while not self._buffer.ended:
             await self._buffer.wait()
         if self._buffer.error is not None:
             raise self._buffer.error
+        return "stopped"
 
     async def drain(self, linger_s: float = LINGER_S) -> None:
         """Ask for nothing more. Everything that was on its way is still delivered, then iteration ends.
@@ -116,7 +124,7 @@ class Feed:
         """Wait until the server has every ack that was sent so far."""
         await self._pulls.settle_acks()
 
-    async def close(self) -> None:
+    async def stop(self) -> None:
         """Drain, and give what was not read back to the server: it is redelivered at once.
 
         A pinned reader hands over at once: it clears its pin after its pulls are closed and its acks are in.
@@ -137,7 +145,7 @@ class Feed:
         self._buffer.clear()
 
     async def hand_over(self) -> None:
-        """As `close`, for a pinned reader that has settled what it handled: with as few requests as possible.
+        """As `stop`, for a pinned reader that has settled what it handled: with as few requests as possible.
 
         The next reader waits for each of them. What is not acked is delivered again from the first message on, so the
         next one need not reset the consumer.
@@ -179,7 +187,7 @@ class Feed:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        await self.stop()
 
     # ---- the reader's side --------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
+from keylane.core.run_state import RunState
 from keylane.core.subjects import check_subject
 from keylane.errors import (
     InvalidInput,
@@ -112,9 +113,10 @@ class Publisher:
         self._subscription: Subscription | None = None
         self._sweep: asyncio.TimerHandle | None = None
         self._no_answers: PermissionDenied | None = None
+        self.state = RunState.NEW
 
     def __repr__(self) -> str:
-        return f"<Publisher in flight: {len(self._in_flight)} messages, {self._bytes} bytes>"
+        return f"<Publisher {self.state}, in flight: {len(self._in_flight)} messages, {self._bytes} bytes>"
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -123,16 +125,18 @@ class Publisher:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        await self.stop()
 
     async def start(self) -> None:
         self._client.listen_for_denials(self._hear_denial)
         self._subscription = await self._client.route(f"{self._inbox}.*", self)
         self._client.listen(self._link_changed)
         self._sweep = self._loop.call_later(_SWEEP_S, self._expire)
+        self.state = RunState.RUNNING
 
-    async def close(self) -> None:
+    async def stop(self) -> None:
         """Wait for the outstanding answers (each has its deadline), then end."""
+        self.state = RunState.STOPPING
         await self.flush()
         if self._sweep is not None:
             self._sweep.cancel()
@@ -140,6 +144,7 @@ class Publisher:
         self._client.unlisten_for_denials(self._hear_denial)
         if self._subscription is not None:
             await self._client.unroute(self._subscription)
+        self.state = RunState.ENDED
 
     async def send(
         self, subject: str, data: bytes = b"", headers: Mapping[str, str] | None = None

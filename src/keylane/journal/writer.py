@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Self
 from zlib import crc32
 
 from keylane.core.journal_record import OUTCOME_NUMBERS, BatchHead, Columns, Packed, pack, sample_limit, seal
+from keylane.core.run_state import RunState
 from keylane.errors import InvalidInput, NotStored, OutcomeUnknown, PublishDenied
 from keylane.jetstream import ConnectionHooks, PublishAck, Publisher, check_seconds, open_publisher
 from keylane.journal.columns import Handled, Line, Lines, Note, RecordOrigin
@@ -127,10 +128,18 @@ class Journal:
         """Records that were lost because the server was too slow or away, or because the journal was closed."""
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "open"
-        return f"<Journal {self.journal_stream} {state} held={self._held + len(self._pending)} dropped={self.dropped}>"
+        held = self._held + len(self._pending)
+        return f"<Journal {self.journal_stream} {self.state} held={held} dropped={self.dropped}>"
 
     # ---- start and end ------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> RunState:
+        if self._task is None:
+            return RunState.ENDED if self._closed else RunState.NEW
+        if self._task.done():
+            return RunState.ENDED
+        return RunState.STOPPING if self._closed else RunState.RUNNING
 
     async def start(self) -> Self:
         """Create the journal's stream if it is missing, and begin. Raises `JournalConflict` if it cannot be used."""
@@ -145,7 +154,7 @@ class Journal:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        await self.stop()
 
     async def flush(self, timeout_s: float = 5.0) -> bool:
         """Store all records so far; False if `timeout_s` was too short, or some were dropped meanwhile."""
@@ -157,7 +166,7 @@ class Journal:
                 await self._empty.wait()
         return self._empty.is_set() and self.dropped == dropped_before
 
-    async def close(self, timeout_s: float = 5.0) -> None:
+    async def stop(self, timeout_s: float = 5.0) -> None:
         """Store all records, and end. Records that are not sent within `timeout_s` are lost, which is logged.
 
         Waits at most two more seconds for the answers to sent batches.

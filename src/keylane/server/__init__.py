@@ -10,11 +10,12 @@ A test or a trial needs two lines:
 
 from __future__ import annotations
 
+from keylane.core.run_state import RunState
 from keylane.lazy import public_names
 from keylane.server.binary import MINIMUM_VERSION, ServerBinary, find_binary
 from keylane.server.cluster import NatsCluster
 from keylane.server.node import NatsServer
 
-__all__ = ["MINIMUM_VERSION", "NatsCluster", "NatsServer", "ServerBinary", "find_binary"]
+__all__ = ["MINIMUM_VERSION", "NatsCluster", "NatsServer", "RunState", "ServerBinary", "find_binary"]
 
 __dir__ = public_names(__all__)

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from keylane.core.run_state import RunState
 from keylane.errors import InvalidInput, ServerStartFailed, ServerUnreachable
 from keylane.server.node import START_DEADLINE_S, NatsServer, usable_directory
 from keylane.server.ports import ReservedPort, checked_port
@@ -125,7 +126,7 @@ class NatsCluster:
         await asyncio.to_thread(self.stop)
 
     def _agreed_leader(self) -> NatsServer | None:
-        running = [node for node in self.nodes if node.running]
+        running = [node for node in self.nodes if node.state is RunState.RUNNING]
         metas = {node.name: node.monitor("jsz").get("meta_cluster", {}) for node in running}
         leaders = {meta.get("leader") for meta in metas.values()}
         # For a while after a kill the others still name the dead node.

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from keylane.core.run_state import RunState
 from keylane.errors import InvalidInput, ServerStartFailed, ServerUnreachable
 from keylane.server.binary import ServerBinary, find_binary
 from keylane.server.ports import LOOPBACK, ReservedPort, checked_port
@@ -185,8 +186,11 @@ class NatsServer:
         return self._process.pid
 
     @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.exit_code() is None
+    def state(self) -> RunState:
+        """`ended` also while it is killed, until `restart`."""
+        if self._process is None:
+            return RunState.NEW
+        return RunState.RUNNING if self._process.exit_code() is None else RunState.ENDED
 
     @property
     def store_dir(self) -> Path:
@@ -217,7 +221,7 @@ class NatsServer:
         return answer
 
     def __repr__(self) -> str:
-        state = f"pid {self.pid}" if self.running else "not running"
+        state = f"pid {self.pid}" if self.state is RunState.RUNNING else "not running"
         return f"<NatsServer {self.name} {self.url} {state}>"
 
     # ---- end --------------------------------------------------------------------------------------

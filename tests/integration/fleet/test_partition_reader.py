@@ -104,21 +104,21 @@ async def one_reader(ground: FleetGround) -> AsyncIterator[OneReader]:
 async def test_what_arrives_while_a_reader_steps_aside_comes_after_what_it_dropped(
     limits: FleetGround, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lease is not confirmed, so the first message waits. The second one arrives while the feed is being closed."""
+    """The lease is not confirmed, so the first message waits. The second one arrives while the feed stops."""
     sent: list[int] = []
-    close = Feed.close
+    stop = Feed.stop
 
-    async def close_late(feed: Feed) -> None:
+    async def stop_late(feed: Feed) -> None:
         if len(sent) == 1:
             sent.append(await one.send())
-        await close(feed)
+        await stop(feed)
 
     async with one_reader(limits) as one:
         is_confirmed = False
         one.processor.may_start = lambda: is_confirmed
         one.processor.guard(True)
         sent.append(await one.send())
-        monkeypatch.setattr(Feed, "close", close_late)
+        monkeypatch.setattr(Feed, "stop", stop_late)
         await one.reader.step_aside()
         is_confirmed = True
         one.processor.guard(False)

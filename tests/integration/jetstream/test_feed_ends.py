@@ -320,7 +320,7 @@ async def test_a_closed_connection_ends_the_feed(nats_server: NatsServer, unique
     assert "the connection is closed (closed by the program); connect again" in ended[0]
     with pytest.raises(FeedEnded, match="the connection is closed"):
         await feed.wait()
-    await feed.close()
+    await feed.stop()
     assert no_feed_is_left()
 
 
@@ -337,7 +337,7 @@ async def test_what_waits_in_the_buffer_of_a_closed_connection_is_not_handed_out
     await connection.close()
     with pytest.raises(FeedEnded, match="the connection is closed"):
         await anext(feed)
-    await feed.close()
+    await feed.stop()
 
 
 async def test_a_drained_connection_ends_the_feed(nats_server: NatsServer, unique: Unique) -> None:
@@ -349,7 +349,7 @@ async def test_a_drained_connection_ends_the_feed(nats_server: NatsServer, uniqu
     await connection.drain()
     with pytest.raises(FeedEnded, match="the connection is closed"):
         await reading
-    await feed.close()
+    await feed.stop()
 
 
 async def test_a_feed_can_be_closed_while_its_connection_is_drained(nats_server: NatsServer, unique: Unique) -> None:
@@ -366,7 +366,7 @@ async def test_a_feed_can_be_closed_while_its_connection_is_drained(nats_server:
     await fill(connection, stream, 1, subject="held")
     draining = asyncio.ensure_future(connection.drain())
     await until(lambda: asyncio.sleep(0, connection.nats.is_draining), bool)
-    await feed.close()
+    await feed.stop()
     assert no_feed_is_left()
     release.set()
     await draining
@@ -396,7 +396,7 @@ async def test_on_messages_that_raises_ends_the_feed(
             await feed.wait()
     assert isinstance(e.value.__cause__, ZeroDivisionError)
     await fill(connection, stream, 10)
-    await feed.close()
+    await feed.stop()
     assert calls == 1
     assert connection.is_connected
     async with await open_feed(connection, stream, "reader") as again:

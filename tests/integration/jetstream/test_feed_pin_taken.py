@@ -74,7 +74,7 @@ async def test_a_pin_that_is_taken_is_ours_at_once(
         assert after.seen[:10] == list(range(1, 11)), "nothing is acked: it comes again from the beginning"
         info = await consumers.info(connection, stream, consumer)
         assert [one.pinned_client_id for one in info.priority_groups] == [standby.pin_id]
-        await standby.close()
+        await standby.stop()
 
 
 async def test_a_pin_that_is_handed_over_needs_no_reset_by_the_next_reader(

@@ -421,8 +421,8 @@ async def test_a_closed_feed_says_so(connection: Connection, unique: Unique) -> 
     stream = await ready(connection, unique, 0)
     feed = await open_feed(connection, stream, "reader")
     assert "pulling" in repr(feed)
-    await feed.close()
-    await feed.close()
+    await feed.stop()
+    await feed.stop()
     assert "ended" in repr(feed)
     assert [message async for message in feed] == []
     assert [batch async for batch in feed.batches()] == []

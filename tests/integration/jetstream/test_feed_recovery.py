@@ -75,7 +75,7 @@ class Reading:
         assert not order or firsts == sorted(firsts)
 
     async def stop(self) -> None:
-        await self._feed.close()
+        await self._feed.stop()
         await self.task
 
 

@@ -283,4 +283,4 @@ async def test_a_confirmed_ack_on_a_closed_connection_fails(nats_server: NatsSer
     await connection.close()
     with pytest.raises(AckFailed):
         await message.ack_confirmed(timeout_s=1)
-    await feed.close()
+    await feed.stop()

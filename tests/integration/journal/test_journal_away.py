@@ -212,7 +212,7 @@ async def test_close_has_a_deadline(own_server: NatsServer, own: Connection, cap
     await link_is(own, up=False)
     worker.work(70)
     async with asyncio.timeout(15):
-        await journal.close(timeout_s=0.2)
+        await journal.stop(timeout_s=0.2)
     assert journal.dropped == 70
     assert warnings_of(caplog, "its last 70 records were not stored") == 1
     assert await journal.flush(0.1)  # nothing is left to wait for
@@ -227,7 +227,7 @@ async def test_close_logs_how_many_dropped_records_no_batch_tells(
     own_server.kill()
     await link_is(own, up=False)
     worker.work(50)
-    await journal.close(timeout_s=0.2)
+    await journal.stop(timeout_s=0.2)
     assert journal.dropped == 50
     assert warnings_of(caplog, "its last 20 records were not stored") == 1
     assert warnings_of(caplog, "no batch carries the number of 30 dropped records") == 1
@@ -240,7 +240,7 @@ async def test_a_connection_that_is_closed_ends_the_journal(own: Connection, cap
     await own.close()
     await until(lambda: journal.dropped == 30)
     worker.work(1)
-    await journal.close()
+    await journal.stop()
     assert journal.dropped == 31
     assert warnings_of(caplog, "its last 30 records were not stored") == 1
 

@@ -67,7 +67,7 @@ async def test_records_are_what_handlers_saw(
     for member in members:
         await member.stop(timeout_s=5)
     for journal in journals.values():
-        await journal.close()
+        await journal.stop()
     records = await read(connection, stream, "g")
     assert Counter(record.outcome for record in records) == {"done": 600}
     for name in journals:

@@ -44,7 +44,7 @@ async def test_many_at_once_make_one(connection: Connection, stream: str) -> Non
     await asyncio.gather(*(journal.start() for journal in journals))
     for number, journal in enumerate(journals):
         Worker(connection, journal, Instance(stream, instance=f"i-{number}")).work(1)
-    await asyncio.gather(*(journal.close() for journal in journals))
+    await asyncio.gather(*(journal.stop() for journal in journals))
     listed = await connection.api.request("STREAM.NAMES")
     assert [name for name in listed["streams"] if stream in name] == [stream, journal_stream(stream)]
     assert {record.instance for record in await read(connection, stream)} == {f"i-{number}" for number in range(8)}

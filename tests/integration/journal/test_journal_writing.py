@@ -75,10 +75,10 @@ async def test_the_time_of_a_batch_starts_with_its_first_record(connection: Conn
 async def test_close_stores_what_is_left(connection: Connection, stream: str) -> None:
     journal = await Journal(connection, stream=stream, flush_s=60).start()
     noted = Worker(connection, journal, Instance(stream)).work(17)
-    await journal.close()
-    await journal.close()
+    await journal.stop()
+    await journal.stop()
     assert [record.sequence for record in await read(connection, stream)] == noted
-    assert repr(journal) == f"<Journal {journal_stream(stream)} closed held=0 dropped=0>"
+    assert repr(journal) == f"<Journal {journal_stream(stream)} ended held=0 dropped=0>"
 
 
 async def test_what_is_noted_after_the_end_is_counted(

@@ -13,6 +13,7 @@ from nats.js.api import StreamConfig
 
 import keylane
 from keylane import Connection, groups, priority
+from keylane.core.run_state import RunState
 from keylane.errors import NotFound, ServerUnreachable
 from keylane.jetstream import Feed, consumers, open_feed, streams
 from keylane.server import NatsCluster, NatsServer
@@ -120,12 +121,12 @@ async def test_a_missing_consumer(ground: tuple[Connection, str]) -> None:
 
 async def test_servers_stop_without_blocking_the_loop() -> None:
     async with NatsServer.start() as server:
-        assert server.running
-    assert not server.running
+        assert server.state == "running"
+    assert str(server.state) == "ended"
 
 
 @pytest.mark.timeout(60)
 async def test_a_cluster_too() -> None:
     async with NatsCluster.start(3) as cluster:
-        assert all(node.running for node in cluster.nodes)
-    assert not any(node.running for node in cluster.nodes)
+        assert all(node.state is RunState.RUNNING for node in cluster.nodes)
+    assert not any(node.state is RunState.RUNNING for node in cluster.nodes)

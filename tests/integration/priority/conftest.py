@@ -225,7 +225,7 @@ class Reader:
         await asyncio.wait({self._task})
         if not self._task.cancelled():
             self._task.result()
-        await self.feed.close()
+        await self.feed.stop()
 
     async def abandon(self) -> None:
         """Read no more and say nothing: the feed stays open."""

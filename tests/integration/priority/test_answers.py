@@ -87,7 +87,7 @@ async def test_a_bad_request_is_refused_with_its_own_error(
         await asyncio.wait_for(anext(feed), 20)
     assert type(refused.value) is error
     assert place.consumer in str(refused.value)
-    await feed.close()
+    await feed.stop()
 
 
 async def test_a_pull_without_a_body_needs_no_group(ground: MakeGround) -> None:
@@ -166,7 +166,7 @@ async def test_a_message_that_does_not_fit(ground: MakeGround) -> None:
     feed = await consume(place.connection, place.stream, place.consumer, max_bytes=10)
     with pytest.raises(MessageTooLarge, match="max_bytes 10"):
         await asyncio.wait_for(anext(feed), 20)
-    await feed.close()
+    await feed.stop()
 
 
 async def test_a_push_consumer(ground: MakeGround) -> None:
@@ -194,7 +194,7 @@ async def test_a_deleted_consumer_ends_the_reader(ground: MakeGround, open_clien
     await consumers.delete(place.connection, place.stream, place.consumer)
     with pytest.raises(ConsumerGone, match="'workers'"):
         await asyncio.wait_for(anext(feed), 20)
-    await feed.close()
+    await feed.stop()
 
 
 async def test_a_consumer_replaced_by_one_with_another_policy(ground: MakeGround, open_client: OpenClient) -> None:
@@ -211,7 +211,7 @@ async def test_a_consumer_replaced_by_one_with_another_policy(ground: MakeGround
     )
     with pytest.raises((ConsumerGone, NotAnOverflowConsumer)):
         await asyncio.wait_for(anext(feed), 20)
-    await feed.close()
+    await feed.stop()
 
 
 # ---- the API ----------------------------------------------------------------------------------------

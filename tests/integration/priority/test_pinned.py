@@ -101,7 +101,7 @@ async def test_a_clean_stop_with_a_full_window_hands_over_at_once(
     assert message is not None
     second = await read(await open_client(), place, "second")
     stopping_at = time.monotonic()
-    await feed.close()
+    await feed.stop()
     took_over = await second.got(1)
     assert took_over.at - stopping_at < AT_ONCE_S
     await second.got(10)
@@ -155,7 +155,7 @@ async def test_a_stop_does_not_take_the_pin_from_another(
     await place.publish(1)
     await other.got(1)
     held = (await group_state(place.connection, place.stream, place.consumer)).pinned_client_id
-    await feed.close()
+    await feed.stop()
     assert (await group_state(place.connection, place.stream, place.consumer)).pinned_client_id == held
     await other.stop()
 
@@ -181,7 +181,7 @@ async def test_a_reader_that_does_not_read_keeps_its_pin(
     rest = [message for _ in range(29) if (message := await feed.next(5)) is not None]
     assert [first.sequence, *(message.sequence for message in rest)] == published
     assert {message.delivered_count for message in rest} == {1}
-    await feed.close()
+    await feed.stop()
     await other.stop()
 
 
@@ -204,7 +204,7 @@ async def test_a_blocked_event_loop_asks_before_it_goes_on(
     assert second is not None
     assert second.sequence == published[0]
     assert len(lost) == 1
-    await feed.close()
+    await feed.stop()
 
 
 async def test_an_answer_that_comes_after_the_end_is_not_passed_on(

@@ -88,7 +88,7 @@ async def test_a_full_reader_lets_the_next_priority_through(
     assert message.sequence == last
     assert len(second.log) == 15
     message.ack()
-    await first.close()
+    await first.stop()
     await second.stop()
 
 

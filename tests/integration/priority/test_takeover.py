@@ -159,7 +159,7 @@ async def test_fetches_keep_the_pin_between_them_and_take_over_in_order(
     assert [message.sequence for message in rest] == [3, 5, 6, 7, 8, 9, 10, 11, 12]
     for message in rest:
         message.ack()
-    await heir.close()
+    await heir.stop()
 
 
 async def test_a_fetcher_that_leaves_hands_over_at_once(ground: MakeGround, open_client: OpenClient) -> None:
@@ -293,7 +293,7 @@ async def test_somebody_else_resets_the_consumer(ground: MakeGround, open_client
     assert sorted(set(handled)) == [*published, 7]
     info = await consumers.info(place.connection, place.stream, place.consumer)
     assert (info.num_pending, info.num_ack_pending) == (0, 0)
-    await feed.close()
+    await feed.stop()
 
 
 async def test_a_reader_without_a_link_stops_when_its_pin_may_be_gone(
@@ -354,4 +354,4 @@ async def test_a_hook_that_fails_ends_the_reader(ground: MakeGround, open_client
     with pytest.raises(FeedEnded, match="the hook is broken"):
         await asyncio.wait_for(feed.wait(), 20)
     assert connection.is_connected
-    await feed.close()
+    await feed.stop()

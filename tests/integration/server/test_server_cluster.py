@@ -14,6 +14,7 @@ import pytest
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
+from keylane.core.run_state import RunState
 from keylane.errors import InvalidInput, ServerStartFailed
 from keylane.server import NatsCluster, NatsServer
 from keylane.server.ports import ReservedPort
@@ -89,8 +90,8 @@ async def test_a_killed_node_stops_no_publish_and_a_killed_cluster_loses_nothing
 
 def test_stop_leaves_nothing_of_a_temporary_cluster() -> None:
     with NatsCluster.start() as cluster:
-        assert all(node.running and node.store_dir.exists() for node in cluster.nodes)
-    assert not any(node.running or node.store_dir.exists() for node in cluster.nodes)
+        assert all(node.state is RunState.RUNNING and node.store_dir.exists() for node in cluster.nodes)
+    assert not any(node.state is RunState.RUNNING or node.store_dir.exists() for node in cluster.nodes)
 
 
 def test_without_a_majority_the_wait_ends_with_an_error() -> None:

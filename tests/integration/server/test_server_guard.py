@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from keylane.core.run_state import RunState
 from keylane.server import NatsServer
 from tests.waiter import wait_until
 
@@ -129,7 +130,7 @@ def test_a_stopped_server_does_not_outlive_its_watcher() -> None:
 def test_an_owner_hears_that_its_watcher_was_killed() -> None:
     with NatsServer.start() as server:
         os.kill(watcher_of(server.pid), signal.SIGKILL)
-        wait_until(lambda: not server.running)
+        wait_until(lambda: server.state is RunState.ENDED)
         server.restart()
         assert server.monitor("healthz") == {"status": "ok"}
 

@@ -15,6 +15,7 @@ import pytest
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
+from keylane.core.run_state import RunState
 from keylane.errors import InvalidInput, ServerStartFailed, ServerUnreachable, StoreInUse
 from keylane.server import NatsServer
 
@@ -61,7 +62,7 @@ async def test_data_survives_stop_and_a_new_server(tmp_path: Path, unique: Calla
     store_dir = tmp_path / 'with spaces, "quotes" and é'
     with NatsServer.start(store_dir=store_dir) as server:
         await publish(server, stream, 10)
-    assert not server.running
+    assert server.state is RunState.ENDED
     with NatsServer.start(store_dir=store_dir) as server:
         assert await stored(server, stream) == 10
 
@@ -109,7 +110,7 @@ def test_kill_is_a_real_sigkill_of_the_server_itself() -> None:
         assert server.monitor("varz")["server_name"] == "keylane"
         assert Path(f"/proc/{server.pid}/comm").read_text().strip() == "nats-server"
         server.kill()
-        assert not server.running
+        assert server.state is RunState.ENDED
         with pytest.raises(ServerUnreachable, match="not running"):
             server.monitor("varz")
         assert "Initiating Shutdown" not in server.log_path.read_text()
@@ -172,11 +173,11 @@ def test_a_store_in_use_is_refused_with_the_pid(tmp_path: Path) -> None:
         config = (tmp_path / "server.conf").read_text()
         with pytest.raises(StoreInUse, match=f"pid {server.pid}"):
             NatsServer.start(store_dir=tmp_path)
-        assert server.running
+        assert server.state is RunState.RUNNING
         assert (tmp_path / "server.conf").read_text() == config
         server.kill()
         with NatsServer.start(store_dir=tmp_path) as other:
-            assert other.running
+            assert other.state is RunState.RUNNING
 
 
 def test_a_refused_start_gives_its_port_back(tmp_path: Path) -> None:
@@ -249,7 +250,7 @@ def test_a_failed_start_shows_the_end_of_the_log(tmp_path: Path) -> None:
     with pytest.raises(ServerStartFailed, match=r"(?s)ended with code 1.*server\.log.*Parse error"):
         NatsServer.start(store_dir=tmp_path, extra_config="nonsense {")
     with NatsServer.start(store_dir=tmp_path) as server:
-        assert server.running
+        assert server.state is RunState.RUNNING
 
 
 def test_readiness_has_a_deadline(tmp_path: Path) -> None:
