@@ -33,6 +33,8 @@ _SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "static": ("groups.static", "Groups on a stream with partition numbers."),
         "fleet": ("fleet.commands", "Workers that share the partitions by themselves."),
         "autoscale": ("autoscale", "As many workers or members as the lag needs."),
+        "plan": ("configuration.plan", "What a file of streams, groups and fleets would change."),
+        "apply": ("configuration.apply", "Make the server what a file says, step by step."),
         "dlq": ("dlq", "Messages that groups gave up."),
         "exactly-once": ("exactly_once", "A database after a restored bucket or stream."),
         "marshal": ("marshal.commands", "Consumers coordinated by nothing but a log."),

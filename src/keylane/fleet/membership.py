@@ -157,7 +157,7 @@ async def join(
     await known.read()
     if lookup is not None:
         await first_look(lookup, known)
-    _check_stream(config, known)
+    check_stream(config, known)
     is_queue = config.retention == RetentionPolicy.WORK_QUEUE
     layout = await _resolved_layout(connection, stream, fleet, layout, config=config, known=known, copies=copies)
     names = _consumer_names(fleet, layout, known)
@@ -441,7 +441,8 @@ def _one_lane(partition: Partition) -> Placing:
     return place
 
 
-def _check_stream(config: StreamConfig, known: FleetPartitions) -> None:
+def check_stream(config: StreamConfig, known: FleetPartitions) -> None:
+    """Raise `FleetError` if a fleet cannot read its partitions from a stream with this configuration."""
     source, found = known.source, known.current
     if config.retention == RetentionPolicy.INTEREST:
         raise FleetError(

@@ -12,11 +12,11 @@ import pytest
 
 from keylane import Connection, PartitionBy, groups
 from keylane.cli.groups.arguments import (
-    parse_duration_s,
     parse_mappings,
     parse_partition_by,
 )
 from keylane.core.plans import Plan, balanced, ranges, sticky
+from keylane.core.quantities import parse_duration_s
 from keylane.errors import InvalidInput
 from keylane.groups.admin import read_plan_file
 from keylane.server import NatsServer

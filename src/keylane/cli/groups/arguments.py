@@ -1,4 +1,4 @@
-"""Parses the arguments of group commands: mappings, filters with wildcards, durations.
+"""Parses the arguments of group commands: mappings, filters with wildcards.
 
 Checks the form only. Whether a plan fits a group is checked by `keylane.groups`.
 """
@@ -15,9 +15,6 @@ from keylane.errors import InvalidInput
 
 _RANGE = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?")
 _WILDCARDS = re.compile(r"\d{1,10}(?:,\d{1,10})*")
-_DURATION = re.compile(r"(?:\d+(?:\.\d*)?(?:us|µs|ms|s|m|h|d))+")
-_DURATION_PART = re.compile(r"(\d+(?:\.\d*)?)(us|µs|ms|s|m|h|d)")
-_UNIT_S = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _MOST_IN_A_RANGE = 1_000_000
 
 
@@ -80,15 +77,6 @@ def ask_for_partition_by(filters: Iterable[str], answer: Callable[[str], str | N
 def is_filter(word: str) -> bool:
     """Whether this is a filter: a member's name contains none of these characters."""
     return any(character in word for character in ".*>")
-
-
-def parse_duration_s(word: str) -> float:
-    """`20ms`, `1.5s`, `1m30s`, or `0`, in seconds."""
-    if word == "0":
-        return 0.0
-    if not _DURATION.fullmatch(word):
-        raise InvalidInput(f"duration {shown(word)} is invalid: give for example 20ms, 1.5s or 1m30s")
-    return sum(float(number) * _UNIT_S[unit] for number, unit in _DURATION_PART.findall(word))
 
 
 def _parse_mapping(word: str) -> tuple[str, list[int]]:

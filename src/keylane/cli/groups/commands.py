@@ -273,8 +273,8 @@ def _add_consume(app: typer.Typer, kind: Kind) -> None:
         when it was printed.
         """
         from keylane.cli.event_lines import run_consumer
-        from keylane.cli.groups.arguments import parse_duration_s
         from keylane.cli.groups.consume import GroupConsumeOptions, consume
+        from keylane.core.quantities import parse_duration_s
         from keylane.errors import InvalidInput
 
         def seconds(duration: str, option: str) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,8 +11,6 @@ if TYPE_CHECKING:
     from keylane.core.partitions import Partitioning
     from keylane.jetstream import StreamConfig
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?)b?|b)?", re.IGNORECASE)
-_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _RETENTIONS = {"limits": "limits", "interest": "interest", "work": "workqueue"}
 
 
@@ -91,7 +88,7 @@ class StreamOptions:
         """The stream's configuration. Raises `InvalidInput` if the options do not fit together."""
         from nats.js.api import DiscardPolicy, StoreCompression, SubjectTransform
 
-        from keylane.cli.groups.arguments import parse_duration_s
+        from keylane.core.quantities import parse_duration_s, parse_size
         from keylane.jetstream import RetentionPolicy, StorageType, StreamConfig
 
         partitioning = self.partitioning()
@@ -135,14 +132,3 @@ class StreamOptions:
                     "would get no partition number, and no group would see them"
                 )
         return given or [partitioning.filter]
-
-
-def parse_size(text: str, option: str) -> int:
-    """`500MB`, `10GiB`, `1024`: bytes. K, M, G and T count by 1000, with an i by 1024."""
-    from keylane.errors import InvalidInput
-
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
-        raise InvalidInput(f"{option} is {text!r}: write a size such as 64KB, 500MB or 10GiB")
-    step = 1024 if found[3] else 1000
-    return int(float(found[1]) * step ** _POWERS[(found[2] or "").lower()])

@@ -1,0 +1,1 @@
+"""`keylane plan` and `keylane apply`: streams, groups and fleets from one file."""
