@@ -140,7 +140,7 @@ def _of_one(
 
 
 def _creation(key: ResourceKey, fields: Mapping[str, Any]) -> PlannedStep | RefusedChange:
-    changes = tuple(FieldChange(name, None, value) for name, value in fields.items() if value not in (None, ()))
+    changes = tuple(FieldChange(name, None, value) for name, value in fields.items())
     lacking = None
     if key.kind == "stream" and not fields.get("subjects"):
         lacking = "subjects, or partition_by"

@@ -52,6 +52,8 @@ def plan_text(plan: ConfigurationPlan) -> Text:
         mark, style = _MARKS[step.action]
         text.append(f"{mark} {step.key}\n", style=f"bold {style}")
         for change in step.changes:
+            if step.action == "create" and change.after in (None, ()):
+                continue
             if step.action == "create":
                 text.append(f"    {change.name} = {_shown(change.name, change.after)}\n")
             else:
