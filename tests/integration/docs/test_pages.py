@@ -17,7 +17,6 @@ NOT_YET = {
     or page
     in (
         "docs/marshal.md",
-        "docs/doctor.md",
         "docs/tutorial.md",
         "docs/migrating/per-partition-consumers.md",
         "docs/migrating/kafka.md",
