@@ -83,20 +83,23 @@ async def _measure(server: NatsServer, kind: Kind, partitions: int, members: int
         pid, began = server.pid, cpu_seconds(server.pid)
         await asyncio.sleep(idle_s)
         idle = (cpu_seconds(pid) - began) / idle_s
-        async with _exporter(server.url) as port:
+        async with _exporter(server.url) as (exporter, port):
             await _scrape(port)
+            own = cpu_seconds(exporter)
             cpu, start, times, page = cpu_seconds(pid), time.monotonic(), [], b""
             for _ in range(SCRAPES):
                 began = time.monotonic()
                 page = await _scrape(port)
                 times.append(time.monotonic() - began)
                 await asyncio.sleep(0.2)
+            own = cpu_seconds(exporter) - own
             used = cpu_seconds(pid) - cpu - idle * (time.monotonic() - start)
     return {
         "lag": seen.lag,
         "scrape_s": round(statistics.median(times), 3),
         "slowest_s": round(max(times), 3),
         "samples": sum(not line.startswith(b"#") for line in page.splitlines()),
+        "exporter_ms_a_scrape": round(1000 * own / SCRAPES, 1),
         "server_ms_a_scrape": round(1000 * used / SCRAPES, 1),
         "server_percent": round(100 * used / SCRAPES / EVERY_S, 2),
         "server_idle_percent": round(100 * idle, 1),
@@ -131,8 +134,8 @@ async def _ready(connection: Connection, messages: int) -> GroupOverview:
 
 
 @asynccontextmanager
-async def _exporter(url: str) -> AsyncIterator[int]:
-    """The command as a process; yields its port."""
+async def _exporter(url: str) -> AsyncIterator[tuple[int, int]]:
+    """The command as a process; yields its process id and its port."""
     command = [sys.executable, "-c", "from keylane.cli.main import main; main()", "exporter"]
     process = await asyncio.create_subprocess_exec(
         *command, "-s", url, "--port", "0", "--host", "127.0.0.1", "--interval", "0", stdout=asyncio.subprocess.PIPE
@@ -140,7 +143,7 @@ async def _exporter(url: str) -> AsyncIterator[int]:
     try:
         assert process.stdout is not None
         line = (await process.stdout.readline()).decode()
-        yield int(line.rpartition(":")[2].partition("/")[0])
+        yield process.pid, int(line.rpartition(":")[2].partition("/")[0])
     finally:
         process.terminate()
         await process.wait()
@@ -158,6 +161,7 @@ async def _scrape(port: int) -> bytes:
 def _in_words(kind: str, one: dict[str, Any]) -> str:
     return (
         f"{kind}: a scrape takes {one['scrape_s']:.2f} s ({one['slowest_s']:.2f} at most, limit {LIMIT_S:g}) for "
-        f"{one['samples']:,} samples and {one['server_ms_a_scrape']:.0f} ms of the server's CPU, "
+        f"{one['samples']:,} samples, {one['exporter_ms_a_scrape']:.0f} ms of its own CPU and "
+        f"{one['server_ms_a_scrape']:.0f} ms of the server's, "
         f"{one['server_percent']:.2f} % of a core every {EVERY_S:g} s (limit {LIMIT_PERCENT:g})"
     )
