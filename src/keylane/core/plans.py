@@ -141,6 +141,19 @@ def check_plan(plan: Plan, partitions: int) -> Plan:
 # ---- by number of partitions ------------------------------------------------------------------------
 
 
+def change_of(before: Plan | None, after: Plan) -> str:
+    """Why a plan differs from the one before, in one word: start, join, leave or mapping.
+
+    >>> change_of(None, Plan({"a": [0]})), change_of(Plan({"a": [0, 1]}), Plan({"a": [0], "b": [1]}))
+    ('start', 'join')
+    """
+    if before is None:
+        return "start"
+    if set(after.members) - set(before.members):
+        return "join"
+    return "leave" if set(before.members) - set(after.members) else "mapping"
+
+
 def balanced(members: Iterable[str], partitions: int) -> Plan:
     """The plan that every member, in any language, computes itself from the list of names.
 

@@ -186,6 +186,7 @@ async def join(
         tracks_position=not is_queue and layout == "partition",
         on_returned=hooks.on_returned,
         on_outcome=hooks.on_outcome,
+        on_reset=hooks.on_reset,
     )
     terms, parking = await with_parking(connection, stream, fleet, terms, after_tries)
     call = handler_call(handler, terms)

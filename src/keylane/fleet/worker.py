@@ -66,7 +66,7 @@ from keylane.fleet.worker_layout import Holder, WorkerLayout, WorkerLayoutOption
 from keylane.fleet.worker_reader import WorkerReader
 from keylane.groups import KeyOwner, KeyParking, KeyRelease
 from keylane.hooks import call_hook
-from keylane.jetstream import Connection, ConnectionHooks, Message, check_seconds, consumers
+from keylane.jetstream import Connection, ConnectionHooks, check_seconds, consumers
 from keylane.processing.handler_hooks import HandlerHooks
 from keylane.processing.handler_options import Commits, HandlerOptions
 from keylane.processing.joined import STOP_TIMEOUT_S, Joined
@@ -107,12 +107,6 @@ class WorkerHooks(HandlerHooks):
     """The worker follows another assignment; with the partitions that it gives to this worker."""
     on_consumer_update: Callable[[float, KeylaneError | None], None] | None = None
     """A consumer was created, opened or changed, in so many seconds, or that failed."""
-    on_delivered: Callable[[list[Message]], None] | None = None
-    """Called for every batch that the server delivers. It must be quick, and must not raise."""
-    on_returned: Callable[[float], object] | None = None
-    """Called for every handler that returned, with its seconds. As `on_delivered`."""
-    on_outcome: Callable[[str], None] | None = None
-    """Called for every other try of a message: failed, dead, cancelled. As `on_delivered`."""
 
 
 class PartitionKeeper(Protocol):

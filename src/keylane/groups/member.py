@@ -18,6 +18,7 @@ from keylane.core.member_state import MemberFacts, MemberState, in_words, state_
 from keylane.core.names import check_group_name, check_member_name, check_stream_name
 from keylane.core.parked_keys import AfterTries
 from keylane.core.partitions import Partitioning, parse_transform
+from keylane.core.plans import Plan, change_of
 from keylane.dispatch import Executor, HandlerCall
 from keylane.errors import GroupEnded, GroupError, InvalidInput, KeylaneError, NotAMember, PermissionDenied
 from keylane.groups import consumer_spec
@@ -55,6 +56,9 @@ class MemberHooks(HandlerHooks):
     """The state changed, or what the member waits for: `member.state` and `member.waiting_for`."""
     on_partitions: Callable[[tuple[int, ...], tuple[int, ...]], None] | None = None
     """The partitions that are handled here, before and after."""
+    on_plan: Callable[[tuple[int, ...], str], None] | None = None
+    """The group's plan gives this member other partitions than before: those, and why: start,
+    join, leave or mapping."""
     on_joined: Callable[[], None] | None = None
     """It takes part in the group now."""
     on_activated: Callable[[], None] | None = None
@@ -158,6 +162,9 @@ async def join(
         grace_s=grace_s,
         on_failure=hooks.on_failure,
         on_crowded=hooks.on_crowded,
+        on_returned=hooks.on_returned,
+        on_outcome=hooks.on_outcome,
+        on_reset=hooks.on_reset,
         give_up=DeadLetters(connection, stream, group).give_up if wanted.ack_policy != "none" else None,
         journal=journal,
     )
@@ -222,6 +229,7 @@ class Member(Joined):
         self._problem: str | None = None
         self._shown: tuple[MemberState, str | None] | None = None
         self._has_had_place = False
+        self._shown_plan: Plan | None = None
 
     def __repr__(self) -> str:
         words = in_words(*state_of(self._facts()))
@@ -247,6 +255,16 @@ class Member(Joined):
         """What this member's consumer covers now, as far as this instance knows."""
         return tuple(sorted(self._consumer.partitions)) if self._consumer is not None else ()
 
+    @property
+    def in_flight(self) -> int:
+        """How many messages wait or run here."""
+        return self._processor.in_flight if self._processor is not None else 0
+
+    @property
+    def max_in_flight(self) -> int:
+        """How many may, at most: `max_ack_pending`."""
+        return self._wanted.max_ack_pending or consumer_spec.DEFAULT_MAX_ACK_PENDING
+
     def _pin_id(self) -> str | None:
         return self._origin.pin_id if self._origin is not None else None
 
@@ -270,6 +288,7 @@ class Member(Joined):
             rebalanced=self._rebalanced,
             wait_changed=self._show_state,
             is_current=self._is_current,
+            delivered=self._hooks.on_delivered,
         )
         consumer = (
             consumer_spec.consumer_stream(config, self.stream, self.group),
@@ -449,11 +468,18 @@ class Member(Joined):
         assert self._consumer is not None
         await self._consumer.attend()
         config = await self._read_config()
+        self._show_plan(config.plan)
         if not config.plan.partitions_of(self.member) or self._is_overloaded(config):
             return await self._consumer.approach(None)
         return await self._consumer.approach(
             consumer_spec.consumer_config(config, self.group, self.member, self._wanted)
         )
+
+    def _show_plan(self, plan: Plan) -> None:
+        before, self._shown_plan = self._shown_plan, plan
+        mine = plan.partitions_of(self.member)
+        if before is None or before.partitions_of(self.member) != mine:
+            self._call_hook(self._hooks.on_plan, mine, change_of(before, plan))
 
     async def _read_config(self) -> StaticConfig | ElasticConfig:
         before = self._stored.config

@@ -71,6 +71,8 @@ class MemberConsumerHooks:
     """`waiting_for`, or what is known of other instances, has changed."""
     is_current: Callable[[], Awaitable[bool]]
     """Whether what was asked for last is still what the group says."""
+    delivered: Callable[[list[Message]], None] | None = None
+    """The server has delivered a batch."""
 
 
 class MemberConsumer:
@@ -536,6 +538,8 @@ class MemberConsumer:
     # ---- what arrives ---------------------------------------------------------------------------------
 
     def _take(self, batch: list[Message]) -> None:
+        if self._hooks.delivered is not None:
+            self._hooks.delivered(batch)
         if self._is_asked_for is not None:
             batch = self._drop_unasked(batch, self._is_asked_for)
         place, origin = self._place, self._origin

@@ -173,6 +173,24 @@ class Consumer(Joined):
         return self._identity.instance
 
     @property
+    def client_id(self) -> str:
+        return self._identity.client
+
+    @property
+    def group(self) -> str:
+        return self._identity.group
+
+    @property
+    def in_flight(self) -> int:
+        """How many messages of its partitions are read and not done."""
+        return sum(one.delivery.in_flight for one in self._owned.values())
+
+    @property
+    def max_in_flight(self) -> int:
+        """How many may be, at most: those of each of its partitions."""
+        return self._options.max_in_flight * len(self._owned)
+
+    @property
     def partitions(self) -> tuple[TopicPartition, ...]:
         """The partitions that are handled here now."""
         return tuple(sorted(self._owned))
@@ -193,7 +211,7 @@ class Consumer(Joined):
             order=self._options.order,
             max_tries=self._options.max_tries,
             give_up=self._options.give_up,
-            on_failure=self._hooks.on_failure,
+            hooks=self._hooks,
         )
         await dispatcher.start()
         # Not in a task group: it lives until `stop`, which is another call.

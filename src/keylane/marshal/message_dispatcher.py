@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Sequence
 from functools import partial
 from itertools import count
 
@@ -17,8 +17,8 @@ from keylane.core.claim_choice import TopicPartition
 from keylane.core.lanes import Entry, Lanes
 from keylane.dispatch import Dispatcher, Executor, HandlerCall, Settling, error_line, store_dead_letter
 from keylane.errors import HandlerCrashed
-from keylane.marshal.message import Failure, GiveUp, Handler, MarshalMessage
-from keylane.marshal.options import Order
+from keylane.marshal.message import GiveUp, Handler, MarshalMessage
+from keylane.marshal.options import ConsumerHooks, Order
 from keylane.marshal.owned_partition import OwnedPartition
 from keylane.marshal.source import SourceRecord
 from keylane.retrying import backoff_s
@@ -56,14 +56,15 @@ class MessageDispatcher:
         order: Order = "key",
         max_tries: int | None = None,
         give_up: GiveUp | None = None,
-        on_failure: Failure | None = None,
+        hooks: ConsumerHooks | None = None,
     ) -> None:
         """`name`: whose messages these are, for errors and logs."""
         self._call: HandlerCall[ClaimedMessage] = HandlerCall(handler, concurrency=concurrency, executor=executor)
         self._name = name
         self._by_key = order == "key"
         self._give_up = give_up
-        self._on_failure = on_failure
+        hooks = hooks or ConsumerHooks()
+        self._on_failure, self._on_delivered = hooks.on_failure, hooks.on_delivered
         self._lanes: Lanes[ClaimedMessage] = Lanes(max_tries=max_tries, backoff=backoff_s, remember=0)
         self._dispatcher = Dispatcher(
             self._call.run,
@@ -73,6 +74,8 @@ class MessageDispatcher:
             concurrency=self._call.concurrency,
             log=_log,
             admit=self._admit,
+            on_returned=hooks.on_returned,
+            on_outcome=hooks.on_outcome,
         )
         self._tickets = count(1)
 
@@ -92,8 +95,10 @@ class MessageDispatcher:
             await self.close()
             raise
 
-    def offer(self, owned: OwnedPartition, records: Iterable[SourceRecord]) -> None:
+    def offer(self, owned: OwnedPartition, records: Sequence[SourceRecord]) -> None:
         """Messages of a partition, in order."""
+        if self._on_delivered is not None:
+            self._on_delivered(len(records))
         where, token = owned.where, owned.token
         for record in records:
             lane: Hashable = (where, record.key) if self._by_key else where

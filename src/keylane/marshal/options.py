@@ -39,6 +39,12 @@ class ConsumerHooks(Hooks):
     """The handler raised: message, error, and how often it failed by now. Such failures are logged at DEBUG then."""
     on_trouble: Callable[[KeylaneError], None] | None = None
     """The log or the source failed; the call is retried."""
+    on_delivered: Callable[[int], None] | None = None
+    """Called for every batch that the source gave, with the number of its messages. It must be quick, and not raise."""
+    on_returned: Callable[[float], object] | None = None
+    """Called for every handler that returned, with its seconds. As `on_delivered`."""
+    on_outcome: Callable[[str], None] | None = None
+    """Called for every other try of a message: failed, dead, cancelled. As `on_delivered`."""
     on_ended: Callable[[str], None] | None = None
     """It has ended, and why."""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -127,7 +127,7 @@ class OwnedPartition:
             except KeylaneError as error:
                 await self._backoff.after(error)
 
-    def dispatch(self, records: Iterable[SourceRecord]) -> None:
+    def dispatch(self, records: Sequence[SourceRecord]) -> None:
         """Hand messages to the handlers, in order."""
         self._dispatcher.offer(self, records)
 

@@ -15,6 +15,8 @@ LATENCY_BOUNDS_S = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1
 STEP_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 _WORKER = ("stream", "fleet", "worker")
+_MEMBER = ("stream", "group", "member", "process")
+_CONSUMER = ("group", "client")
 _GROUP = ("stream", "group", "kind")
 _GROUP_MEMBER = (*_GROUP, "member")
 _GROUP_PARTITION = (*_GROUP, "partition")
@@ -121,6 +123,77 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec(
         "fleet_degraded", "gauge", "1 while the worker recovers, cannot reach its store, or has lost its lease; else 0."
     ),
+    MetricSpec("fleet_resets_total", "counter", "Resets of the worker's consumers: what is not acked comes again."),
+    MetricSpec("fleet_crowded_lanes_total", "counter", "Keys that came to hold half of all that may be in flight."),
+    # ---- a member of a group ---------------------------------------------------------------------------------
+    MetricSpec("member_messages_total", "counter", "Messages that the server delivered to the member.", _MEMBER),
+    MetricSpec("member_redeliveries_total", "counter", "Of these, messages that had been delivered before.", _MEMBER),
+    MetricSpec("member_in_flight", "gauge", "Messages that wait or run in the member.", _MEMBER),
+    MetricSpec("member_max_in_flight", "gauge", "How many may be in flight: max_ack_pending.", _MEMBER),
+    MetricSpec(
+        "member_handler_latency_seconds",
+        "histogram",
+        "How long handlers that returned took.",
+        _MEMBER,
+        bounds_s=LATENCY_BOUNDS_S,
+    ),
+    MetricSpec(
+        "member_handler_tries_total",
+        "counter",
+        "Handler calls by outcome: done, failed (tried again), dead (became a dead letter), parked, cancelled, other.",
+        (*_MEMBER, "outcome"),
+    ),
+    MetricSpec("member_retries_total", "counter", "Handler calls that failed and are tried again.", _MEMBER),
+    MetricSpec(
+        "member_dead_letters_total", "counter", "Messages that failed max_tries times and became dead letters.", _MEMBER
+    ),
+    MetricSpec("member_parked_messages_total", "counter", "Messages that were parked with their key.", _MEMBER),
+    MetricSpec("member_partitions", "gauge", "Partitions that the member's consumer covers.", _MEMBER),
+    MetricSpec("member_active", "gauge", "1 if this instance gets the member's messages, 0 on standby.", _MEMBER),
+    MetricSpec("member_state", "gauge", "1 for the state of the instance, 0 for the others.", (*_MEMBER, "state")),
+    MetricSpec(
+        "member_rebalances_total",
+        "counter",
+        "Plans that changed the member's partitions, by cause: start, join, leave, mapping.",
+        (*_MEMBER, "cause"),
+    ),
+    MetricSpec(
+        "member_rebalance_duration_seconds",
+        "histogram",
+        "From a plan until the member's consumer covers exactly its partitions.",
+        _MEMBER,
+        bounds_s=STEP_BOUNDS_S,
+    ),
+    MetricSpec("member_partitions_gained_total", "counter", "Partitions that came to the member.", _MEMBER),
+    MetricSpec("member_partitions_lost_total", "counter", "Partitions that went from the member.", _MEMBER),
+    MetricSpec("member_pin_changes_total", "counter", "Changes of this instance between active and standby.", _MEMBER),
+    MetricSpec(
+        "member_resets_total", "counter", "Resets of the member's consumer: what is not acked comes again.", _MEMBER
+    ),
+    MetricSpec(
+        "member_crowded_lanes_total", "counter", "Keys that came to hold half of all that may be in flight.", _MEMBER
+    ),
+    # ---- a Marshal consumer -----------------------------------------------------------------------------------
+    MetricSpec("marshal_messages_total", "counter", "Messages that the consumer read.", _CONSUMER),
+    MetricSpec("marshal_in_flight", "gauge", "Messages of its partitions that are read and not done.", _CONSUMER),
+    MetricSpec("marshal_max_in_flight", "gauge", "How many may be: max_in_flight for each partition.", _CONSUMER),
+    MetricSpec(
+        "marshal_handler_latency_seconds",
+        "histogram",
+        "How long handlers that returned took.",
+        _CONSUMER,
+        bounds_s=LATENCY_BOUNDS_S,
+    ),
+    MetricSpec(
+        "marshal_handler_tries_total",
+        "counter",
+        "Handler calls by outcome: done, failed (tried again), dead (given up), parked, cancelled, other.",
+        (*_CONSUMER, "outcome"),
+    ),
+    MetricSpec("marshal_partitions", "gauge", "Partitions that the consumer owns.", _CONSUMER),
+    MetricSpec("marshal_claims_total", "counter", "Partitions that the consumer has claimed.", _CONSUMER),
+    MetricSpec("marshal_releases_total", "counter", "Partitions that the consumer has given up or lost.", _CONSUMER),
+    MetricSpec("marshal_troubles_total", "counter", "Failures of the log or the source, which are retried.", _CONSUMER),
     # ---- the supervisor -------------------------------------------------------------------------------------------
     MetricSpec("supervisor_workers", "gauge", "Worker processes that are wanted.", ("stream", "fleet")),
     MetricSpec("supervisor_workers_ready", "gauge", "Worker processes that are at work.", ("stream", "fleet")),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from keylane.hooks import Hooks
+from keylane.jetstream import Message
 from keylane.processing.handler_options import Crowded, Failure
 
 
@@ -22,5 +23,13 @@ class HandlerHooks(Hooks):
     on_crowded: Crowded | None = None
     """One key has come to hold half of `max_ack_pending`: a message of it, and how many there are. Soon nothing else is
     delivered."""
+    on_reset: Callable[[], None] | None = None
+    """A consumer is reset: what was delivered and not acked is delivered again."""
+    on_delivered: Callable[[list[Message]], None] | None = None
+    """Called for every batch that the server delivers. It must be quick, and must not raise."""
+    on_returned: Callable[[float], object] | None = None
+    """Called for every handler that returned, with its seconds. As `on_delivered`."""
+    on_outcome: Callable[[str], None] | None = None
+    """Called for every other try of a message: failed, dead, cancelled. As `on_delivered`."""
     on_ended: Callable[[str], None] | None = None
     """It has ended, and why."""

@@ -79,6 +79,8 @@ class HandlerOptions:
     """Called for every handler that returned, with its seconds."""
     on_outcome: Callable[[str], None] | None = None
     """Called for every other try: failed, dead, cancelled."""
+    on_reset: Callable[[], None] | None = None
+    """Called when the consumer is reset."""
 
     def check(self) -> None:
         if self.order not in LANES:

@@ -17,6 +17,7 @@ from keylane.core.lanes import DONE, Lanes, State
 from keylane.core.parked_keys import KeyGate
 from keylane.dispatch import Dispatcher, HandlerCall, HandlerSlots
 from keylane.errors import HandlerCrashed
+from keylane.hooks import call_hook
 from keylane.processing.handler_options import LANES, Crowded, Gate, Handler, HandlerOptions
 from keylane.processing.message import GroupMessage
 from keylane.processing.partition_progress import PartitionProgress
@@ -213,6 +214,7 @@ class MessageProcessor:
     @contextmanager
     def around_reset(self) -> Iterator[None]:
         """Hold back acks that would not count while the consumer is reset."""
+        call_hook(self._options.on_reset, log=_log, who=self)
         with self.progress.around_reset() if self.progress is not None else nullcontext():
             if not self._is_acked:
                 yield
