@@ -100,6 +100,7 @@ def main() -> None:  # noqa: C901 - a case for each row with options of its own
     parser.add_argument("--cluster", action="store_true", help="fleet-cost: on three servers")
     parser.add_argument("--keys", type=int, nargs="+", help="fleet --curve: only these")
     parser.add_argument("--storage", choices=("file", "memory"), help="fleet --curve and --load: only this")
+    parser.add_argument("--metrics", action="store_true", help="strict: only what metrics cost")
     parser.add_argument("--load", action="store_true", help="fleet: 25 workers with 80 subjects each, until the knee")
     parser.add_argument("--join", type=json.loads, default={}, help="fleet --load: more for fleet.join, as JSON")
     options = parser.parse_args()
@@ -115,7 +116,11 @@ def main() -> None:  # noqa: C901 - a case for each row with options of its own
 
     if (options.curve or options.load) and options.row != "fleet":
         parser.error("--curve and --load belong to fleet")
-    if options.load or options.curve:
+    if options.metrics and options.row != "strict":
+        parser.error("--metrics belongs to strict")
+    if options.metrics:
+        figures, text = strict.run_metrics(options.rounds, options.scale, say)
+    elif options.load or options.curve:
         figures, text = _fleet(options, say)
     elif options.rows and options.row == "spark-read":
         figures, text = spark_read.run_linear(options.rows, say)

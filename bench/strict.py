@@ -25,6 +25,7 @@ OURS = "keylane"
 PROCESSES = "keylane, three processes"
 GO_1 = "Go pcgroups, 1 in flight"
 GO_1000 = "Go pcgroups, 1000 in flight"
+METRICS = "keylane, with metrics"
 FEED = "keylane feed, unordered, same filters"
 FEED_PLAIN = "keylane feed, unordered, no filter"
 
@@ -44,6 +45,8 @@ class Entrant:
     concurrency: int = 64
     join: tuple[tuple[str, str], ...] = ()
     """More of what `fleet.join` is given."""
+    metrics: bool = False
+    """Of keylane: with the hooks that count for Prometheus."""
     assigned_first: bool = False
     """Of a fleet: the clock runs when every partition has its owner."""
 
@@ -82,6 +85,7 @@ class Entrant:
             sys.executable, "-m", "bench.contestants.keylane_group", *where, *how, "--members", members,
             "--sleep", str(self.sleep_s), "--concurrency", str(self.concurrency),
             *(["--processes"] if self.peer == "keylane processes" else []),
+            *(["--metrics"] if self.metrics else []),
         ]  # fmt: skip
 
 
@@ -206,6 +210,19 @@ def _scaled(count: int, scale: float) -> int:
 def run(rounds: int, scale: float, say: Say) -> tuple[dict[str, object], str]:
     """The figures as JSON and as Markdown."""
     rows, text = run_settings(settings(scale), rounds, say)
+    return {"row": "strict", "rounds": rounds, "settings": rows}, text
+
+
+def run_metrics(rounds: int, scale: float, say: Say) -> tuple[dict[str, object], str]:
+    """What the hooks of metrics cost: the static setting with and without them."""
+    load = Load("static", "memory", keys=64, count=_scaled(200_000, scale), members=1)
+    setting = Setting(
+        "metrics",
+        "static group, one member, no-op handler, 64 keys in 10 partitions, memory storage, with and without metrics",
+        (Entrant(OURS, "keylane", load), Entrant(METRICS, "keylane", load, metrics=True)),
+        (Aim(METRICS, OURS, 0.97),),
+    )
+    rows, text = run_settings([setting], rounds, say)
     return {"row": "strict", "rounds": rounds, "settings": rows}, text
 
 

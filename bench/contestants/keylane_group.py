@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field, fields
 import keylane
 from keylane import groups
 from keylane.groups import GroupMessage
+from keylane.metrics import MemberMetrics
 from tests.peers import tether
 
 DEADLINE_S = 110.0
@@ -134,6 +135,7 @@ async def take_part(options: argparse.Namespace) -> None:
                 order=options.order,
                 concurrency=options.concurrency,
                 max_ack_pending=options.max_ack_pending,
+                hooks=MemberMetrics().hooks() if options.metrics else None,
             )
             for member in members
         ]
@@ -221,6 +223,7 @@ def main() -> None:
     parser.add_argument("--max-ack-pending", type=int, default=1000)
     parser.add_argument("--sleep", type=float, default=0.0, help="seconds that a handler waits")
     parser.add_argument("--processes", action="store_true", help="a process for every member")
+    parser.add_argument("--metrics", action="store_true", help="count what happens, as for Prometheus")
     parser.add_argument("--in-step", action="store_true", help="wait for a line before joining and before leaving")
     options = parser.parse_args()
     if options.processes:

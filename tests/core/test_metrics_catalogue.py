@@ -61,7 +61,8 @@ def test_what_has_no_reading_has_no_sample() -> None:
 
 
 def test_no_label_can_hold_a_key_or_a_subject() -> None:
-    allowed = {"stream", "fleet", "worker", "outcome", "cause", "state", "group", "kind", "member", "partition"}
+    who = {"stream", "fleet", "worker", "group", "kind", "member", "partition", "process", "client"}
+    allowed = who | {"outcome", "cause", "state"}
     assert {label for spec in METRICS for label in spec.labels} <= allowed
 
 

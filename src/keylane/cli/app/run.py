@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from keylane.cli.command import ConnectionOptions, single_command
-from keylane.cli.fleet.run import MetricsOptions
+from keylane.cli.metrics_port import MetricsOptions
 
 
 def run_app(

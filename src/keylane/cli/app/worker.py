@@ -29,7 +29,7 @@ async def serve(link: SupervisorLink, settings: dict[str, Any]) -> None:
     async with AsyncExitStack() as stack:
         connection = await stack.enter_async_context(await _connect(app, settings["link"]))
         await link.loaded()
-        reports = _AppReports(link, app, with_metrics=settings["metrics"])
+        reports = _AppReports(link, app, with_metrics=settings["metrics"], process=settings["name"])
         running = await stack.enter_async_context(
             app.start(connection=connection, name=settings["name"], hooks_of=reports.hooks)
         )
@@ -57,14 +57,17 @@ async def _connect(app: App, link: dict[str, Any] | None) -> Connection:
 class _AppReports:
     """Tells the supervisor what happens to all workers and members of the app."""
 
-    def __init__(self, link: SupervisorLink, app: App, *, with_metrics: bool) -> None:
+    def __init__(self, link: SupervisorLink, app: App, *, with_metrics: bool, process: str) -> None:
         self._link = link
         self._waiting = {one.name for one in app.handlers.values()}
         self._metrics: dict[str, Any] = {}
         if with_metrics:
-            from keylane.metrics import FleetMetrics
+            from keylane.metrics import FleetMetrics, MemberMetrics
 
-            self._metrics = {one.name: FleetMetrics() for one in app.handlers.values() if one.member is None}
+            self._metrics = {
+                one.name: FleetMetrics() if one.member is None else MemberMetrics(process=process)
+                for one in app.handlers.values()
+            }
             link.answer("metrics", lambda: [one for metrics in self._metrics.values() for one in metrics.readings()])
 
     def hooks(self, handler: AppHandler) -> HandlerHooks:
@@ -85,11 +88,15 @@ class _AppReports:
             if state in _MEMBER_AT_WORK:
                 self._ready(handler.name)
 
-        return groups.MemberHooks(on_state=state)
+        mine = groups.MemberHooks(on_state=state)
+        metrics = self._metrics.get(handler.name)
+        return mine if metrics is None else metrics.hooks(mine)
 
     async def watch(self, workers: dict[str, fleet.Worker | groups.Member], stack: AsyncExitStack) -> None:
         for name, metrics in self._metrics.items():
-            await stack.enter_async_context(metrics.watch(workers[name]))
+            sampler = metrics.watch(workers[name])
+            if sampler is not None:
+                await stack.enter_async_context(sampler)
 
     def _ready(self, name: str) -> None:
         if name in self._waiting:

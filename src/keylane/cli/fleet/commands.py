@@ -9,7 +9,8 @@ import typer
 
 from keylane.cli.command import ConnectionOptions, JsonOption, StreamArgument, command, connected, family, print_answer
 from keylane.cli.fleet import migrate
-from keylane.cli.fleet.run import FleetRunOptions, MetricsOptions, PartitionOptions, run_fleet
+from keylane.cli.fleet.run import FleetRunOptions, PartitionOptions, run_fleet
+from keylane.cli.metrics_port import MetricsOptions
 
 if TYPE_CHECKING:
     from keylane.fleet import FleetStatus, PastAssignment

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from keylane.cli.command import ConnectionOptions, connected
+from keylane.cli.metrics_port import MetricsOptions
 
 if TYPE_CHECKING:
     from keylane.core.fleet_records import FleetSpec
@@ -156,27 +157,6 @@ class FleetRunOptions:
             "stop_timeout_s": self.stop_timeout,
         }
         return {name: value for name, value in options.items() if value is not None}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricsOptions:
-    """Where metrics are served; one port for all workers."""
-
-    metrics_port: Annotated[
-        int | None,
-        typer.Option(min=0, max=65535, metavar="PORT", help="Serve /metrics, /healthz and /readyz here; 0: any port."),
-    ] = None
-    metrics_host: Annotated[str, typer.Option(metavar="ADDRESS", help="Listen on this address.")] = "0.0.0.0"  # noqa: S104
-    metrics_prefix: Annotated[
-        str, typer.Option(metavar="TEXT", help="Begin the names of metrics with it; parti_ for dashboards of parti.")
-    ] = "keylane_"
-
-    def check(self) -> None:
-        if self.metrics_port is not None:
-            from keylane.metrics import check_prefix, require_client
-
-            require_client()
-            check_prefix(self.metrics_prefix)
 
 
 def run_fleet(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from keylane.supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from keylane.cli.fleet.run import MetricsOptions
+    from keylane.cli.metrics_port import MetricsOptions
     from keylane.metrics import HealthReport, Reading
 
 

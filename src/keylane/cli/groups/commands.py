@@ -19,10 +19,12 @@ from keylane.cli.command import (
     command,
     confirm,
     connected,
+    exit_on_invalid_input,
     next_pin,
     pin_of,
     print_answer,
 )
+from keylane.cli.metrics_port import MetricsOptions
 
 if TYPE_CHECKING:
     from keylane.cli.groups.snapshot import GroupSnapshot
@@ -264,6 +266,7 @@ def _add_consume(app: typer.Typer, kind: Kind) -> None:
                 "All instances of a member need the same.",
             ),
         ] = None,
+        metrics: MetricsOptions,
         as_json: JsonEventsOption = False,
         link: ConnectionOptions,
     ) -> None:
@@ -283,6 +286,8 @@ def _add_consume(app: typer.Typer, kind: Kind) -> None:
             except InvalidInput as error:
                 raise typer.BadParameter(str(error), param_hint=option) from error
 
+        with exit_on_invalid_input():
+            metrics.check()
         options = GroupConsumeOptions(
             kind=kind,
             stream=stream,
@@ -294,7 +299,7 @@ def _add_consume(app: typer.Typer, kind: Kind) -> None:
             max_ack_pending=max_ack_pending,
             ack_wait_s=None if ack_wait is None else seconds(ack_wait, "--ack-wait"),
         )
-        run_consumer(consume(options, link, as_json=as_json))
+        run_consumer(consume(options, metrics, link, as_json=as_json))
 
 
 def _snapshot(kind: Kind, stream: str, group: str, link: ConnectionOptions) -> GroupSnapshot:

@@ -17,11 +17,15 @@ from keylane.cli.command import ConnectionOptions
 from keylane.cli.event_lines import EventLines, wait_for_end
 from keylane.cli.formatting import excerpt, payload_fields, printable
 from keylane.cli.groups.snapshot import config_of
+from keylane.cli.metrics_port import MetricsOptions, metrics_port
 from keylane.core.member_state import in_words
 from keylane.core.plans import ranges
 from keylane.groups.config import Kind
 from keylane.groups.member import Order
 from keylane.jetstream import ConnectionHooks, ConsumerConfig
+from keylane.metrics import MemberMetrics
+
+AT_WORK = (groups.MemberState.READY, groups.MemberState.STANDBY, groups.MemberState.ACTIVE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +72,9 @@ class _MemberLines(EventLines):
         )
 
 
-async def consume(options: GroupConsumeOptions, link: ConnectionOptions, *, as_json: bool) -> None:
+async def consume(
+    options: GroupConsumeOptions, metrics: MetricsOptions, link: ConnectionOptions, *, as_json: bool
+) -> None:
     """Until a signal, or until the group ends. Raises the error if one ended it."""
     lines = _MemberLines(as_json=as_json)
 
@@ -86,6 +92,7 @@ async def consume(options: GroupConsumeOptions, link: ConnectionOptions, *, as_j
     with _print_warnings(lines):
         async with link.open(link_hooks) as connection:
             config = await config_of(connection, options.kind, options.stream, options.group)
+            hooks, counts = _hooks(lines, options, config), MemberMetrics()
             member = await groups.join(
                 connection,
                 options.stream,
@@ -96,10 +103,12 @@ async def consume(options: GroupConsumeOptions, link: ConnectionOptions, *, as_j
                 concurrency=options.concurrency,
                 max_ack_pending=options.max_ack_pending,
                 settings=ConsumerConfig(ack_wait_s=options.ack_wait_s),
-                hooks=_hooks(lines, options, config),
+                hooks=hooks if metrics.metrics_port is None else counts.hooks(hooks),
                 kind=options.kind,
             )
-            await wait_for_end(lines, member.wait(), member.stop)
+            counts.watch(member)
+            async with metrics_port(metrics, counts.readings, lambda: member.state in AT_WORK, lines):
+                await wait_for_end(lines, member.wait(), member.stop)
     if lines.failure is not None:
         raise lines.failure
 

@@ -18,10 +18,12 @@ from keylane.cli.command import (
     JsonEventsOption,
     JsonOption,
     command,
+    exit_on_invalid_input,
     family,
     print_answer,
     run_until_signal,
 )
+from keylane.cli.metrics_port import MetricsOptions
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -202,6 +204,7 @@ def consume(
         typer.Option("--rebalance/--no-rebalance", help="Share evenly: ask those with more, give to those with less."),
     ] = True,
     log: PlacedLogOptions,
+    metrics: MetricsOptions,
     as_json: JsonEventsOption = False,
     link: ConnectionOptions,
 ) -> None:
@@ -211,6 +214,8 @@ def consume(
     from keylane.cli.marshal.consume import consume as consume_messages
     from keylane.core.claim_choice import Appetite
 
+    with exit_on_invalid_input():
+        metrics.check()
     how = MarshalConsumeOptions(
         group=group,
         client=client,
@@ -222,7 +227,7 @@ def consume(
         release_when_behind=release_when_behind,
         rebalance=rebalance,
     )
-    run_consumer(consume_messages(how, log, link, as_json=as_json))
+    run_consumer(consume_messages(how, log, metrics, link, as_json=as_json))
 
 
 def _with_log(log: LogOptions, link: ConnectionOptions, work: Any) -> None:

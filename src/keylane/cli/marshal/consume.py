@@ -14,10 +14,13 @@ from keylane.cli.event_lines import EventLines, wait_for_end
 from keylane.cli.formatting import excerpt, payload_fields, printable
 from keylane.cli.marshal.commands import PlacedLogOptions
 from keylane.cli.marshal.log_access import open_log
+from keylane.cli.metrics_port import MetricsOptions, metrics_port
 from keylane.core.claim_choice import Appetite, TopicPartition
+from keylane.core.run_state import RunState
 from keylane.marshal.consumer import Consumer
 from keylane.marshal.message import MarshalMessage
 from keylane.marshal.options import ConsumerHooks, Mode
+from keylane.metrics import MarshalMetrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +39,15 @@ class MarshalConsumeOptions:
 
 
 async def consume(
-    options: MarshalConsumeOptions, log: PlacedLogOptions, link: ConnectionOptions, *, as_json: bool
+    options: MarshalConsumeOptions,
+    log: PlacedLogOptions,
+    metrics: MetricsOptions,
+    link: ConnectionOptions,
+    *,
+    as_json: bool,
 ) -> None:
     """Until a signal, or until something ends it. Raises the error if one did."""
-    lines = EventLines(as_json=as_json)
+    lines, counts = EventLines(as_json=as_json), MarshalMetrics()
 
     async def handler(message: MarshalMessage) -> None:
         if options.sleep_s:
@@ -62,10 +70,12 @@ async def consume(
             batch_size=options.batch_size,
             release_when_behind=options.release_when_behind,
             rebalance=options.rebalance,
-            hooks=_hooks(lines),
+            hooks=_hooks(lines) if metrics.metrics_port is None else counts.hooks(_hooks(lines)),
         )
+        counts.watch(consumer)
         await consumer.start()
-        await wait_for_end(lines, consumer.wait(), consumer.stop)
+        async with metrics_port(metrics, counts.readings, lambda: consumer.state is RunState.RUNNING, lines):
+            await wait_for_end(lines, consumer.wait(), consumer.stop)
     if lines.failure is not None:
         raise lines.failure
 
