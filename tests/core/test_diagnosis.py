@@ -180,7 +180,7 @@ WRONG: list[tuple[str, str, DoctorFacts, str]] = [
     ("idle-members", "warning", group(plan=balanced(list("abcde"), 4)), "5 members share 4 partitions: e owns none"),
     ("uneven-shares", "note", group(plan=Plan({"a": [0, 1, 2], "b": [3]})), "owns 3 partitions, another 1"),
     ("unowned-partitions", "error", elastic(plan=Plan({"a": [0]})), "partitions 1-3 belong to no member"),
-    ("unowned-partitions", "warning", a_fleet(owned=frozenset("012")), "1 of 4 partitions have no owner; 1 workers"),
+    ("unowned-partitions", "warning", a_fleet(owned=frozenset("012")), "1 of 4 partitions have no owner; 1 worker"),
     ("unowned-partitions", "error", a_fleet(owned=frozenset(), workers=frozenset()), "4 of 4"),
     ("absent-members", "warning", consumers("ORDERS", without="g-a"), "no instance of a runs"),
     (

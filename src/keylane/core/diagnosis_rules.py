@@ -545,7 +545,7 @@ def unowned(facts: DoctorFacts) -> Iterator[Finding]:
                 severity="error" if not fleet.workers else "warning",
                 where=fleet.where,
                 what=f"{len(loose):,} of {len(fleet.partitions):,} partitions have no owner; "
-                f"{len(fleet.workers)} workers run",
+                f"{len(fleet.workers)} {'worker runs' if len(fleet.workers) == 1 else 'workers run'}",
                 why="their messages wait until a worker claims them",
                 fix=f"start workers: `keylane fleet run {fleet.stream} {fleet.fleet} …`; `keylane fleet status "
                 f"{fleet.stream} {fleet.fleet}` shows labels and drained workers",

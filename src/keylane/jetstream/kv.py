@@ -127,7 +127,13 @@ class Bucket:
     def _entries(self, found: list[StoredMessage]) -> list[KvEntry]:
         cut = len(self._subject(""))
         return [
-            KvEntry(one.subject[cut:], None if is_deletion(one.headers) else one.data, one.sequence) for one in found
+            KvEntry(
+                one.subject[cut:],
+                None if is_deletion(one.headers) else one.data,
+                one.sequence,
+                one.timestamp.isoformat(),
+            )
+            for one in found
         ]
 
     async def put(

@@ -25,7 +25,7 @@ from keylane.core.configuration_file import (
 )
 from keylane.core.fleet_names import partition_consumer, worker_in
 from keylane.core.fleet_partitions import HashedPartitions, source_from_wire
-from keylane.core.fleet_records import SPEC, FleetSpec, WorkerLease, from_json, read_spec, to_json
+from keylane.core.fleet_records import SPEC, FleetSpec, read_spec, to_json
 from keylane.core.fleet_state import choose_state
 from keylane.core.partitions import PartitionBy, Partitioning, parse_transform
 from keylane.core.plans import Plan
@@ -49,6 +49,7 @@ from keylane.groups.consumer_spec import key_of_group
 from keylane.groups.dead_letters import dead_letter_stream, ensure_dead_letter_stream
 from keylane.groups.store import StoredGroup, bucket_of, read_group
 from keylane.jetstream import Bucket, Connection, consumers, existing_stream, parse_time, streams
+from keylane.operations.fleet_leases import live_workers
 
 _NANOSECONDS = 1_000_000_000
 _EXISTS_DIFFERENTLY = 10058
@@ -256,13 +257,11 @@ async def _present_fleet(connection: Connection, key: ResourceKey) -> PresentRes
         known = FleetPartitions(connection, key.stream, key.name, source)
         await known.read()
         fields["partitions"] = known.table.target or known.table.generations[-1].partitions
-    found = await bucket.get_matching(f"{key.stream}.{key.name}.worker.*")
-    leases = [from_json(one.key.split(".", 2)[2], one.value) for one in found if one.value is not None]
     return PresentResource(
         key=key,
         fields=fields | {"lease_s": spec.lease_s, "layout": spec.layout, "acks": spec.acks, "state": spec.state},
         version=_digest(entry.revision, entry.written),
-        workers=sum(1 for one in leases if isinstance(one, WorkerLease) and one.state.is_held),
+        workers=len(await live_workers(connection, key.stream, key.name, spec.lease_s)),
     )
 
 

@@ -44,7 +44,6 @@ from keylane.core.fleet_records import (
     FleetSpec,
     HistoryEntry,
     PartitionTable,
-    WorkerLease,
     from_json,
 )
 from keylane.core.name_suggestions import name_missing
@@ -64,6 +63,7 @@ from keylane.fleet.stream_copy import copy_name
 from keylane.groups import ElasticConfig, GroupName, can_store, list_groups
 from keylane.groups.store import read_group
 from keylane.jetstream import Bucket, Connection, ConsumerInfo, consumers, existing_stream, missing_features, streams
+from keylane.operations.fleet_leases import live_workers
 from keylane.operations.server_status import server_clock, sync_intervals
 from keylane.priority import Unpinned, advisories
 
@@ -219,7 +219,11 @@ class _Look:
         found = await Bucket(self._connection, FLEET_BUCKET).get_matching(f"{prefix}>")
         values = {one.key.removeprefix(prefix): one.value for one in found if one.value is not None}
         try:
-            return fleet_facts(stream, fleet, {key: from_json(key, value) for key, value in values.items()}, _now_ms())
+            records = {key: from_json(key, value) for key, value in values.items()}
+            spec = records[SPEC]
+            assert isinstance(spec, FleetSpec)
+            workers = await live_workers(self._connection, stream, fleet, spec.lease_s)
+            return fleet_facts(stream, fleet, records, workers, _now_ms())
         except (BrokenFleetRecord, InvalidInput) as broken:
             return DiagnosedFleet(stream=stream, fleet=fleet, reads=stream, problem=str(broken))
 
@@ -323,8 +327,10 @@ def _queue_transforms(config: ElasticConfig) -> tuple[tuple[str, str], ...]:
     return tuple((one.filter, one.destination) for one in config.partitioning) or whole
 
 
-def fleet_facts(stream: str, fleet: str, records: dict[str, Any], now_ms: int) -> DiagnosedFleet:
-    """A fleet by its records."""
+def fleet_facts(
+    stream: str, fleet: str, records: dict[str, Any], workers: frozenset[int], now_ms: int
+) -> DiagnosedFleet:
+    """A fleet by its records. `workers`: those that live; what others claim, they claimed before they died."""
     spec = records.get(SPEC)
     assert isinstance(spec, FleetSpec)
     source = source_from_wire(spec.source)
@@ -332,7 +338,7 @@ def fleet_facts(stream: str, fleet: str, records: dict[str, Any], now_ms: int) -
     generations = table.generations if isinstance(table, PartitionTable) else ()
     partitions = _partitions(source, table if isinstance(table, PartitionTable) else None)
     is_copied = isinstance(source, HashedPartitions) and source.copy is not None
-    claims = [one for one in records.values() if isinstance(one, FleetClaim) and one.held]
+    claims = [one for one in records.values() if isinstance(one, FleetClaim) and one.held and one.worker in workers]
     recent = [
         one
         for one in records.values()
@@ -352,7 +358,7 @@ def fleet_facts(stream: str, fleet: str, records: dict[str, Any], now_ms: int) -
         partitions=tuple(one.id for one in partitions),
         consumers=frozenset(partition_consumer(fleet, one.id) for one in partitions) if is_partition else frozenset(),
         owned=frozenset(one.partition for one in claims),
-        workers=frozenset(one.worker for one in records.values() if isinstance(one, WorkerLease) and one.state.is_held),
+        workers=workers,
         lease_s=spec.lease_s,
         emergencies=len(recent),
         is_changing=isinstance(table, PartitionTable) and (bool(table.target) or len(generations) > 1),

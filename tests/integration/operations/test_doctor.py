@@ -21,10 +21,12 @@ from keylane.core import diagnosis_rules
 from keylane.core.diagnosis_facts import Finding
 from keylane.core.fleet_partitions import hashed
 from keylane.core.fleet_records import (
+    FleetClaim,
     FleetSpec,
     HistoryEntry,
     LeaseState,
     WorkerLease,
+    claim_key,
     history_key,
     to_json,
     worker_key,
@@ -366,9 +368,24 @@ async def test_a_fleet_without_workers_and_what_a_dead_worker_left(lab: Lab) -> 
     dead = WorkerLease(worker=3, instance="j", taken=1, state=LeaseState.EXPIRED)
     await lab.record(FLEET_BUCKET, f"f.{worker_key(3)}", to_json(dead))
     found = {one.rule: one for one in await lab.found()}
-    assert "4 of 4 partitions have no owner; 1 workers run" in found["unowned-partitions"].what
+    assert "4 of 4 partitions have no owner; 1 worker runs" in found["unowned-partitions"].what
     assert "consumer f-3 belongs to a worker of fleet f" in found["orphaned-consumer"].what
     assert "f-4" not in str([one for one in await lab.found() if one.rule == "orphaned-consumer"])
+
+
+async def test_what_dead_workers_hold_is_owned_by_nobody(lab: Lab) -> None:
+    """All were killed at once: their leases and claims still say that they live."""
+    await lab.make()
+    await lab.fleet(lease_s=0.2)
+    await lab.record(FLEET_BUCKET, f"f.{worker_key(1)}", to_json(WorkerLease(worker=1, instance="i", taken=1)))
+    for partition in range(4):
+        claim = FleetClaim(partition=str(partition), worker=1, instance="i", token=1, held=True)
+        await lab.record(FLEET_BUCKET, f"f.{claim_key(str(partition))}", to_json(claim))
+
+    async def said() -> list[str]:
+        return [one.what for one in await lab.found() if one.rule == "unowned-partitions"]
+
+    assert (await until(said)) == ["4 of 4 partitions have no owner; 0 workers run"]
 
 
 async def test_a_fleets_broken_record(lab: Lab) -> None:
