@@ -1,8 +1,8 @@
-"""The programs and commands that README and docs show: they must at least fit the code of today.
+"""The programs and commands that README and docs show fit the code of today: in seconds, and also what cannot be run.
 
 A command line is parsed as the shell and keylane would parse it, and nothing is run. Of a Python block, every name that
-it takes from keylane must exist, and every keyword that it passes must be one that is taken. Blocks that are run whole
-have their own tests (`test_programs`, `test_spark_page`, `test_feed_docs`).
+it takes from keylane must exist, and every keyword that it passes must be one that is taken. What the blocks do and
+print is the business of tests/integration/docs, which runs them.
 """
 
 from __future__ import annotations
@@ -16,40 +16,22 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
 
 import pytest
 import typer
 from typer.core import TyperCommand
 
 from keylane.cli import main as command_line
+from tests.integration.docs.pages import PAGES, ROOT, Block, blocks
 
-ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), ROOT / "bench" / "README.md"])
-_BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCKS = [block for page in PAGES for block in blocks(page)]
 _MORE_THAN_ONE = re.compile(r" (?:\||&&?|>|<) ?")
-_EXCERPT = re.compile(r"# from (examples/\S+)\n")
 _PROMPT = re.compile(r"^(?:\$ )?(?:\.venv/bin/)?(keylane .*)$")
 
 
-class Block(NamedTuple):
-    page: str
-    line: int
-    language: str
-    text: str
-
-
-def blocks() -> Iterator[Block]:
-    for page in PAGES:
-        text = page.read_text()
-        for found in _BLOCK.finditer(text):
-            line = text.count("\n", 0, found.start()) + 2
-            yield Block(str(page.relative_to(ROOT)), line, found[1], found[2])
-
-
 def commands() -> Iterator[tuple[str, str]]:
-    for block in blocks():
-        if block.language not in ("sh", "console", ""):
+    for block in BLOCKS:
+        if block.language not in ("sh", "console"):
             continue
         for number, line in enumerate(block.text.replace("\\\n", " ").splitlines()):
             if (shown := _PROMPT.match(line)) is not None and not shown[1].startswith("keylane-"):
@@ -58,7 +40,7 @@ def commands() -> Iterator[tuple[str, str]]:
 
 MISSING = object()
 COMMANDS = list(commands())
-PYTHON = [block for block in blocks() if block.language == "python"]
+PYTHON = [block for block in BLOCKS if block.language == "python"]
 
 
 def refusal(line: str, monkeypatch: pytest.MonkeyPatch) -> str | None:
@@ -96,8 +78,8 @@ def test_a_wrong_command_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def problems(block: Block) -> Iterator[str]:
-    if (excerpt := _EXCERPT.match(block.text)) is not None:
-        yield from _not_in(ROOT / excerpt[1], block.text.splitlines()[1:])
+    if block.excerpt is not None:
+        yield from _not_in(ROOT / block.excerpt, block.text.splitlines()[1:])
         return
     tree = compile(block.text, block.page, "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     nodes = list(ast.walk(tree))
@@ -165,5 +147,5 @@ def test_a_program_that_a_page_shows_fits_the_code(block: Block) -> None:
 
 def test_wrong_programs_are_noticed() -> None:
     wrong = "from keylane import groups, groop\nawait groups.join(c, 's', 'g', 'm', h, max_trys=3)\ngroups.jion()\n"
-    found = sorted(problems(Block("x.md", 1, "python", wrong)))
+    found = sorted(problems(Block("x.md", 1, "python", "", wrong)))
     assert found == ["groop is missing", "join takes no max_trys", "keylane.groups has no jion"]

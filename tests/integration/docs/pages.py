@@ -33,8 +33,11 @@ _BLOCK = re.compile(r"^(?:<!-- ([^\n]*) -->\n)?```(\w*)\n(.*?)^```$", re.MULTILI
 _FILE = re.compile(r"# ([\w/-]+\.(?:py|toml|ini))(?:: .*)?\n")
 _EXCERPT = re.compile(r"# from (examples/\S+)\n")
 _STAYS = re.compile(r"\s*(?:&\s*(?:#.*)?|# in a terminal of its own.*)$")
-_CHANGES_THE_MACHINE = re.compile(r"(?:^|[;&|]\s*)(?:\S*/)?(?:pip3?|make|sudo|uv|kubectl|python3? -m (?:pip|venv))\b")
+_CHANGES_THE_MACHINE = re.compile(
+    r"(?:^|[;&|]\s*)(?:\S*/)?(?:pip3?|make|sudo|uv|kubectl|python3? -m (?:pip|venv))\b|(?:^|[\s=\"'])/\w"
+)
 """Commands that would reach beyond the reader's directory, such as into the environment that the tests share."""
+_ABSOLUTE = re.compile(r"[\"']/\w")
 _NO_RUN = re.compile(r"no-run: (.+)")
 
 
@@ -108,7 +111,19 @@ Step = File | Program | Command
 
 
 def blocks(page: str) -> list[Block]:
-    text = PAGES[page].read_text(encoding="utf-8")
+    return _blocks(page, PAGES[page].read_text(encoding="utf-8"))
+
+
+def steps(page: str) -> list[Step]:
+    return list(_steps(blocks(page)))
+
+
+def steps_of(name: str, text: str) -> list[Step]:
+    """Those of a page that is no file."""
+    return list(_steps(_blocks(name, text)))
+
+
+def _blocks(page: str, text: str) -> list[Block]:
     found = [
         Block(page, text.count("\n", 0, one.start(3)) + 1, one[2], one[1] or "", one[3])
         for one in _BLOCK.finditer(text)
@@ -116,10 +131,6 @@ def blocks(page: str) -> list[Block]:
     if text.count("```") != 2 * len(found):
         raise WrongPage(f"{page} has a block that begins or ends in the middle of a line, or not at all")
     return found
-
-
-def steps(page: str) -> list[Step]:
-    return list(_steps(blocks(page)))
 
 
 def _steps(found: list[Block]) -> Iterator[Step]:
@@ -133,6 +144,8 @@ def _steps(found: list[Block]) -> Iterator[Step]:
                 continue
         if block.no_run or block.excerpt:
             continue
+        if block.language == "python" and _ABSOLUTE.search(block.text):
+            raise WrongPage(f"{block.where}: an absolute path changes more than the reader's directory")
         if block.file:
             yield File(block.where, block.file, block.text)
         elif block.language == "python":

@@ -17,7 +17,7 @@ _CHANGING = [
     (r"\b\d\d:\d\d:\d\d(?:\.\d+)?", "TIME"),
     (r"\d{4}-\d\d-\d\d", "DATE"),
     (r"[\d,]+(?:\.\d+)? a second\b|[\d,.]+/s\b", "RATE"),
-    (r"\b[\d,]+(?:\.\d+)? ?(?:µs|ms|s|min|h)\b", "DURATION"),
+    (r"(?<![\w.-])-?\d[\d,]*(?:\.\d+)? ?(?:µs|ms|s|min|h)\b", "DURATION"),
     (r"\b(?:pid|process|kill) \d+", "PROCESS"),
     (r"127\.0\.0\.1:\d+", "ADDRESS"),
     (r"\b(live), leader\b", r"\1"),

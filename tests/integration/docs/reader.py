@@ -22,7 +22,7 @@ from pathlib import Path
 
 from keylane.server.ports import ReservedPort
 from tests.integration.docs.pages import ROOT, Command, File, Program, Step
-from tests.integration.docs.printed import difference
+from tests.integration.docs.printed import ANYTHING, difference
 
 PORTS = ("4222", "9464")
 DEADLINE_S = 60.0
@@ -171,7 +171,7 @@ class Reader:
         for running in reversed(self._open):
             command = running.command
             if command.shown:
-                self._wait_for(running, command.shown)
+                self._wait_for_shown(running)
             code = running.interrupt()
             if code != 0:
                 raise PageFailed(f"{command.where}: `{command.text}` ended with {code}:\n{running.printed}")
@@ -194,9 +194,8 @@ class Reader:
         running = Running(command, self._directory, self._environment, self._with_our_ports(command.text))
         self._open.append(running)
         if command.stays:
-            shown = [*(command.shown or []), "…"]
             running.wait(
-                lambda: bool(running.printed.strip()) and not self._different(shown, running.printed, any_order=True),
+                lambda: bool(running.printed.strip()) and not self._missing(running),
                 DEADLINE_S if command.shown else QUIET_START_S,
             )
         return running
@@ -204,7 +203,7 @@ class Reader:
     def _command(self, command: Command) -> None:
         running = self._start(command)
         if command.interrupted:
-            self._wait_for(running, command.shown or [])
+            self._wait_for_shown(running)
             before = len(running.printed)
             code = running.interrupt()
             self._compare(command.where, command.after_interrupt or [], running.printed[before:], any_order=True)
@@ -216,11 +215,18 @@ class Reader:
             self._compare(command.where, command.shown, running.printed, numbers_vary=command.numbers_vary)
         self._open.remove(running)
 
-    def _wait_for(self, running: Running, shown: list[str]) -> None:
+    def _wait_for_shown(self, running: Running) -> None:
         """Until everything that is shown is there. Programs that stay do several things at once: in any order."""
-        unsaid = [*shown, "…"]
-        running.wait(lambda: self._different(unsaid, running.printed, any_order=True) is None)
-        self._compare(running.command.where, shown, running.printed, any_order=True)
+        command = running.command
+        running.wait(lambda: not self._missing(running))
+        how = {"any_order": True, "numbers_vary": command.numbers_vary}
+        self._compare(command.where, command.shown or [], running.printed, **how)
+
+    def _missing(self, running: Running) -> bool:
+        command = running.command
+        shown = [*(command.shown or []), ANYTHING]
+        how = {"any_order": True, "numbers_vary": command.numbers_vary}
+        return self._different(shown, running.printed, **how) is not None
 
     def _different(self, shown: list[str], printed: str, **how: bool) -> str | None:
         return difference(shown, self._with_its_ports(printed).splitlines(), **how)
