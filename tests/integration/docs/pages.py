@@ -129,7 +129,9 @@ def _blocks(page: str, text: str) -> list[Block]:
         for one in _BLOCK.finditer(text)
     ]
     if text.count("```") != 2 * len(found):
-        raise WrongPage(f"{page} has a block that begins or ends in the middle of a line, or not at all")
+        raise WrongPage(
+            f"{page} has a fence that is more than ``` and a language (notes go above it: <!-- … -->), or no end"
+        )
     return found
 
 
