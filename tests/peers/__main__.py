@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from tests.peers import go, kafka, spark, spark_classes
+from tests.peers import delta, go, kafka, spark, spark_classes, spark_newest
 from tests.peers.presence import PeerBroken, PeerMissing, peers_are_required
 
 
@@ -18,7 +18,13 @@ def say(line: str) -> None:
 
 def main() -> int:
     missing = False
-    for name, prepare in {"go": _go, "kafka": _kafka, "spark": _spark}.items():
+    for name, prepare in {
+        "go": _go,
+        "kafka": _kafka,
+        "spark": _spark,
+        "delta": _delta,
+        "newest Spark": _newest,
+    }.items():
         try:
             prepare()
         except PeerMissing as error:
@@ -45,6 +51,14 @@ def _spark() -> None:
         spark_classes.spark_classes(say)
     except PeerBroken as error:  # nothing is missing without it
         say(f"spark: {error}")
+
+
+def _delta() -> None:
+    delta.jars(say)
+
+
+def _newest() -> None:
+    spark_newest.packages(say)
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         task = _task()
         query_id, number = task.getLocalProperty(_QUERY_ID), task.getLocalProperty(_BATCH_ID)
         if not query_id or not number:
-            raise WriteFailed("Spark did not give the query's id and the batch's number: keylane needs Spark 4.3")
+            raise WriteFailed("Spark did not give the query's id and the batch's number: keylane needs Spark 4.2")
         batch = MicroBatch(query_id, int(number))
         name = self.options.query_name
         if name is not None and is_written(self.options.address, name, self.target.stream, batch):
