@@ -276,6 +276,10 @@ class GroupError(KeylaneError):
     """A consumer group cannot do what was asked."""
 
 
+class BrokenRetry(GroupError):
+    """A message in a stream of delayed retries is none."""
+
+
 class NoSuchGroup(GroupError):
     """The stream has no group of this name."""
 

@@ -13,6 +13,7 @@ from keylane.app.signatures import read_signature
 from keylane.awaitable_context import awaitable_context
 from keylane.core.parked_keys import AfterTries
 from keylane.core.partitions import PartitionBy
+from keylane.core.retry_delays import checked_delays
 from keylane.errors import InvalidInput
 from keylane.jetstream import Connection, check_seconds, connect
 from keylane.loop import run
@@ -67,6 +68,7 @@ class App:
         publish: str | None = None,
         concurrency: int = 64,
         max_tries: int | None = None,
+        retry_delays: Sequence[float] | None = None,
         after_tries: AfterTries = "dead_letter",
         time_limit_s: float | None = None,
         max_ack_pending: int | None = None,
@@ -87,11 +89,15 @@ class App:
         `max_tries`: after so many failures it becomes a dead letter or, with `after_tries="park"`, stops its key;
         left out, it is tried for ever. A payload that cannot be decoded becomes one at once.
 
+        `retry_delays`: for messages whose order does not matter: one that fails is tried again after so many seconds,
+        such as (5, 60, 600), while later messages of its key go on. After the last retry it becomes a dead letter.
+
         `hooks`: functions that are called when something happens to it, such as `HandlerHooks(on_failure=…)`.
         """
         options = {
             "concurrency": concurrency,
             "max_tries": max_tries,
+            "retry_delays": checked_delays(retry_delays),
             "after_tries": after_tries,
             "time_limit_s": time_limit_s,
             "max_ack_pending": max_ack_pending,

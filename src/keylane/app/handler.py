@@ -12,6 +12,7 @@ from keylane.app.signatures import HandlerSignature
 from keylane.core.fleet_names import check_fleet_name
 from keylane.core.names import check_member_name, check_stream_name
 from keylane.core.partitions import PartitionBy, check_partition_count
+from keylane.core.retry_delays import check_retry_delays, total_tries
 from keylane.dispatch import error_line
 from keylane.errors import InvalidInput, InvalidPayload
 from keylane.processing.handler_hooks import HandlerHooks
@@ -61,6 +62,15 @@ class AppHandler:
             raise InvalidInput(f"hooks is {self.hooks!r}: give keylane.app.HandlerHooks(…)")
         if self.publish is not None and self.partition_by is not None:
             self.publish.check_against(self.partition_by)
+        if (delays := self.options.get("retry_delays")) is not None:
+            total_tries(delays, self.options.get("max_tries"))
+            check_retry_delays(
+                after_tries=self.options.get("after_tries", "dead_letter"),
+                order="key",
+                manual_ack=False,
+                acks=True,
+                needs_order=getattr(self.function, "needs_order", False),
+            )
         time_limit_s = self.options.get("time_limit_s")
         if time_limit_s is not None and not self.signature.is_async:
             raise InvalidInput(

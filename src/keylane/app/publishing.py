@@ -106,7 +106,7 @@ def message_id(message: GroupMessage, stream_created: str) -> str:
     time of the stream, because the copy has times of its own, and may be made again too.
     """
     origin = message.origin
-    time = stream_created if origin.from_queue else message.delivery.delivery.timestamp_ns
+    time = stream_created if origin.from_queue else message.original.delivery.timestamp_ns
     return f"{origin.stream} {origin.group} {message.sequence} {time}"
 
 

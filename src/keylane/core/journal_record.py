@@ -30,7 +30,9 @@ from keylane.errors import BrokenJournal, InvalidInput, JournalTooNew
 
 VERSION = 1
 
-Outcome = Literal["done", "failed", "dead", "terminated", "returned", "cancelled", "parked"]
+Outcome = Literal[
+    "done", "failed", "dead", "terminated", "returned", "cancelled", "parked", "delayed", "retried", "retried_dead"
+]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 """The index of an outcome is its number in the format: append only."""
 OUTCOME_NUMBERS: dict[str, int] = {name: number for number, name in enumerate(OUTCOMES)}

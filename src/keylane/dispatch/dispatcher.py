@@ -454,8 +454,9 @@ async def store_dead_letter(
     *,
     log: logging.Logger,
     until: Callable[[], bool] = lambda: False,
+    purpose: str = "as a dead letter",
 ) -> bool:
-    """Store a message that is given up: its lane goes on only when it is safe elsewhere.
+    """Store a message that is given up, or tried later: its lane goes on only when it is safe elsewhere.
 
     Tries until it has succeeded, or until `until` says that the message is no longer ours: then False.
     """
@@ -466,7 +467,7 @@ async def store_dead_letter(
         except KeylaneError as problem:
             failures += 1
             pause_s = backoff_s(failures)
-            log.error("%r cannot be stored as a dead letter, trying again in %g s: %s", message(), pause_s, problem)  # noqa: TRY400
+            log.error("%r cannot be stored %s, trying again in %g s: %s", message(), purpose, pause_s, problem)  # noqa: TRY400
             await asyncio.sleep(pause_s)
         else:
             return True

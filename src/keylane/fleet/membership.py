@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Literal, get_args
 
@@ -44,7 +44,7 @@ from keylane.fleet.store import FLEET_BUCKET
 from keylane.fleet.stream_copy import CopyKeeper, ensure_copy
 from keylane.fleet.worker import Worker, WorkerHooks, identity_of
 from keylane.fleet.worker_layout import WorkerLayoutOptions
-from keylane.groups import DeadLetters, can_store, with_parking
+from keylane.groups import DeadLetters, can_store, with_delayed_retries, with_parking
 from keylane.jetstream import (
     Bucket,
     Connection,
@@ -92,6 +92,7 @@ async def join(
     concurrency: int = 64,
     max_ack_pending: int = MAX_ACK_PENDING,
     max_tries: int | None = None,
+    retry_delays: Sequence[float] | None = None,
     after_tries: AfterTries = "dead_letter",
     time_limit_s: float | None = None,
     executor: Executor = "thread",
@@ -124,6 +125,9 @@ async def join(
     A message that failed `max_tries` times becomes a dead letter, and its key goes on; without, it is tried for ever.
     With `after_tries="park"` the key stops there instead: its later messages are stored behind the failed one, in
     order, until `keylane dlq release`, and other keys go on. All workers of the fleet need the same `after_tries`.
+
+    `retry_delays=(5, 60, 600)`: where the order of a key does not matter, a failed message leaves its lane and is tried
+    again 5 s later, then 60 s, then 600 s, by any worker; after that it is a dead letter (docs/retries.md).
 
     The handler gets the messages of a key in their order. When it returns, the message is acked; when it raises, the
     message is tried again while later messages of its key wait. `message.origin.revision` is the fencing token of its
@@ -167,8 +171,7 @@ async def join(
     else:
         acks = await _resolved_acks(connection, reads, names, acks, is_queue=is_queue)
         state = await _resolved_state(bucket, stream, fleet, state, choice=choose_state(replicas, len(names)))
-    if journal is not None and journal.stream != stream:
-        raise InvalidInput(f"the journal is that of stream {journal.stream!r}: stream {stream!r} needs its own")
+    _check_journal(journal, stream)
     terms = HandlerOptions(
         order="key",
         concurrency=concurrency,
@@ -187,6 +190,16 @@ async def join(
         on_returned=hooks.on_returned,
         on_outcome=hooks.on_outcome,
         on_reset=hooks.on_reset,
+    )
+    terms, retries = await with_delayed_retries(
+        connection,
+        stream,
+        fleet,
+        terms,
+        retry_delays,
+        after_tries=after_tries,
+        order="key",
+        needs_order=getattr(handler, "needs_order", False),
     )
     terms, parking = await with_parking(connection, stream, fleet, terms, after_tries)
     call = handler_call(handler, terms)
@@ -227,6 +240,7 @@ async def join(
         stop_timeout_s=stop_timeout_s,
         checkpoint_s=checkpoint_s,
         parking=parking,
+        retries=retries,
     )
     if lookup is not None:
         worker.keep(SourceKeeper(lookup, known, worker.report_source))
@@ -305,6 +319,11 @@ async def _chosen_layout(connection: Connection, config: StreamConfig, known: Fl
     )
     _log.info("layout %s: %s", choice.layout, choice.reason)
     return choice.layout
+
+
+def _check_journal(journal: MessageJournal | None, stream: str) -> None:
+    if journal is not None and journal.stream != stream:
+        raise InvalidInput(f"the journal is that of stream {journal.stream!r}: stream {stream!r} needs its own")
 
 
 def _check_source(partitions: object) -> None:

@@ -64,7 +64,7 @@ from keylane.fleet.store import FleetStore
 from keylane.fleet.worker_consumer import UpdateCounts
 from keylane.fleet.worker_layout import Holder, WorkerLayout, WorkerLayoutOptions
 from keylane.fleet.worker_reader import WorkerReader
-from keylane.groups import KeyOwner, KeyParking, KeyRelease
+from keylane.groups import DelayedRetries, KeyOwner, KeyParking, KeyRelease, RetryReader
 from keylane.hooks import call_hook
 from keylane.jetstream import Connection, ConnectionHooks, check_seconds, consumers
 from keylane.processing.handler_hooks import HandlerHooks
@@ -141,11 +141,13 @@ class Worker(Joined):
         stop_timeout_s: float,
         checkpoint_s: float = CHECKPOINT_S,
         parking: KeyParking | None = None,
+        retries: DelayedRetries | None = None,
     ) -> None:
         super().__init__(stop_timeout_s, _log)
         self.stream, self.fleet = stream, fleet
         self._connection = connection
         self._parking = parking
+        self._retry_reader: RetryReader | None = None
         self._partitions = partitions
         self._keepers: list[PartitionKeeper] = []
         self._source_problem: str | None = None
@@ -156,6 +158,16 @@ class Worker(Joined):
         self._handling = handling
         self._hooks = hooks
         self._slots = HandlerSlots(handling.concurrency)
+        if retries is not None:
+            self._retry_reader = RetryReader(
+                retries,
+                call,
+                handling,
+                slots=self._slots,
+                member=lambda: self.id or fleet,
+                from_queue=reader_options.stream != stream,
+                on_crash=self._retry_crashed,
+            )
         self._budget = PullBudget(reader_options.max_ack_pending, MOST_BYTES)
         offset_s = time.time() - _clock()
         self._core = FleetWorker(spec=spec, identity=identity, planner=planner(offset_s), clock_offset_s=offset_s)
@@ -263,11 +275,14 @@ class Worker(Joined):
         """
         check_seconds(timeout_s, "timeout_s")
         self._stopping = True
+        self._stop_retries()
         self._tell(FleetSignal.STOP)
         done, _ = await asyncio.wait({self._ended}, timeout=timeout_s)
         if not done:
             _log.warning("%r: handlers still at work after %g s are cancelled", self, timeout_s)
             self._over.set()
+            if self._retry_reader is not None:
+                await self._retry_reader.cut()
         await asyncio.wait({self._ended})
 
     async def _run(self) -> None:
@@ -281,8 +296,11 @@ class Worker(Joined):
                     self._partitions.changed = self._follow_table
                     self._follow_table()
                     helpers.append(tasks.create_task(self._read_table()))
+                retrying = tasks.create_task(self._retry_reader.run()) if self._retry_reader is not None else None
                 self._tell(FleetSignal.STOP if self._stopping else FleetSignal.TIMER)
                 await self._over.wait()
+                if retrying is not None:
+                    await self._end_retries(retrying)
                 for helper in helpers:
                     helper.cancel()
                 await self._close_all()
@@ -352,6 +370,7 @@ class Worker(Joined):
         self._failure = self._failure or error
         if not self._stopping:
             self._stopping = True
+            self._stop_retries()
             self._loop.call_later(self._core.spec.lease_s + _CLOSE_S, self._over.set)
             self._loop.call_soon(self._tell, FleetSignal.STOP)
 
@@ -648,6 +667,21 @@ class Worker(Joined):
         if self._runs.get(run.partition) is run:
             del self._runs[run.partition]
         self._show_soon()
+
+    async def _end_retries(self, retrying: asyncio.Task[None]) -> None:
+        assert self._retry_reader is not None
+        self._retry_reader.stop()
+        if self._is_orderly:
+            await asyncio.wait({retrying}, timeout=self._stop_timeout_s)
+        await self._retry_reader.cut()
+
+    def _stop_retries(self) -> None:
+        if self._retry_reader is not None:
+            self._retry_reader.stop()
+
+    def _retry_crashed(self) -> None:
+        if self._retry_reader is not None and self._retry_reader.crash is not None:
+            self._leave(self._retry_reader.crash)
 
     def _crashed(self, partition_id: str) -> None:
         run = self._runs.get(partition_id)

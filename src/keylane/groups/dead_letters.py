@@ -22,15 +22,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
-from nats.js.api import StorageType
-
 from keylane.core.names import check_group_name, check_stream_name
 from keylane.core.subjects import MAX_SUBJECT_BYTES, shown
 from keylane.dispatch import error_line, traceback_text
 from keylane.errors import (
     ApiError,
     ApiUnavailable,
-    GroupConflict,
     GroupError,
     InvalidInput,
     KeylaneError,
@@ -39,6 +36,7 @@ from keylane.errors import (
     PublishRejected,
     RequestTimeout,
 )
+from keylane.groups.side_streams import ensure_side_stream
 from keylane.jetstream import (
     PublishAck,
     StoredMessage,
@@ -117,7 +115,7 @@ def header_block(lines: Iterable[tuple[bytes, bytes]]) -> bytes:
     return b"NATS/1.0\r\n" + b"".join(b"%b: %b\r\n" % line for line in block) + b"\r\n"
 
 
-def _letter_head(
+def letter_head(
     values: Mapping[str, object],
     error: BaseException,
     message_id: str,
@@ -162,17 +160,13 @@ def number(text: str) -> int:
     return int(text) if text.isascii() and text.isdecimal() else 0
 
 
-_DUPLICATE_WINDOW_S = 3600
-"""A put is repeated when another instance has failed on the message too: long after the first one."""
 _LOOK_AGAIN_S = 0.05
 _ENSURE_S = 2.0
 _TRY_S = 5.0
 _PAGE = 64
 _NOT_IN_SUBJECT = re.compile(rb"[\x00-\x20\x7f]")
 
-_EXISTS_DIFFERENTLY = 10058
 _OTHER_STREAM = 10060
-_SUBJECTS_OVERLAP = 10065
 
 
 def dead_letter_stream(stream: str) -> str:
@@ -288,7 +282,7 @@ class DeadLetters:
         *,
         with_traceback: bool = True,
     ) -> bytes:
-        sequence, stored_ns = message.sequence, message.delivery.delivery.timestamp_ns
+        sequence, stored_ns = message.sequence, message.original.delivery.timestamp_ns
         values = {
             "Subject": message.subject,
             "Stream": self._stream,
@@ -302,8 +296,8 @@ class DeadLetters:
         # The time is that of the message: a stream that is created again counts from 1, and those are other messages.
         message_id = f"{escaped(self._stream)} {escaped(self._group)} {sequence} {stored_ns}"
         traceback = traceback_text(error) if with_traceback else None
-        given = message.delivery.raw_headers
-        return _letter_head(values, error, message_id, self._name, given, traceback=traceback, conditions=conditions)
+        given = message.original.raw_headers
+        return letter_head(values, error, message_id, self._name, given, traceback=traceback, conditions=conditions)
 
     async def _ensure_soon(self, message: GroupMessage) -> None:
         """Without a leader the server does not answer: fail early, so that the caller asks again."""
@@ -324,44 +318,16 @@ async def ensure_dead_letter_stream(connection: Connection, stream: str, *, like
 
     It gets the storage and the replicas of the stream `like`.
     """
-    name, subjects = dead_letter_stream(stream), f"keylane.dlq.{stream}.>"
-    if await _is_there(connection, name, subjects):
-        return
-    model = (await streams.info(connection, like)).config
-    wanted = {
-        "name": name,
-        "description": f"what groups of {stream} gave up: keylane dlq ls {stream}",
-        "subjects": [subjects],
-        "storage": StorageType(model.storage or "file").value,
-        "num_replicas": model.num_replicas or 1,
-        "retention": "limits",
-        "discard": "new",
-        "duplicate_window": _DUPLICATE_WINDOW_S * 1_000_000_000,
-        "allow_direct": True,
-    }
-    try:
-        await streams.create_json(connection, wanted)
-    except ApiError as error:
-        if error.err_code == _SUBJECTS_OVERLAP:
-            raise GroupConflict(
-                f"stream {name!r} needs the subjects {subjects!r}, which another stream takes: "
-                "give that one narrower subjects"
-            ) from error
-        if error.err_code != _EXISTS_DIFFERENTLY or not await _is_there(connection, name, subjects):
-            raise
-
-
-async def _is_there(connection: Connection, name: str, subjects: str) -> bool:
-    try:
-        config = (await streams.info(connection, name)).config
-    except NotFound:
-        return False
-    if subjects not in (config.subjects or ()):
-        raise GroupConflict(
-            f"stream {name!r} is there and does not take {subjects!r}: it is not for dead letters; "
-            "rename it, or add the subjects"
-        )
-    return True
+    await ensure_side_stream(
+        connection,
+        dead_letter_stream(stream),
+        f"keylane.dlq.{stream}.>",
+        purpose="dead letters",
+        like=like,
+        description=f"what groups of {stream} gave up: keylane dlq ls {stream}",
+        retention="limits",
+        discard="new",
+    )
 
 
 # ---- look ---------------------------------------------------------------------------------------------
@@ -630,4 +596,4 @@ def _head(letter: Unpublished, subject: str, header_lines: bytes) -> bytes:
     }
     message_id = f"unpublished {escaped(letter.message_id)}"
     original = b"NATS/1.0\r\n" + header_lines
-    return _letter_head(values, letter.error, message_id, dead_letter_stream(letter.stream), original)
+    return letter_head(values, letter.error, message_id, dead_letter_stream(letter.stream), original)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from keylane.awaitable_context import awaitable_context
@@ -19,15 +19,17 @@ from keylane.core.names import check_group_name, check_member_name, check_stream
 from keylane.core.parked_keys import AfterTries
 from keylane.core.partitions import Partitioning, parse_transform
 from keylane.core.plans import Plan, change_of
-from keylane.dispatch import Executor, HandlerCall
+from keylane.dispatch import Executor, HandlerCall, HandlerSlots
 from keylane.errors import GroupEnded, GroupError, InvalidInput, KeylaneError, NotAMember, PermissionDenied
 from keylane.groups import consumer_spec
 from keylane.groups.config import ElasticConfig, Kind, StaticConfig
 from keylane.groups.dead_letters import DeadLetters
+from keylane.groups.delayed_retries import DelayedRetries, with_delayed_retries
 from keylane.groups.instance import Origin
 from keylane.groups.key_parking import KeyOwner, KeyParking, KeyRelease, with_parking
 from keylane.groups.member_consumer import MemberConsumer, MemberConsumerHooks
 from keylane.groups.presence import answering
+from keylane.groups.retry_reader import RetryReader
 from keylane.groups.store import StoredGroup, bucket_of, read_any, read_group, record_name
 from keylane.hooks import call_hook
 from keylane.jetstream import Connection, ConnectionHooks, ConsumerConfig, check_seconds, streams
@@ -81,6 +83,7 @@ async def join(
     max_ack_pending: int | None = None,
     manual_ack: bool = False,
     max_tries: int | None = None,
+    retry_delays: Sequence[float] | None = None,
     after_tries: AfterTries = "dead_letter",
     time_limit_s: float | None = None,
     executor: Executor = "thread",
@@ -102,7 +105,12 @@ async def join(
     A message that failed `max_tries` times becomes a dead letter (`keylane dlq`), and its key goes on; without, it is
     tried for ever. With `after_tries="park"` the key stops there instead: its later messages are stored behind the
     failed one, in order, until `keylane dlq release`, and other keys go on (docs/dead-letters.md). All members of the
-    group need the same `after_tries`. An async handler that takes longer than `time_limit_s` is cancelled, which counts
+    group need the same `after_tries`.
+
+    `retry_delays=(5, 60, 600)`: where the order of a key does not matter, a failed message leaves its lane and is tried
+    again 5 s later, then 60 s, then 600 s; after that it is a dead letter (docs/retries.md). Needs nats-server 2.12.
+
+    An async handler that takes longer than `time_limit_s` is cancelled, which counts
     as a failure. When another instance takes over while handlers are at work here, they have `grace_s` to end and are
     cancelled then. A `keylane.journal.Journal` writes down what became of every message.
 
@@ -120,6 +128,7 @@ async def join(
     check_stream_name(stream)
     check_group_name(group)
     check_member_name(member)
+    asked_order = order
     stored = await read_any(connection, stream, group, kind)
     wanted = _wanted(settings or ConsumerConfig(), max_ack_pending)
     consumer_spec.check_settings(stored.config, wanted)
@@ -169,6 +178,16 @@ async def join(
         journal=journal,
     )
     options.check()
+    options, retries = await with_delayed_retries(
+        connection,
+        stream,
+        group,
+        options,
+        retry_delays,
+        after_tries=after_tries,
+        order=asked_order,
+        needs_order=getattr(handler, "needs_order", False),
+    )
     options, parking = await with_parking(connection, stream, group, options, after_tries)
     one = Member(
         connection,
@@ -178,6 +197,7 @@ async def join(
         hooks,
         stop_timeout_s=stop_timeout_s,
         parking=parking,
+        retries=retries,
     )
     await one.start(handler, options, key)
     return one
@@ -206,10 +226,14 @@ class Member(Joined):
         *,
         stop_timeout_s: float,
         parking: KeyParking | None = None,
+        retries: DelayedRetries | None = None,
     ) -> None:
         super().__init__(stop_timeout_s, _log)
         self.stream, self.group, self.member = names
         self._parking = parking
+        self._retries = retries
+        self._retry_reader: RetryReader | None = None
+        self._retrying: asyncio.Task[None] | None = None
         self._releases: asyncio.Task[None] | None = None
         self._connection = connection
         self._stored = stored
@@ -280,7 +304,8 @@ class Member(Joined):
         self._call = handler_call(handler, options)
         await self._call.start()
         name = f"member {self.member!r} of {self.stream}/{self.group}"
-        self._processor = MessageProcessor(self._call, options, name, on_crash=self._wakeup.set)
+        slots = HandlerSlots(options.concurrency) if self._retries is not None else None
+        self._processor = MessageProcessor(self._call, options, name, on_crash=self._wakeup.set, slots=slots)
         hooks = MemberConsumerHooks(
             wake=self._wake,
             activated=self._activated,
@@ -303,6 +328,17 @@ class Member(Joined):
             behind=self._wake,
         )
         self._origin.wait_changed = self._show_state
+        if self._retries is not None:
+            assert slots is not None
+            self._retry_reader = RetryReader(
+                self._retries,
+                self._call,
+                options,
+                slots=slots,
+                member=lambda: self.member,
+                from_queue=self._origin.from_queue,
+                on_crash=self._wakeup.set,
+            )
         self._consumer = MemberConsumer(
             self._connection,
             consumer,
@@ -327,6 +363,8 @@ class Member(Joined):
         done, _ = await asyncio.wait({self._ended}, timeout=timeout_s)
         if not done and self._processor is not None:
             _log.warning("member %s: handlers still at work after %g s are cancelled", self.member, timeout_s)
+            if self._retry_reader is not None:
+                await self._retry_reader.cut()
             await self._processor.close()
         await asyncio.wait({self._ended})
 
@@ -358,6 +396,8 @@ class Member(Joined):
         if self._parking is not None:
             assert self._call is not None
             self._releases = asyncio.create_task(self._parking.watch(self._owner_of, self._call.handle))
+        if self._retry_reader is not None:
+            self._retrying = asyncio.create_task(self._retry_reader.run(), name=f"retries of {self.group}")
         async with (
             bucket.hints(consumer_spec.key_of_group(self.stream, self.group), self._hinted),
             answering(self._connection, self.stream, self.group, self.member, self._pin_id),
@@ -394,8 +434,11 @@ class Member(Joined):
 
     def _check_handler(self) -> None:
         assert self._processor is not None
-        if self._processor.crash is not None:
-            raise self._processor.crash
+        for one in (self._processor, self._retry_reader):
+            if one is not None and one.crash is not None:
+                raise one.crash
+        if self._retrying is not None and self._retrying.done():
+            self._retrying.result()
         if self._releases is not None and self._releases.done():
             self._releases.result()
 
@@ -413,6 +456,8 @@ class Member(Joined):
         assert self._call is not None
         if self._releases is not None:
             self._releases.cancel()
+        if self._retry_reader is not None:
+            self._retry_reader.stop()
         try:
             await self._consumer.leave()
         except KeylaneError as error:
@@ -425,8 +470,17 @@ class Member(Joined):
             if failure is not None:
                 failure.add_note(f"and leaving was not clean: {error}")
         finally:
+            if self._retrying is not None:
+                await self._end_retries(failure)
             await self._processor.close()
             await self._call.close()
+
+    async def _end_retries(self, failure: KeylaneError | None) -> None:
+        assert self._retry_reader is not None
+        assert self._retrying is not None
+        if failure is not None:
+            await self._retry_reader.cut()
+        await asyncio.wait({self._retrying})
 
     def _end(self, reason: str, failure: KeylaneError | None) -> None:
         if failure is not None:

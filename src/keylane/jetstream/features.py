@@ -15,6 +15,7 @@ Feature = Literal[
     "prioritized",
     "atomic_batch",
     "whole_subject_hash",
+    "message_schedules",
     "consumer_reset",
     "fast_ingest",
 ]
@@ -28,6 +29,7 @@ SINCE: dict[Feature, Version] = {
     "prioritized": (2, 12, 0),
     "atomic_batch": (2, 12, 0),
     "whole_subject_hash": (2, 12, 0),
+    "message_schedules": (2, 12, 0),
     "consumer_reset": (2, 14, 0),
     "fast_ingest": (2, 14, 0),
 }

@@ -72,6 +72,9 @@ class HandlerOptions:
     """Seconds before the next try, after so many failures."""
     give_up: GiveUp | None = None
     """Called with a message that had all its tries, or whose payload is invalid; it is terminated when this returns."""
+    delay: GiveUp | None = None
+    """Called with a message that failed and has tries left: it is tried again later, off its lane, and is acked when
+    this returns. None: it is tried again in its lane."""
     gate: Gate | None = None
     """Called before each handler, where keys are parked: then `give_up` parks."""
     journal: MessageJournal | None = None
@@ -102,4 +105,4 @@ class HandlerOptions:
     @property
     def server_retries(self) -> bool:
         """Whether a failed message goes back to the server, so that nothing waits for it."""
-        return self.order == "none" and self.acks
+        return self.order == "none" and self.acks and self.delay is None

@@ -78,7 +78,7 @@ class GroupMessage:
 
     def __reduce__(self) -> tuple[object, ...]:
         """For another process: a `MessageCopy`."""
-        one, origin = self.delivery, self.origin
+        one, origin = self.original, self.origin
         names = (origin.stream, origin.group, origin.member, origin.instance)
         facts = OriginFacts(*names, origin.revision, origin.pin_id, origin.from_queue)
         return MessageCopy.of, (
@@ -95,6 +95,16 @@ class GroupMessage:
         received = datetime.fromtimestamp(self.received_at, tz=UTC)
         names = (origin.stream, origin.group, origin.member)
         return MessageContext(*names, place.subject, place.partition, place.key, self.sequence, received)
+
+    @property
+    def original(self) -> Message:
+        """The message as its stream has it: what is delivered, unless that is a delayed retry."""
+        return self.delivery
+
+    @property
+    def earlier_tries(self) -> int:
+        """How often it failed before it was delivered as a delayed retry."""
+        return 0
 
     @property
     def subject(self) -> str:

@@ -23,10 +23,11 @@ class MessageOrigin(Protocol):
 
     stream: str
     group: str
-    member: str
     instance: str
     pin_id: str | None
 
+    @property
+    def member(self) -> str: ...
     @property
     def from_queue(self) -> bool: ...
     @property

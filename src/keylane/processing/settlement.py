@@ -1,6 +1,7 @@
 """Settles a member's messages when their handlers end: ack, retry, dead letter, or nothing if others have them.
 
-The policy of a member's dispatcher. Runs no handler. Waits only for the storing of a dead letter, in a separate task.
+The policy of a member's dispatcher. Runs no handler. Waits only for the storing of a dead letter or of a delayed retry,
+in a separate task.
 """
 
 from __future__ import annotations
@@ -168,6 +169,10 @@ class Settlement:
     # ---- outcomes -----------------------------------------------------------------------------------
 
     def _done(self, entry: Entry[GroupMessage], given: GroupMessage) -> str:
+        self._ack(entry)
+        return _DONE if given.outcome is not Outcome.TERMINATED else "terminated"
+
+    def _ack(self, entry: Entry[GroupMessage]) -> None:
         # The newest delivery is the one to settle: a reset voids the earlier ones.
         delivery = entry.item.delivery
         if self._acks.in_doubt:
@@ -175,7 +180,6 @@ class Settlement:
         elif self._is_acked and not delivery.settled:
             delivery.ack()
         self._lanes.finished(entry)
-        return _DONE if given.outcome is not Outcome.TERMINATED else "terminated"
 
     def _again(self, entry: Entry[GroupMessage], delay_s: float | None) -> None:
         """Let the server deliver it again, after this delay or (None) after its ack wait. Its lane continues."""
@@ -186,8 +190,9 @@ class Settlement:
     def _try_again(self, entry: Entry[GroupMessage], given: GroupMessage, error: BaseException) -> str | Settling:
         """Retry later, here or by the server; give it up after its last try, or where no try can help."""
         if isinstance(error, InvalidPayload) and self._options.give_up is not None:
-            self._report(given, error, entry.tries + 1)
-            return partial(self._give_up, entry, error, entry.tries + 1)
+            tries = given.earlier_tries + entry.tries + 1
+            self._report(given, error, tries)
+            return partial(self._give_up, entry, error, tries)
         if given.outcome is Outcome.AGAIN or self._options.server_retries:
             tries = given.delivered_count
             self._report(given, error, tries)
@@ -195,12 +200,38 @@ class Settlement:
                 return partial(self._give_up, entry, error, tries)
             self._again(entry, backoff_s(tries))
             return "failed"
+        if self._options.delay is not None:
+            return self._try_later(entry, given, error)
         retry_at = self._lanes.failed(entry, self.dispatcher.now())
         self._report(given, error, entry.tries)
         if retry_at is None:
             return partial(self._give_up, entry, error, entry.tries)
         self.dispatcher.retry_at(retry_at)
         return "failed"
+
+    def _try_later(self, entry: Entry[GroupMessage], given: GroupMessage, error: BaseException) -> Settling:
+        """Retry off the lane, after a delay; give it up after its last try."""
+        tries = given.earlier_tries + 1
+        self._report(given, error, tries)
+        assert self._options.max_tries is not None
+        return partial(self._give_up if tries >= self._options.max_tries else self._delay, entry, error, tries)
+
+    async def _delay(self, entry: Entry[GroupMessage], error: BaseException, tries: int) -> str:
+        """Store the message for its next try; then its lane continues."""
+        assert self._options.delay is not None
+        if not await store_dead_letter(
+            self._options.delay,
+            lambda: entry.item,
+            error,
+            tries,
+            log=_log,
+            until=lambda: self.is_lost(entry),
+            purpose="for a delayed retry",
+        ):
+            self._lanes.release(entry)
+            return _CANCELLED
+        self._ack(entry)
+        return "delayed"
 
     async def _give_up(self, entry: Entry[GroupMessage], error: BaseException, tries: int) -> str:
         """Store the message after its last try, or behind a parked one of its key; then its lane continues."""

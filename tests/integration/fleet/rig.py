@@ -162,6 +162,8 @@ class WorkerProcess:
         self.process = process
         self._ground = ground
         self.partitions: list[str] = []
+        self.retrying: list[int] = []
+        """Sequences whose delayed retry it has begun, if it says so."""
 
     async def read(self) -> None:
         assert self.process.stdout is not None
@@ -171,6 +173,8 @@ class WorkerProcess:
             line = json.loads(raw)
             if "partitions" in line:
                 self.partitions = line["partitions"]
+            elif "retrying" in line:
+                self.retrying.append(line["retrying"])
             else:
                 self._ground.evidence.lines.append(
                     Line(line["at"], self._name, line["partition"], line["key"], line["sequence"], "", b"")
