@@ -141,7 +141,8 @@ def test_what_was_packed_is_read() -> None:
 
 
 def test_outcomes_keep_their_numbers() -> None:
-    assert OUTCOMES == ("done", "failed", "dead", "terminated", "returned", "cancelled", "parked")
+    assert OUTCOMES[:7] == ("done", "failed", "dead", "terminated", "returned", "cancelled", "parked")
+    assert OUTCOMES[7:] == ("delayed", "retried", "retried_dead")
 
 
 def test_keys_that_are_not_utf8_keep_their_bytes() -> None:
@@ -200,7 +201,7 @@ def test_every_cut_and_every_changed_byte_is_found() -> None:
         (batch_bytes(tenures=[["PinA"]]), "head of a journal batch cannot be read"),
         (batch_bytes(tenures=[["PinA", 9]]), "refers to tenure number 1, but the batch has 1"),
         (with_last("I", "key", 2), "refers to key number 2, but the batch has 2"),
-        (with_last("B", "outcome", 7), "refers to outcome number 7, but the batch has 7"),
+        (with_last("B", "outcome", 10), "refers to outcome number 10, but the batch has 10"),
         (with_last("I", "key_offsets", 3), "offsets are wrong"),
         (signed(GOLDEN[:8] + b"[" + GOLDEN[9:-4]), "head of a journal batch cannot be read"),
     ],

@@ -25,6 +25,7 @@ from keylane.cli.command import (
     family,
     print_answer,
 )
+from keylane.cli.formatting import retry_line
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from rich.panel import Panel
     from rich.table import Table
 
+    from keylane.groups import RetryCounts
     from keylane.groups.dead_letters import DeadLetter
     from keylane.jetstream import Connection
 
@@ -97,13 +99,15 @@ def ls(
     as_json: JsonOption = False,
     link: ConnectionOptions,
 ) -> None:
-    """List dead letters, oldest first."""
+    """List dead letters, oldest first, and how many messages wait for a delayed retry."""
     selection = _parse_selection(stream, words, only)
 
-    async def read(connection: Connection) -> list[DeadLetter]:
-        return await _read_letters(connection, selection, limit + 1)
+    async def read(connection: Connection) -> tuple[list[DeadLetter], dict[str, RetryCounts]]:
+        letters = await _read_letters(connection, selection, limit + 1)
+        return letters, await _retries(connection, stream, selection.group)
 
-    found = connected(link, read)
+    found, retries = connected(link, read)
+    retry_text = "\n".join(f"group {group}: {retry_line(counts)}" for group, counts in sorted(retries.items()))
     following = found[limit].sequence if len(found) > limit else None
     found = found[:limit]
     if found and not as_json:
@@ -114,9 +118,16 @@ def ls(
         console().print(_dead_letter_table(found, datetime.now(UTC)))
         if following is not None:
             typer.echo(f"and more, from sequence {following} on: add {following}- to the command, or a higher --limit")
+        if retry_text:
+            typer.echo(retry_text)
         return
-    answer = {"stream": stream, "dead_letters": [_dead_letter_object(one) for one in found], "next": following}
-    print_answer(as_json, answer, selection.nothing)
+    answer = {
+        "stream": stream,
+        "dead_letters": [_dead_letter_object(one) for one in found],
+        "next": following,
+        "retries": {group: counts._asdict() for group, counts in retries.items()},
+    }
+    print_answer(as_json, answer, "\n".join(filter(None, (selection.nothing, retry_text))))
 
 
 @command(app, "show")
@@ -355,6 +366,17 @@ async def _read_letters(connection: Connection, selection: _Selection, limit: in
     if not found:
         await _check_stream(connection, selection.stream)
     return found
+
+
+async def _retries(connection: Connection, stream: str, group: str | None) -> dict[str, RetryCounts]:
+    """What waits for a delayed retry, as far as this user may know."""
+    from keylane.errors import PermissionDenied
+    from keylane.groups import retry_counts
+
+    try:
+        return await retry_counts(connection, stream, group or "*")
+    except PermissionDenied:
+        return {}
 
 
 async def _letters(connection: Connection, selection: _Selection) -> AsyncGenerator[DeadLetter]:

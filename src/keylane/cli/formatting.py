@@ -6,7 +6,10 @@ import base64
 import json
 import sys
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from keylane.groups import RetryCounts
 
 _EXCERPT_CHARS = 60
 
@@ -30,6 +33,16 @@ def age(since: datetime, now: datetime) -> str:
     if minutes:
         return f"{minutes} min {seconds % 60} s"
     return f"{seconds} s"
+
+
+def retry_line(counts: RetryCounts) -> str:
+    """How many messages of a group wait for a delayed retry.
+
+    >>> retry_line(RetryCounts(waiting=3, due=1))
+    '3 wait for a delayed retry, 1 is due'
+    """
+    waiting = f"{counts.waiting:,} {'waits' if counts.waiting == 1 else 'wait'} for a delayed retry"
+    return f"{waiting}, {counts.due:,} {'is' if counts.due == 1 else 'are'} due"
 
 
 def printable(text: str) -> str:

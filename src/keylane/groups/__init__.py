@@ -24,7 +24,13 @@ from keylane.groups.config import ElasticConfig, StaticConfig, partition_limit
 from keylane.groups.consumer_spec import queue_stream
 from keylane.groups.creation import create_elastic, create_static, delete
 from keylane.groups.dead_letters import DeadLetters, Unpublished, put_unpublished
-from keylane.groups.delayed_retries import DelayedRetries, RetryCounts, retry_counts, with_delayed_retries
+from keylane.groups.delayed_retries import (
+    DelayedRetries,
+    RetriedMessage,
+    RetryCounts,
+    retry_counts,
+    with_delayed_retries,
+)
 from keylane.groups.instance import Origin
 from keylane.groups.key_parking import KeyOwner, KeyParking, KeyRelease, with_parking
 from keylane.groups.member import Member, MemberHooks, join
@@ -50,6 +56,7 @@ __all__ = [
     "MessageContext",
     "Origin",
     "Placing",
+    "RetriedMessage",
     "RetryCounts",
     "RetryReader",
     "StaticConfig",

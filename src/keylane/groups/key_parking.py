@@ -49,7 +49,7 @@ from keylane.groups.dead_letters import (
     read_letter,
 )
 from keylane.jetstream import Message, parse_headers, parse_time, publish_raw, streams
-from keylane.processing.handler_options import HandlerOptions
+from keylane.processing.handler_options import HandlerOptions, MessageJournal
 from keylane.processing.message import GroupMessage, Place
 from keylane.processing.message_processor import MessageProcessor
 from keylane.processing.origin import MessageOrigin
@@ -117,11 +117,20 @@ class ReleasedMessage(GroupMessage):
 class KeyParking:
     """Parks and releases the keys of one group or fleet, for one member or worker."""
 
-    def __init__(self, connection: Connection, stream: str, group: str, *, max_tries: int) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        stream: str,
+        group: str,
+        *,
+        max_tries: int,
+        journal: MessageJournal | None = None,
+    ) -> None:
         self._connection = connection
         self._stream = stream
         self._group = group
         self._max_tries = max_tries
+        self._journal = journal
         self._name = dead_letter_stream(stream)
         self._letters = DeadLetters(connection, stream, group)
         self._holds: dict[str, _Hold] = {}
@@ -354,20 +363,27 @@ class KeyParking:
             for tries in range(1, self._max_tries + 1):
                 if not is_owner():
                     return False
+                started_ns = self._journal.now_ns() if self._journal is not None else 0
                 try:
                     await owner.processor.run_beside(message, self._handle(message, letter, keys, wish, run))
                 except Fenced:
                     raise
                 except Exception as error:  # noqa: BLE001 - a handler may raise anything
                     _log.warning("released %r failed (try %d): %s", message, tries, error, exc_info=error)
+                    self._note(message, "parked" if tries == self._max_tries else "failed", started_ns)
                     if tries == self._max_tries:
                         _log.error("key %r stays parked: sequence %d failed again", wish.key, letter.source_sequence)
                         return True
                     await asyncio.sleep(backoff_s(tries))
                 else:
+                    self._note(message, "done", started_ns)
                     released += 1
                     break
         return False
+
+    def _note(self, message: GroupMessage, outcome: str, started_ns: int) -> None:
+        if self._journal is not None:
+            self._journal.note(message, outcome, started_ns, self._journal.now_ns())
 
     async def _handle(
         self,
@@ -510,7 +526,7 @@ async def with_parking(
         await _refuse_parked(connection, stream, group)
         return options, None
     assert options.max_tries is not None
-    parking = KeyParking(connection, stream, group, max_tries=options.max_tries)
+    parking = KeyParking(connection, stream, group, max_tries=options.max_tries, journal=options.journal)
     await parking.start()
     return replace(options, give_up=parking.give_up, gate=parking.gate), parking
 

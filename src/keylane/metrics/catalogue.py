@@ -82,7 +82,8 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec(
         "handler_tries_total",
         "counter",
-        "Handler calls by outcome: done, failed (tried again), dead (became a dead letter), parked, cancelled, other.",
+        "Handler calls by outcome: done, failed (tried again), delayed (tried again later), dead (became a dead "
+        "letter), parked, cancelled, other.",
         (*_WORKER, "outcome"),
     ),
     MetricSpec("dead_letters_total", "counter", "Messages that failed max_tries times and became dead letters."),

@@ -115,7 +115,7 @@ class FleetMetrics:
             "consumer_update_failures_total": self._update_failures,
             "consumer_subject_count": len(worker.partitions),
             "dead_letters_total": counts.outcomes["dead"],
-            "retries_total": counts.outcomes["failed"],
+            "retries_total": counts.outcomes["failed"] + counts.outcomes["delayed"],
             "fleet_resets_total": self._resets,
             "fleet_crowded_lanes_total": self._crowded,
             "fleet_partitions": len(worker.partitions),

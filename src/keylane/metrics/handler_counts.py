@@ -16,7 +16,7 @@ from keylane.jetstream import Message
 from keylane.metrics.catalogue import LATENCY_BOUNDS_S, STEP_BOUNDS_S, Reading
 
 _COUNTED_AT_ONCE = 512
-_OUTCOMES = ("done", "failed", "dead", "parked", "cancelled", "other")
+_OUTCOMES = ("done", "failed", "delayed", "dead", "parked", "cancelled", "other")
 _ACK_WORDS_BEFORE_COUNT = 4
 
 

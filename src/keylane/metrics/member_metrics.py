@@ -95,7 +95,7 @@ class MemberMetrics:
             "member_redeliveries_total": counts.redeliveries,
             "member_in_flight": member.in_flight,
             "member_max_in_flight": member.max_in_flight,
-            "member_retries_total": counts.outcomes["failed"],
+            "member_retries_total": counts.outcomes["failed"] + counts.outcomes["delayed"],
             "member_dead_letters_total": counts.outcomes["dead"],
             "member_parked_messages_total": counts.outcomes["parked"],
             "member_partitions": len(member.partitions),

@@ -11,7 +11,7 @@ from keylane.lazy import loader, public_names
 from keylane.testing.verdict import DeliveryVerdict, Effect, Evidence, judge
 
 if TYPE_CHECKING:
-    from keylane.testing.app_in_memory import TestApp, TestedDeadLetter, TestedMessage
+    from keylane.testing.app_in_memory import TestApp, TestedDeadLetter, TestedDelay, TestedMessage, TestedParked
 
 Verdict = DeliveryVerdict
 
@@ -21,12 +21,16 @@ __all__ = [
     "Evidence",
     "TestApp",
     "TestedDeadLetter",
+    "TestedDelay",
     "TestedMessage",
+    "TestedParked",
     "Verdict",
     "judge",
 ]
 
-_HOMES = dict.fromkeys(("TestApp", "TestedDeadLetter", "TestedMessage"), "keylane.testing.app_in_memory")
+_HOMES = dict.fromkeys(
+    ("TestApp", "TestedDeadLetter", "TestedDelay", "TestedMessage", "TestedParked"), "keylane.testing.app_in_memory"
+)
 
 if not TYPE_CHECKING:  # the judge alone needs no NATS client
     __getattr__ = loader(__name__, _HOMES)

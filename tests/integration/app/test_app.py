@@ -15,7 +15,7 @@ from keylane import groups
 from keylane.app import App, RunningApp
 from keylane.errors import FleetError, GroupError, InvalidInput, NotFound
 from keylane.groups.dead_letters import list_dead_letters
-from keylane.jetstream import Connection, Outgoing, PublishAck, publish_many, read_all, streams
+from keylane.jetstream import Connection, Outgoing, PublishAck, StoredMessage, publish_many, read_all, streams
 from keylane.server import NatsServer
 from keylane.testing import Effect, judge
 from tests.waiter import until
@@ -133,6 +133,48 @@ async def test_a_payload_that_does_not_decode_is_a_dead_letter_at_once(
     first = next(one for one in found if one.source_sequence == bad)
     assert (first.group, first.key, first.tries, first.data) == ("billing", "a", 1, b'{"cents": "much"}')
     assert first.error.startswith("InvalidPayload: no Order: ValueError: cents: 'much' is no int")
+
+
+async def test_a_delayed_retry_decodes_publishes_under_the_same_id_and_ends_as_a_dead_letter(
+    connection: Connection, app: App, unique: Callable[..., str]
+) -> None:
+    orders, billed = unique("app"), unique("app")
+    await make_stream(connection, orders)  # read through a copy, where ids have the time of the stream
+    await make_stream(connection, billed)
+    tries: list[tuple[str, int]] = []
+
+    @app.handler(
+        orders,
+        group="billing",
+        partition_by=f"{orders}.*",
+        partitions=PARTITIONS,
+        publish=f"{billed}.{{key}}",
+        retry_delays=(0.3, 0.2),
+    )
+    def bill(order: Order, message: keylane.Message) -> Bill:
+        tries.append((message.key, message.delivered_count))
+        if order.cents < 0 or (order.cents == 0 and message.delivered_count == 1):
+            raise ValueError("later")
+        return Bill(message.key, order.cents)
+
+    sent = await publish(connection, orders, [("a", {"cents": 0}), ("a", {"cents": 1}), ("b", {"cents": -1})])
+
+    async def letters() -> list[Any]:
+        return [one async for one in list_dead_letters(connection, orders)]
+
+    async with app.start():
+        (letter,) = await until(letters, bool)
+        await until(lambda: tries, lambda found: ("a", 2) in found)
+        stored = await until(lambda: _all_of(connection, billed), lambda found: len(found) == 2)
+    assert (letter.source_sequence, letter.tries, letter.error) == (sent[2], 3, "ValueError: later")
+    assert sorted(tries) == [("a", 1), ("a", 1), ("a", 2), ("b", 1), ("b", 2), ("b", 3)]
+    ids = [one.headers["Nats-Msg-Id"].split(" ") for one in stored]
+    assert [one[2] for one in ids] == [str(sent[1]), str(sent[0])], "the later message did not wait"
+    assert ids[0][3] == ids[1][3]
+
+
+async def _all_of(connection: Connection, stream: str) -> list[StoredMessage]:
+    return [one async for one in read_all(connection, stream)]
 
 
 async def test_results_go_on_to_the_next_handler_and_a_repeat_is_no_second_message(

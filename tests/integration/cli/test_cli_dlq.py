@@ -12,8 +12,9 @@ import pytest
 
 from keylane import Connection, groups
 from keylane.errors import NotFound
-from keylane.groups import GroupMessage
+from keylane.groups import GroupMessage, retry_counts
 from keylane.groups.dead_letters import DeadLetters, dead_letter_stream, list_dead_letters
+from keylane.groups.delayed_retries import retry_stream
 from keylane.groups.key_parking import parked_count
 from keylane.jetstream import Outgoing, publish_many, streams
 from keylane.server import NatsServer
@@ -42,8 +43,9 @@ async def clean(connection: Connection, name: str) -> AsyncIterator[str]:
         try:
             yield name
         finally:
-            with suppress(NotFound):  # some tests make no dead letters
-                await streams.delete(connection, dead_letter_stream(name))
+            for other in (dead_letter_stream(name), retry_stream(name)):
+                with suppress(NotFound):  # some tests make none
+                    await streams.delete(connection, other)
 
 
 def fail(message: GroupMessage) -> None:
@@ -157,7 +159,12 @@ async def test_no_dead_letters_is_a_plain_sentence(connection: Connection, order
     assert await here("dlq", "ls", orders, *at) == Done(0, f"stream '{orders}' has no dead letters\n", "")
     group = await here("dlq", "ls", orders, "billing", *at)
     assert group == Done(0, f"stream '{orders}' has no dead letters of group 'billing'\n", "")
-    assert (await here("dlq", "ls", orders, "--json", *at)).json == {"stream": orders, "dead_letters": [], "next": None}
+    assert (await here("dlq", "ls", orders, "--json", *at)).json == {
+        "stream": orders,
+        "dead_letters": [],
+        "next": None,
+        "retries": {},
+    }
     for verb, past in (("replay", "replayed"), ("drop", "dropped")):
         done = await here("dlq", verb, orders, "--all", *at)
         assert done == Done(0, f"stream '{orders}' has no dead letters\n", "")
@@ -292,6 +299,31 @@ async def test_wrong_usage_is_exit_code_2(words: str) -> None:
     done = await here("dlq", *words.split())
     assert (done.returncode, done.stdout) == (2, "")
     assert "Usage: " in done.stderr
+
+
+# ---- delayed retries --------------------------------------------------------------------------------------
+
+
+async def test_what_waits_for_a_delayed_retry_is_counted(
+    connection: Connection, orders: str, at: tuple[str, str]
+) -> None:
+    await groups.create_elastic(
+        connection, orders, "billing", max_members=4, partitioning=[(f"{orders}.*", [1])], members=["alice"]
+    )
+    async with groups.join(connection, orders, "billing", "alice", fail, retry_delays=[600]):
+        await publish_many(connection, [Outgoing(f"{orders}.{key}") for key in ("k1", "k2")])
+        await until(lambda: retry_counts(connection, orders), bool)
+        await until(lambda: retry_counts(connection, orders), lambda found: found["billing"] == (2, 0))
+    listed = await here("dlq", "ls", orders, *at)
+    assert listed.stdout == (
+        f"stream '{orders}' has no dead letters\ngroup billing: 2 wait for a delayed retry, 0 are due\n"
+    )
+    assert (await here("dlq", "ls", orders, "other", "--json", *at)).json["retries"] == {}
+    counts = {"waiting": 2, "due": 0}
+    assert (await here("dlq", "ls", orders, "--json", *at)).json["retries"] == {"billing": counts}
+    assert (await here("elastic", "info", orders, "billing", "--json", *at)).json["retries"] == counts
+    shown = await here("elastic", "info", orders, "billing", *at)
+    assert "2 wait for a delayed retry, 0 are due" in shown.stdout
 
 
 # ---- parked keys ------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ async def delay_and_die(retries: DelayedRetries, message: GroupMessage, error: B
 
 delay = DelayedRetries.delay
 if given.get("dies_delaying"):
-    DelayedRetries.delay = delay_and_die  # type: ignore[method-assign]
+    DelayedRetries.delay = delay_and_die  # type: ignore[method-assign, assignment]
 
 
 async def main() -> None:

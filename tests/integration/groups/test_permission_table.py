@@ -173,6 +173,26 @@ async def test_a_member_with_dead_letters_and_a_journal() -> None:
         assert place.denied == []
 
 
+async def test_a_member_with_delayed_retries() -> None:
+    allowed = row("member of a static group")
+    allowed["publish"] += extra("with `max_tries`") + extra("with `retry_delays`")
+    tries: list[int] = []
+
+    async def fail(message: groups.GroupMessage) -> None:
+        tries.append(message.sequence)
+        raise ValueError("not today")
+
+    async with restricted(allowed, transform=True) as place:
+        await groups.create_static(place.admin, STREAM, GROUP, max_members=4, members=[MEMBER])
+        await place.publish()
+        member = await groups.join(await place.alice(), STREAM, GROUP, MEMBER, fail, settings=QUICK, retry_delays=[0.2])
+        await until(lambda: len(tries) == 2 * len(KEYS))
+        await until(lambda: streams.names(place.admin), lambda names: f"{STREAM}@dlq" in names)
+        await until(lambda: streams.state(place.admin, f"{STREAM}@retry"), lambda state: state.messages == 0)
+        await member.stop()
+        assert place.denied == []
+
+
 async def test_a_member_with_exactly_once(tmp_path: Path) -> None:
     allowed = row("member of an elastic group")
     allowed["publish"] += extra("with exactly once")

@@ -9,11 +9,13 @@ from contextlib import AsyncExitStack
 import pytest
 
 from keylane import Connection, groups
+from keylane.groups.key_parking import parked_count, release, wishes
 from keylane.jetstream import consumers
 from keylane.journal import Journal, JournalRecord
 from keylane.testing import Effect, judge
 from tests.integration.groups.rig import Ground, delete_quietly, make_ground
 from tests.integration.journal.rig import read
+from tests.waiter import until
 
 
 @pytest.fixture
@@ -107,3 +109,50 @@ async def test_a_failed_try_and_its_repetition_are_two_records(
     assert bad == [(sent[0], "failed"), (sent[0], "done"), (sent[2], "done")]
     assert [record.outcome for record in records if record.key == "good"] == ["done"]
     assert {record.pin for record in records} == {pinned}
+
+
+async def test_a_release_is_journaled_and_the_judge_finds_the_order_of_a_parked_key(
+    stack: AsyncExitStack, connection: Connection, unique: object
+) -> None:
+    assert callable(unique)
+    ground = await ground_on(stack, connection, unique("jgroup"))
+    stack.push_async_callback(delete_quietly, connection, f"{ground.stream}@dlq")
+    await ground.publish(["k.not.for.the.group"] * 5)
+    await ground.elastic(members=["alice"])
+    broken = {"bad"}
+
+    async def handle(message: groups.GroupMessage) -> None:
+        if message.key in broken:
+            raise RuntimeError("not yet")
+        await ground.evidence.note("alice", message)
+
+    async with Journal(connection, stream=ground.stream) as journal:
+        member = await ground.join("alice", handle, journal=journal, max_tries=2, after_tries="park")
+        sent = await ground.publish(["bad", "good", "bad"])
+        await until(lambda: parked_count(connection, ground.stream, "g", "bad"), lambda count: count == 2)
+        await release(connection, ground.stream, "g", "bad")  # it fails again
+        await until(lambda: wishes(connection, ground.stream, "g"), lambda found: not found)
+        broken.clear()
+        await release(connection, ground.stream, "g", "bad")
+        await ground.evidence.all_of(sent)
+        sent += await ground.publish(["bad"])
+        await ground.evidence.all_of(sent)
+        await member.stop(timeout_s=5)
+    records = await read(connection, ground.stream)
+    bad = [(record.source_sequence, record.outcome) for record in records if record.key == "bad"]
+    first, second, third = sent[0], sent[2], sent[3]
+    assert bad == [
+        (first, "failed"),
+        (first, "parked"),
+        (second, "parked"),
+        (first, "failed"),
+        (first, "parked"),
+        (first, "done"),
+        (second, "done"),
+        (third, "done"),
+    ]
+    assert {(record.member, record.revision) for record in records} == {("alice", records[0].revision)}
+    assert len({record.instance for record in records}) == 1
+    done = [record for record in records if record.outcome == "done"]
+    verdict = judge(sent, [Effect(record.key, record.source_sequence, record.member) for record in done])
+    assert (verdict.lost, verdict.duplicated, verdict.out_of_order) == ((), (), ())

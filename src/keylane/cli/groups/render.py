@@ -18,7 +18,7 @@ from rich.text import Text
 from keylane.cli.command import pin_of
 from keylane.cli.consumer.render import NOBODY
 from keylane.cli.display import facts_panel
-from keylane.cli.formatting import age
+from keylane.cli.formatting import age, retry_line
 from keylane.cli.groups.snapshot import GroupSnapshot, ListedGroup, MemberSnapshot
 from keylane.core.plans import Plan, ranges
 from keylane.errors import BrokenGroupRecord
@@ -125,6 +125,8 @@ def _group_facts(snapshot: GroupSnapshot) -> list[tuple[str, Text | str]]:
         facts += _queue_facts(snapshot)
     elif not snapshot.stream_exists:
         facts.append(("stream", Text(f"{snapshot.stream} does not exist", style="red")))
+    if snapshot.retries is not None:
+        facts.append(("retries", retry_line(snapshot.retries)))
     return facts
 
 

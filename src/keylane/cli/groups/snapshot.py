@@ -14,8 +14,8 @@ from nats.js.api import StreamInfo
 from keylane.cli.command import pin_of
 from keylane.cli.formatting import as_utc
 from keylane.core.plans import Plan
-from keylane.errors import BrokenGroupRecord, NotFound
-from keylane.groups import ElasticConfig, StaticConfig, get_config, list_groups
+from keylane.errors import BrokenGroupRecord, NotFound, PermissionDenied
+from keylane.groups import ElasticConfig, RetryCounts, StaticConfig, get_config, list_groups, retry_counts
 from keylane.groups.config import Kind
 from keylane.groups.consumer_spec import consumer_name, consumer_stream
 from keylane.groups.presence import RunningInstance, running_instances
@@ -91,6 +91,8 @@ class GroupSnapshot:
     members: tuple[MemberSnapshot, ...]
     queue: QueueSnapshot | None
     stream_exists: bool
+    retries: RetryCounts | None = None
+    """None: no message of the group waits for a delayed retry."""
 
     @property
     def unowned(self) -> tuple[int, ...]:
@@ -156,7 +158,15 @@ async def read_snapshot(connection: Connection, kind: Kind, stream: str, group: 
         members=tuple(members),
         queue=_queue(config, about) if isinstance(config, ElasticConfig) and about is not None else None,
         stream_exists=about is not None,
+        retries=await _retries(connection, stream, group),
     )
+
+
+async def _retries(connection: Connection, stream: str, group: str) -> RetryCounts | None:
+    try:
+        return (await retry_counts(connection, stream, group)).get(group)
+    except PermissionDenied:  # who may look at the group need not see its retries
+        return None
 
 
 def _pin_id(info: ConsumerInfo) -> str | None:
@@ -226,6 +236,7 @@ def group_object(snapshot: GroupSnapshot) -> dict[str, Any]:
         found["queue"] = None if snapshot.queue is None else _queue_object(snapshot.queue)
     else:
         found["stream_exists"] = snapshot.stream_exists
+    found["retries"] = None if snapshot.retries is None else snapshot.retries._asdict()
     return found
 
 

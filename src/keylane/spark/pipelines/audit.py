@@ -326,7 +326,7 @@ def judge(
 
     say("looking for messages without a record")
     missed = Observation()
-    left = _with_pending(spark, unhandled(messages.where(wanted), final), final, where, pending).observe(
+    left = _with_pending(spark, unhandled(messages.where(wanted), of), final, where, pending).observe(
         missed,
         F.count(F.when(F.col("pending"), 1)).alias("pending"),
         F.count(F.when(~F.col("pending"), 1)).alias("gone"),

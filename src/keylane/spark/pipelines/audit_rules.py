@@ -5,6 +5,9 @@ Words, exactly:
 - A *line* is what one instance wrote through one journal: (writer, member, instance). Its records have an order without
   a clock: (batch, row).
 - A record is *final* if its outcome is done, dead or terminated. A message is handled if it has a final record.
+- A message is *put aside* if a record of it says parked, delayed, retried or retried_dead: it is stored elsewhere, or
+  was tried again beside its key's lane. It is not lost, and as such a record is not final, it says nothing about order.
+  When a parked key is released, its messages get final records, in their order.
 - Of two final records of a message the one that ended first is its first *effect*; each other one is a **duplicate**.
 - A message is **out of order** if a later message of its key had its first effect before it. Within a line the order is
   (batch, row). Across lines it is `ended_ns`, and the difference must be more than the tolerance; a smaller one is
@@ -42,7 +45,8 @@ from pyspark.sql.window import Window
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Observation, SparkSession
 
-FINAL = ("done", "dead", "terminated", "parked")
+FINAL = ("done", "dead", "terminated")
+PUT_ASIDE = ("parked", "delayed", "retried", "retried_dead")
 
 DUPLICATE, ORDER, ORDER_UNPROVEN = "duplicated", "out_of_order", "order_unproven"
 OWNERS, LATE, LOST, UNPROVEN = "two_owners", "late_effect", "lost", "unproven"
@@ -383,9 +387,10 @@ class Proof:
     """How far the clocks of a member and of the server may be apart."""
 
 
-def unhandled(messages: DataFrame, final: DataFrame) -> DataFrame:
-    done = final.select(F.col("source_sequence").alias("sequence"))
-    return messages.join(done, "sequence", "left_anti")
+def unhandled(messages: DataFrame, of: DataFrame) -> DataFrame:
+    """The messages that are neither handled nor put aside, according to the records `of` them."""
+    settled = of.where(F.col("outcome").isin(*FINAL, *PUT_ASIDE)).select(F.col("source_sequence").alias("sequence"))
+    return messages.join(settled, "sequence", "left_anti")
 
 
 def losses(left: DataFrame, of: DataFrame, proof: Proof) -> DataFrame:

@@ -216,7 +216,7 @@ def _ms(value: float) -> str:
 ACCURACY = 10_000
 _MOST_WINDOWS = 2_000
 _SHOWN_BREACHES = 20
-_FINAL = ("done", "dead", "terminated", "parked")
+_FINAL = ("done", "dead", "terminated", "retried", "retried_dead")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
