@@ -39,6 +39,7 @@ class Final(NamedTuple):
     ended: int
     batch: int
     row: int
+    outcome: str = "done"
 
     @property
     def place(self) -> tuple[int, int]:
@@ -227,11 +228,41 @@ def test_a_line_counts_by_its_notes_and_a_tenure_by_its_clock(spark: SparkSessio
     }
 
 
+def test_what_is_put_aside_is_not_lost_and_breaks_no_order(spark: SparkSession) -> None:
+    def records(key: str, *told: tuple[int, str]) -> list[Final]:
+        return [
+            Final(key, sequence, "i0" if outcome != "retried" else "i1", "p", 10 * row, 10 * row + 5, 1, row, outcome)
+            for row, (sequence, outcome) in enumerate(told)
+        ]
+
+    pasts = [
+        *records("released", (1, "parked"), (2, "parked"), (1, "done"), (2, "done"), (3, "done")),
+        *records("passed", (11, "parked"), (12, "done")),
+        *records("too late", (21, "parked"), (22, "done"), (21, "done")),
+        *records("retried", (31, "delayed"), (32, "done"), (31, "delayed"), (33, "done"), (31, "retried")),
+        *records("given up", (41, "delayed"), (42, "done"), (41, "retried_dead")),
+        *records("failed", (51, "failed"), (52, "done")),
+    ]
+    of = rules.records(journal(spark, pasts), copies=False)
+    final = rules.finals(of)
+    pairs = rules.successions(rules.tenures(final))
+    told = rules.together(
+        [
+            rules.order_findings(rules.order(rules.effects(final), 0)),
+            rules.owner_findings(pairs, 0),
+            rules.late_findings(final, pairs, 0),
+        ]
+    ).collect()
+    assert [(row["key"], row["sequence"], row["kind"]) for row in told] == [("too late", 21, rules.ORDER)]
+    stored = spark.createDataFrame([(one,) for one in sorted({one.sequence for one in pasts})], "sequence BIGINT")
+    assert [row["sequence"] for row in rules.unhandled(stored, of).collect()] == [51]
+
+
 def journal(spark: SparkSession, finals: list[Final]) -> DataFrame:
     rows = [
         (
             "record", 1, "w", "m", one.instance, one.batch, one.row, one.pin, 1, one.sequence, one.sequence, one.key, 0,
-            1, one.started, one.ended, "done",
+            1, one.started, one.ended, one.outcome,
         )
         for one in finals
     ]  # fmt: skip
