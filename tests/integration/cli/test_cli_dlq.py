@@ -308,7 +308,7 @@ async def test_what_waits_for_a_delayed_retry_is_counted(
     connection: Connection, orders: str, at: tuple[str, str]
 ) -> None:
     await groups.create_elastic(
-        connection, orders, "billing", max_members=4, partitioning=[(f"{orders}.*", [1])], members=["alice"]
+        connection, orders, "billing", partitions=4, partition_by=f"{orders}.*", members=["alice"]
     )
     async with groups.join(connection, orders, "billing", "alice", fail, retry_delays=[600]):
         await publish_many(connection, [Outgoing(f"{orders}.{key}") for key in ("k1", "k2")])

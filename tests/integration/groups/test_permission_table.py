@@ -183,7 +183,7 @@ async def test_a_member_with_delayed_retries() -> None:
         raise ValueError("not today")
 
     async with restricted(allowed, transform=True) as place:
-        await groups.create_static(place.admin, STREAM, GROUP, max_members=4, members=[MEMBER])
+        await groups.create_static(place.admin, STREAM, GROUP, partitions=4, members=[MEMBER])
         await place.publish()
         member = await groups.join(await place.alice(), STREAM, GROUP, MEMBER, fail, settings=QUICK, retry_delays=[0.2])
         await until(lambda: len(tries) == 2 * len(KEYS))
