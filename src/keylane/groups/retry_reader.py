@@ -130,7 +130,7 @@ class RetryReader:
 
     async def _finish(self, feed: Feed) -> None:
         """Let what is at work end, and give the rest to others."""
-        await feed.close()
+        await feed.stop()
         for message in await self._processor.let_go():
             if not message.delivery.settled:
                 message.delivery.nak()
