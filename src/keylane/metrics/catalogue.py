@@ -141,7 +141,8 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec(
         "member_handler_tries_total",
         "counter",
-        "Handler calls by outcome: done, failed (tried again), dead (became a dead letter), parked, cancelled, other.",
+        "Handler calls by outcome: done, failed (tried again), delayed (tried again later), dead (became a dead "
+        "letter), parked, cancelled, other.",
         (*_MEMBER, "outcome"),
     ),
     MetricSpec("member_retries_total", "counter", "Handler calls that failed and are tried again.", _MEMBER),
