@@ -9,7 +9,8 @@ import pytest
 
 from keylane.core.configuration_difference import ConfigurationPlan, FieldChange, PresentResource, difference
 from keylane.core.configuration_file import ResourceKey, WantedResource, read_configuration, wire_of_source
-from keylane.core.fleet_partitions import hashed, source_from_wire
+from keylane.core.fleet_partitions import StreamCopy, discovered, from_kv, hashed, listed, source_from_wire
+from keylane.core.partitions import PartitionBy
 from keylane.core.quantities import duration_text, parse_duration_s
 from keylane.errors import InvalidInput
 
@@ -234,6 +235,40 @@ def test_what_would_lose_messages_or_order_is_refused_with_the_way(
     found = refusal(difference(present, wanted))
     assert reason in found[0]
     assert command in found[1]
+
+
+TWO_FILTERS = """
+[streams.ORDERS.elastic.billing]
+partitions = 2
+partition_by = ["orders.*", "refunds.*"]
+mapping = { a = [0], b = [1] }
+"""
+
+
+def test_a_mapping_that_stops_members_in_go_needs_a_word() -> None:
+    reason, command = refusal(difference(there(STREAM, {}), read(TWO_FILTERS)))
+    assert "its members in Go stop" in reason
+    assert "stop_go_members = true" in command
+    allowed = read(f"{TWO_FILTERS}stop_go_members = true\n")
+    assert len(difference(there(STREAM, {}), allowed).steps) == 1
+    mapped = there(STREAM, {}) | there(BILLING, dict(allowed[BILLING].fields or {}))
+    assert difference(mapped, read(TWO_FILTERS)).is_empty
+    [step] = difference(mapped, read(TWO_FILTERS.replace("a = [0]", "c = [0]"))).steps
+    assert step.notes == ("moves 1 of 2 partitions: 0 from a to c",)
+
+
+def test_a_fleet_may_find_its_partitions() -> None:
+    found = fields('[streams.ORDERS.fleets.ship]\ndiscover = "dc.*.*.done"\nkey = [1]', FLEET)
+    assert source_from_wire(wire_of_source(found)) == discovered(PartitionBy("dc.*.*.done", key=[1]))
+    found = fields('[streams.ORDERS.fleets.ship]\ndiscover = "dc.*"', FLEET)
+    assert source_from_wire(wire_of_source(found)) == discovered("dc.*")
+    found = fields('[streams.ORDERS.fleets.ship]\nkv = { bucket = "plants", key = "tools" }', FLEET)
+    assert source_from_wire(wire_of_source(found)) == from_kv("plants", "tools")
+    found = fields('[streams.ORDERS.fleets.ship]\nsubjects = ["b", "a"]\nlayout = "worker"', FLEET)
+    assert source_from_wire(wire_of_source(found)) == listed(["a", "b"])
+    copied = "partition_by = 'orders.*'\npartitions = 4\ncopy = { max_messages = 10 }"
+    found = fields(f"[streams.ORDERS.fleets.ship]\n{copied}", FLEET)
+    assert source_from_wire(wire_of_source(found)) == hashed(4, "orders.*", copy=StreamCopy(max_messages=10))
 
 
 def test_an_empty_stream_that_nobody_reads_may_get_other_numbers() -> None:

@@ -127,6 +127,8 @@ def _of_one(
     if wanted.fields is None:
         if there is not None:
             yield _deletion(there, present, all_wanted)
+    elif (stopped := _stopped_go_members(there, wanted)) is not None:
+        yield stopped
     elif there is None:
         yield _creation(wanted.key, wanted.fields)
     else:
@@ -137,6 +139,22 @@ def _of_one(
         )
         if changes:
             yield _RULES[there.key.kind](there, changes)
+
+
+def _stopped_go_members(there: PresentResource | None, wanted: WantedResource) -> RefusedChange | None:
+    """A first mapping beside several filters, which members in Go cannot have."""
+    before = there.fields if there is not None else {}
+    after = {**before, **(wanted.fields or {})}
+    filters = after.get("filters") or after.get("partition_by") or ()
+    is_first = after.get("mapping") is not None and before.get("mapping") is None
+    if wanted.key.kind not in ("static", "elastic") or not is_first or len(filters) < 2 or wanted.stops_go_members:
+        return None
+    return RefusedChange(
+        key=wanted.key,
+        changes=(FieldChange("mapping", None, after["mapping"]),),
+        reason=f"it has {len(filters)} filters: with a mapping its members in Go stop (server error 10138)",
+        command="if it has none, write `stop_go_members = true` beside the mapping; else give members instead",
+    )
 
 
 def _creation(key: ResourceKey, fields: Mapping[str, Any]) -> PlannedStep | RefusedChange:

@@ -60,6 +60,8 @@ class WantedResource:
     key: ResourceKey
     fields: Mapping[str, Any] | None
     """None: it is to be absent."""
+    stops_go_members: bool = False
+    """The file says that a group has no members in Go, which a mapping beside two or more filters would stop."""
 
 
 def read_configuration(tables: Mapping[str, Any]) -> dict[ResourceKey, WantedResource]:
@@ -128,6 +130,12 @@ def _choice(*known: str) -> Read:
     return read
 
 
+def _boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _Wrong("true or false")
+    return value
+
+
 def _list(of: Read, *, ordered: bool = False) -> Read:
     def read(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list):
@@ -193,7 +201,11 @@ _STREAM: dict[str, Read] = {
     "compression": _choice("none", "s2"),
     "description": _text,
 }
-_OWNERS: dict[str, Read] = {"members": _list(check_member_name), "mapping": _mapping}
+_OWNERS: dict[str, Read] = {
+    "members": _list(check_member_name),
+    "mapping": _mapping,
+    "stop_go_members": _boolean,
+}
 _STATIC: dict[str, Read] = {
     "partitions": check_partition_count,
     "filters": _list(check_filter, ordered=True),
@@ -239,16 +251,15 @@ def _stream(stream: str, table: Mapping[str, Any]) -> Iterator[WantedResource]:
     for name, each in _tables(table.get("static", {}), f"{where}.static"):
         section = f"{where}.static.{name}"
         found = _present(each, _STATIC, section)
-        yield WantedResource(
-            ResourceKey("static", stream, check_group_name(name)),
-            None if found is None else _static({**_only(numbering, "partitions"), **found}, section),
-        )
+        if found is not None:
+            found = _static({**_only(numbering, "partitions"), **found}, section)
+        yield _group(ResourceKey("static", stream, check_group_name(name)), found)
     for name, each in _tables(table.get("elastic", {}), f"{where}.elastic"):
         section = f"{where}.elastic.{name}"
         found = _present(each, _ELASTIC, section)
-        yield WantedResource(
-            ResourceKey("elastic", stream, check_group_name(name)), None if found is None else _owners(found, section)
-        )
+        if found is not None:
+            found = _owners(found, section)
+        yield _group(ResourceKey("elastic", stream, check_group_name(name)), found)
     for name, each in _tables(table.get("fleets", {}), f"{where}.fleets"):
         section = f"{where}.fleets.{name}"
         found = _present(each, _FLEET, section)
@@ -256,6 +267,11 @@ def _stream(stream: str, table: Mapping[str, Any]) -> Iterator[WantedResource]:
             ResourceKey("fleet", stream, check_fleet_name(name)),
             None if found is None else _fleet(found, numbering, section),
         )
+
+
+def _group(key: ResourceKey, fields: dict[str, Any] | None) -> WantedResource:
+    stops = fields is not None and fields.pop("stop_go_members", False)
+    return WantedResource(key, fields, stops)
 
 
 def _numbered(fields: dict[str, Any], where: str) -> dict[str, Any]:
@@ -310,7 +326,7 @@ def _fleet(fields: dict[str, Any], numbering: dict[str, Any], where: str) -> dic
         case ["subjects"]:
             wire = listed(fields["subjects"]).to_wire()
         case ["discover"]:
-            wire = discovered(PartitionBy(fields["discover"], key=key if key is not None else ())).to_wire()
+            wire = discovered(PartitionBy(fields["discover"], key=key)).to_wire()
         case ["kv"]:
             kv = fields["kv"]
             if kv.keys() != {"bucket", "key"}:

@@ -293,6 +293,7 @@ async def _create(connection: Connection, key: ResourceKey, fields: Mapping[str,
                 filters=fields.get("filters", ()),
                 members=fields.get("members", ()),
                 mappings=dict(mapping) if mapping is not None else None,
+                stop_go_members=True,  # the plan has refused it unless the file says so
             )
         case "elastic":
             await create_elastic(
@@ -306,7 +307,7 @@ async def _create(connection: Connection, key: ResourceKey, fields: Mapping[str,
                 members=fields.get("members", ()),
             )
             if fields.get("mapping") is not None:
-                await set_mapping(connection, key.stream, key.name, dict(fields["mapping"]))
+                await set_mapping(connection, key.stream, key.name, dict(fields["mapping"]), stop_go_members=True)
         case "fleet":
             await _create_fleet(connection, key, fields)
 

@@ -25,9 +25,9 @@ _CANNOT_LOOK = 2
 def doctor(
     stream: Annotated[
         str | None,
-        typer.Argument(metavar="[STREAM]", help="Only this stream and its readers.", autocompletion=complete_stream),
+        typer.Argument(metavar="STREAM", help="Only this stream and its readers.", autocompletion=complete_stream),
     ] = None,
-    group: Annotated[str | None, typer.Argument(metavar="[GROUP]", help="Only this group or fleet of it.")] = None,
+    group: Annotated[str | None, typer.Argument(metavar="GROUP", help="Only this group or fleet of it.")] = None,
     watch: Annotated[
         float,
         typer.Option(metavar="SECONDS", min=0, help="Watch so long for pins that time out; 30 sees most that flap."),
