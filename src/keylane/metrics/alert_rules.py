@@ -129,6 +129,97 @@ ALERT_RULES: tuple[AlertRule, ...] = (
 )
 
 
+_BY_GROUP = "by (stream, group)"
+
+GROUP_ALERT_RULES: tuple[AlertRule, ...] = (
+    AlertRule(
+        "ExporterDown",
+        "{p}exporter_up == 0",
+        "2m",
+        "critical",
+        "the exporter cannot read the account: the lag of every group is unknown",
+    ),
+    AlertRule(
+        "GroupUnreadable",
+        "{p}group_readable == 0",
+        "5m",
+        "warning",
+        "the record of a group is broken, or its stream is gone: look at `keylane elastic ls`, `static ls`, `fleet ls`",
+    ),
+    AlertRule(
+        "GroupLagHigh",
+        f"max {_BY_GROUP} ({{p}}group_lag_seconds) > 60",
+        "5m",
+        "warning",
+        "the oldest message that the group has not handled is older than a minute",
+    ),
+    AlertRule(
+        "GroupLagUnknown",
+        "{p}group_readable == 1 unless on (stream, group, kind) {p}group_lag_messages",
+        "10m",
+        "info",
+        "the lag of the group is unknown: a member of a static group never ran, or a part cannot be read",
+    ),
+    AlertRule(
+        "GroupStandsStill",
+        "{p}group_active_members == 0 and on (stream, group, kind) {p}group_lag_messages > 0",
+        "2m",
+        "critical",
+        "messages wait and no member of the group is at work",
+    ),
+    AlertRule(
+        "PartitionsWithoutOwner",
+        "{p}group_unowned_partitions > 0",
+        "5m",
+        "warning",
+        "nobody handles some partitions of the group: start the members that it lists, or drop them",
+    ),
+    AlertRule(
+        "QueueNearLimit",
+        "{p}group_queue_fill_ratio > 0.9",
+        "5m",
+        "warning",
+        "the queue of the group is nearly full: its source is not copied any further then",
+    ),
+    AlertRule(
+        "GroupDeadLetters",
+        f"sum {_BY_GROUP} (delta({{p}}group_dead_letters[10m])) > 0",
+        "0m",
+        "warning",
+        "messages became dead letters: look at them with `keylane dlq ls`",
+    ),
+    AlertRule(
+        "KeysParked",
+        f"sum {_BY_GROUP} ({{p}}group_parked_keys) > 0",
+        "15m",
+        "warning",
+        "keys are parked and their messages wait: `keylane dlq ls`, and `keylane dlq release` when the cause is gone",
+    ),
+    AlertRule(
+        "MemberInFlightAtLimit",
+        "{p}member_in_flight / {p}member_max_in_flight > 0.95",
+        "10m",
+        "info",
+        "a member holds all that it may have in flight: its handler is the limit, or one key crowds out the others",
+    ),
+    AlertRule(
+        "MemberRedeliveryRatioHigh",
+        f"sum {_BY_GROUP} (rate({{p}}member_redeliveries_total[5m]))"
+        f" / sum {_BY_GROUP} (rate({{p}}member_messages_total[5m])) > 0.03",
+        "5m",
+        "warning",
+        "more than 3 % of the messages are delivered again: members crash, or handlers outlast the ack wait",
+    ),
+    AlertRule(
+        "PinFlaps",
+        f"sum {_BY_GROUP} (increase({{p}}member_pin_changes_total[10m])) > 20",
+        "0m",
+        "warning",
+        "instances of a group take over from each other again and again: processes stall, or the ack wait is too short",
+    ),
+)
+
+
 def rules_file(prefix: str = DEFAULT_PREFIX) -> str:
     """The rules as a file for Prometheus' `rule_files`."""
     check_prefix(prefix)
@@ -136,17 +227,21 @@ def rules_file(prefix: str = DEFAULT_PREFIX) -> str:
     lines = [
         "# Made by `keylane fleet alert-rules`: change keylane.metrics.alert_rules, not this file.",
         "groups:",
-        f"  - name: {prefix}fleet",
-        "    rules:",
     ]
-    for one in ALERT_RULES:
-        lines += [
-            f"      - alert: {start}{one.name}",
-            f"        expr: {json.dumps(one.expression.replace('{p}', prefix))}",
-            f"        for: {one.lasts}",
-            "        labels:",
-            f"          severity: {one.severity}",
-            "        annotations:",
-            f"          summary: {json.dumps(one.summary)}",
-        ]
+    for name, rules in (("fleet", ALERT_RULES), ("groups", GROUP_ALERT_RULES)):
+        lines += [f"  - name: {prefix}{name}", "    rules:"]
+        for one in rules:
+            lines += _lines(one, prefix, start)
     return "\n".join(lines) + "\n"
+
+
+def _lines(one: AlertRule, prefix: str, start: str) -> list[str]:
+    return [
+        f"      - alert: {start}{one.name}",
+        f"        expr: {json.dumps(one.expression.replace('{p}', prefix))}",
+        f"        for: {one.lasts}",
+        "        labels:",
+        f"          severity: {one.severity}",
+        "        annotations:",
+        f"          summary: {json.dumps(one.summary)}",
+    ]

@@ -50,12 +50,13 @@ class ReadingsCollector:
         self._prefix = check_prefix(prefix)
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric of the catalogue, also those without a reading: a dashboard finds all names."""
+        """Every metric that has a reading, in the order of the catalogue."""
         by_name: dict[str, list[Reading]] = {}
         for one in self._readings():
             by_name.setdefault(one.name, []).append(one)
         for spec in METRICS:
-            yield _family(self._prefix, spec, by_name.get(spec.name, []))
+            if spec.name in by_name:
+                yield _family(self._prefix, spec, by_name[spec.name])
 
     def describe(self) -> list[Metric]:
         return []

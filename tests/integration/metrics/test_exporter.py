@@ -36,10 +36,10 @@ class Exporter:
 
     def __init__(self, process: asyncio.subprocess.Process, port: int) -> None:
         self.process = process
-        self._port = port
+        self.port = port
 
     async def ask(self, path: str) -> tuple[int, str]:
-        return await asyncio.to_thread(_get, f"http://127.0.0.1:{self._port}{path}")
+        return await asyncio.to_thread(_get, f"http://127.0.0.1:{self.port}{path}")
 
     async def samples(self) -> list[Any]:
         code, page = await self.ask("/metrics")
