@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from nats.js.api import StreamConfig
@@ -66,6 +67,7 @@ from keylane.jetstream import Bucket, Connection, ConsumerInfo, consumers, exist
 from keylane.operations.fleet_leases import live_workers
 from keylane.operations.server_status import server_clock, sync_intervals
 from keylane.priority import Unpinned, advisories
+from keylane.spark.compatibility import installed_misfit
 
 T = TypeVar("T")
 
@@ -119,6 +121,7 @@ class _Look:
             fleets = await self._fleets()
             read = sorted(({one.reads for one in groups} | {one.reads for one in fleets}) & found.keys())
             listed = await asyncio.gather(*(self._consumers(name) for name in read))
+            others = await asyncio.to_thread(spark_findings) if self._stream is None else ()
         by_stream = {name: one for name, one in zip(read, listed, strict=True) if one is not None}
         self._judge_watch(by_stream, watch_s)
         return DoctorFacts(
@@ -131,6 +134,7 @@ class _Look:
             watched_s=watch_s,
             unread=tuple(self._unread.values()),
             unchecked=tuple(self._unchecked),
+            others=others,
         )
 
     async def _try(self, what: str, work: Awaitable[T]) -> T | None:
@@ -244,6 +248,25 @@ class _Look:
             self._unchecked.append(
                 Unchecked("whether pins flap", f"nobody watched long enough: `--watch {3 * longest:.0f}` does")
             )
+
+
+def spark_findings() -> tuple[Finding, ...]:
+    """Whether Spark and Java of this machine fit together; nothing is said where Spark is not installed."""
+    if find_spec("pyspark") is None:
+        return ()
+    problem = installed_misfit()
+    if problem is None:
+        return ()
+    return (
+        Finding(
+            rule="spark-fit",
+            severity="warning",
+            where="this machine",
+            what=problem,
+            why="pipelines and programs on Spark do not start here",
+            fix="`pip install 'keylane[spark]'` brings a Spark and a Java that fit; JAVA_HOME chooses another Java",
+        ),
+    )
 
 
 # ---- from the wire to facts -----------------------------------------------------------------------------------

@@ -36,9 +36,10 @@ from keylane.errors import NoSuchGroup, NotFound
 from keylane.fleet.store import FLEET_BUCKET
 from keylane.groups.config import ElasticConfig, StaticConfig
 from keylane.jetstream import Bucket, ConsumerConfig, Outgoing, consumers, parse_time, publish_many, streams
-from keylane.operations import server_status
+from keylane.operations import diagnosis, server_status
 from keylane.operations.diagnosis import findings
 from keylane.server import NatsCluster, NatsServer
+from keylane.spark import compatibility
 from tests.waiter import until
 
 RULES = set(re.findall(r'rule="([a-z-]+)"', Path(diagnosis_rules.__file__).read_text(encoding="utf-8")))
@@ -478,6 +479,16 @@ async def test_an_account_that_may_not_see_it_says_unknown(connection: Connectio
     assert facts.server.sync_s is None
     assert "sync-interval" not in {one.rule for one in found}
     assert "how often the server syncs to disk" in {one.what for one in facts.unchecked}
+
+
+async def test_a_spark_that_does_not_fit(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compatibility, "version", lambda _: "3.5.0")
+    monkeypatch.setattr(diagnosis, "find_spec", lambda _: object())
+    _, found = await findings(connection)
+    [misfit] = [one for one in found if one.rule == "spark-fit"]
+    assert "this is Spark 3.5.0" in misfit.what or "Java" in misfit.what
+    monkeypatch.setattr(diagnosis, "find_spec", lambda _: None)
+    assert "spark-fit" not in {one.rule for one in (await findings(connection))[1]}
 
 
 DENIED = ["$JS.API.STREAM.LIST", "$JS.API.STREAM.INFO.KV_keylane-fleets", "$JS.API.CONSUMER.LIST.>", "$SYS.>"]
