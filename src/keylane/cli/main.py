@@ -42,6 +42,7 @@ _SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Look": {
         "doctor": ("doctor.commands", "What is wrong, why it matters, and what fixes it."),
         "exporter": ("exporter", "Metrics of every group of an account."),
+        "web": ("web", "A page that shows every group, live."),
         "consumer": ("consumer.commands", "Consumers, and who is pinned."),
         "pipeline": ("pipeline.commands", "What a stream and its journal tell, on Spark."),
         "spark": ("spark", "Programs on Apache Spark."),

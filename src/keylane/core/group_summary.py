@@ -6,9 +6,13 @@ What is unknown is None. It is never counted as 0: a total with an unknown part 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 Number = TypeVar("Number", int, float)
+
+Standing = Literal["unreadable", "paused", "empty", "stopped", "working", "behind", "good"]
+"""How a group stands, as one word. `empty`: it has no members. `stopped`: none is at work. `working`: whether it keeps
+up is not known."""
 
 BEHIND_AFTER_S = 10.0
 """A group whose oldest message has waited for longer is said to be behind."""
@@ -73,7 +77,7 @@ def summary(facts: GroupFacts) -> str:
     'billing has no members: lag unknown'
     """
     if facts.problem is not None:
-        return f"{facts.name} cannot be read: {facts.problem}"
+        return f"{facts.name} {_verdict(facts)}: {facts.problem}"
     parts: list[str] = []
     if facts.active:
         of_all = "" if facts.active == facts.members else f" of {facts.members}"
@@ -89,18 +93,33 @@ def summary(facts: GroupFacts) -> str:
     return f"{facts.name} {_verdict(facts)}: {', '.join(parts)}"
 
 
-def _verdict(facts: GroupFacts) -> str:
+def standing(facts: GroupFacts) -> Standing:
+    """How the group stands.
+
+    >>> standing(GroupFacts("billing", members=3, active=3, partitions=8, unowned=0, lag=90, lag_s=75))
+    'behind'
+    """
+    if facts.problem is not None:
+        return "unreadable"
     if facts.is_paused:
-        return "is paused"
-    if not facts.members:
-        return f"has no {facts.member_word}s"
+        return "paused"
     if not facts.active:
-        return f"stands still, no {facts.member_word} is at work"
+        return "stopped" if facts.members else "empty"
     if facts.lag is None or (facts.lag and facts.lag_s is None):
-        return "is at work"
-    if facts.lag and facts.lag_s is not None and facts.lag_s > BEHIND_AFTER_S:
-        return "is behind"
-    return "keeps up"
+        return "working"
+    return "behind" if facts.lag and facts.lag_s is not None and facts.lag_s > BEHIND_AFTER_S else "good"
+
+
+def _verdict(facts: GroupFacts) -> str:
+    return {
+        "unreadable": "cannot be read",
+        "paused": "is paused",
+        "empty": f"has no {facts.member_word}s",
+        "stopped": f"stands still, no {facts.member_word} is at work",
+        "working": "is at work",
+        "behind": "is behind",
+        "good": "keeps up",
+    }[standing(facts)]
 
 
 def counted(number: int, word: str) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Literal
 
-from keylane.core.group_summary import GroupFacts, summary
+from keylane.core.group_summary import GroupFacts, Standing, standing, summary
 
 OverviewKind = Literal["static", "elastic", "fleet", "marshal"]
 
@@ -122,22 +122,28 @@ class GroupOverview:
     @property
     def summary(self) -> str:
         """One sentence: `billing keeps up: 3 members, lag 12, 0.4 s`."""
-        word = {"fleet": "worker", "marshal": "consumer"}.get(self.kind, "member")
-        return summary(
-            GroupFacts(
-                self.name,
-                members=len(self.members),
-                active=len(self.active),
-                partitions=len(self.partitions),
-                unowned=len(self.unowned),
-                lag=self.lag,
-                lag_s=self.lag_s,
-                dead_letters=self.dead_letters,
-                parked_keys=self.parked_keys,
-                is_paused=self.is_paused,
-                problem=self.problem,
-                member_word=word,
-            )
+        return summary(self._facts)
+
+    @property
+    def standing(self) -> Standing:
+        """The verdict of that sentence, as one word."""
+        return standing(self._facts)
+
+    @property
+    def _facts(self) -> GroupFacts:
+        return GroupFacts(
+            self.name,
+            members=len(self.members),
+            active=len(self.active),
+            partitions=len(self.partitions),
+            unowned=len(self.unowned),
+            lag=self.lag,
+            lag_s=self.lag_s,
+            dead_letters=self.dead_letters,
+            parked_keys=self.parked_keys,
+            is_paused=self.is_paused,
+            problem=self.problem,
+            member_word={"fleet": "worker", "marshal": "consumer"}.get(self.kind, "member"),
         )
 
 
