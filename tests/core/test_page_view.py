@@ -22,6 +22,7 @@ from keylane.overview import (
     QueueOverview,
     StreamOverview,
 )
+from keylane.web.given_up import ParkedKey
 from keylane.web.merge_patch import merge_patch, patched
 from keylane.web.page_view import account_view, group_view
 from keylane.web.timeline import MOST_ENTRIES, AccountTimeline, changes
@@ -39,35 +40,32 @@ objects = some.dictionaries(some.sampled_from("abcd"), values, max_size=4)
 def group(partitions: int = 4, members: tuple[str, ...] = ("a", "b"), **other: Any) -> GroupOverview:
     """An elastic group whose members take turns."""
     owners = {str(one): members[one % len(members)] if members else None for one in range(partitions)}
-    return GroupOverview(
-        **{
-            "kind": "elastic",
-            "stream": "S",
-            "name": "g",
-            "lag": 0,
-            "lag_s": 0.0,
-            "in_flight": 0,
-            "redelivered": 0,
-            "dead_letters": 0,
-            "parked_keys": 0,
-            "parked_messages": 0,
-            "members": tuple(
-                MemberOverview(
-                    name=name,
-                    state="active",
-                    is_active=True,
-                    partitions=tuple(one for one, owner in owners.items() if owner == name),
-                    pin=f"pin of {name}",
-                )
-                for name in members
-            ),
-            "partitions": tuple(
-                PartitionOverview(id=one, assigned=owner, owner=owner, lag=0, lag_s=0.0)
-                for one, owner in owners.items()
-            ),
-        }
-        | other
+    plain = GroupOverview(
+        kind="elastic",
+        stream="S",
+        name="g",
+        lag=0,
+        lag_s=0.0,
+        in_flight=0,
+        redelivered=0,
+        dead_letters=0,
+        parked_keys=0,
+        parked_messages=0,
+        members=tuple(
+            MemberOverview(
+                name=name,
+                state="active",
+                is_active=True,
+                partitions=tuple(one for one, owner in owners.items() if owner == name),
+                pin=f"pin of {name}",
+            )
+            for name in members
+        ),
+        partitions=tuple(
+            PartitionOverview(id=one, assigned=owner, owner=owner, lag=0, lag_s=0.0) for one, owner in owners.items()
+        ),
     )
+    return replace(plain, **other)
 
 
 def account(*groups: GroupOverview, at: datetime = NOON, streams: tuple[str, ...] = ("S",)) -> AccountOverview:
@@ -149,11 +147,9 @@ def letter(sequence: int, key: str, *, is_parked: bool) -> DeadLetter:
 
 def test_messages_of_a_parked_key_are_one_entry_and_odd_bytes_can_be_sent() -> None:
     odd = "k\udcff"
-    letters = [letter(1, "k", is_parked=True), letter(2, "k", is_parked=True), letter(3, odd, is_parked=False)]
-    view = group_view(group(), dead_letters=letters, releasing=["k"])
-    assert view["parked"]["k"]["messages"] == 2
-    assert view["parked"]["k"]["is_releasing"] is True
-    assert view["parked"]["k"]["sequence"] == 1
+    parked = ParkedKey(letter(1, "k", is_parked=True), messages=2, is_releasing=True)
+    view = group_view(group(), dead_letters=[letter(3, odd, is_parked=False)], parked=[parked])
+    assert (view["parked"]["k"]["messages"], view["parked"]["k"]["is_releasing"]) == (2, True)
     assert view["dead_letters"]["3"]["key"] == "k\ufffd"
     json.dumps(view).encode()
 

@@ -11,7 +11,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from dataclasses import replace as replaced
@@ -20,10 +20,10 @@ from typing import Any
 
 from keylane.errors import KeylaneError
 from keylane.fleet import history
-from keylane.groups.dead_letters import DeadLetter, list_dead_letters
-from keylane.groups.key_parking import wishes
+from keylane.groups.dead_letters import DeadLetter
 from keylane.jetstream import Connection
 from keylane.overview import AccountOverview, GroupOverview, overview
+from keylane.web.given_up import ParkedKey, dead_letters, parked_keys
 from keylane.web.marshal_groups import MarshalGroups
 from keylane.web.merge_patch import merge_patch
 from keylane.web.page_view import Json, account_view, group_id, group_view
@@ -36,7 +36,6 @@ _QUIET_S = 15.0
 """After this time without news a browser gets a line all the same, so that nobody takes the link for dead."""
 _REST = 2
 """A read is followed by a pause of at least this many times its duration."""
-_MOST_LETTERS = 100
 _FRESH_S = 5.0
 
 ReadAccount = Callable[[bool], Awaitable[AccountOverview]]
@@ -201,21 +200,18 @@ class AccountWatch:
     async def _full_view(self, group: GroupOverview) -> Json:
         timeline: tuple[TimelineEntry, ...] = self._timeline.of(group)
         letters: list[DeadLetter] = []
-        releasing: list[str] = []
+        parked: list[ParkedKey] = []
         if self._read is None:
             try:
                 if group.kind == "fleet":
                     timeline = fleet_timeline(await history(self._connection, group.stream, group.name))
-                if group.dead_letters or group.parked_messages:
-                    letters = [one async for one in self._letters(group)]
+                if group.dead_letters:
+                    letters = await dead_letters(self._connection, group)
                 if group.parked_keys:
-                    releasing = [one.key for one in await wishes(self._connection, group.stream, group.name)]
+                    parked = await parked_keys(self._connection, group)
             except KeylaneError as error:
                 group = replaced(group, problem=str(error))
-        return group_view(group, timeline=timeline, dead_letters=letters, releasing=releasing)
-
-    def _letters(self, group: GroupOverview) -> AsyncIterator[DeadLetter]:
-        return list_dead_letters(self._connection, group.stream, group=group.name, limit=_MOST_LETTERS)
+        return group_view(group, timeline=timeline, dead_letters=letters, parked=parked)
 
     def _trouble(self, text: str) -> None:
         known = self.found or AccountOverview(read_at=datetime.now(UTC), groups=(), streams=())

@@ -30,6 +30,8 @@ STATIC = Path(__file__).parent / "static"
 _KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _MOST_BODY = 1_000_000
 _ACTION_S = 30.0
+_LOOK_S = 1.0
+"""How often it is looked whether a browser is still there. Nothing is written to it while nothing changes."""
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -136,14 +138,16 @@ class _Page:
         over = asyncio.ensure_future(self.is_over.wait())
         try:
             async with aclosing(self._watch.follow(request.query.get("group"))) as events:
-                while True:
-                    following = asyncio.ensure_future(anext(events))
-                    await asyncio.wait({following, over}, return_when=asyncio.FIRST_COMPLETED)
-                    if not following.done():
-                        following.cancel()
-                        await asyncio.wait({following})
-                        break
-                    await response.write(following.result().encode())
+                following = asyncio.ensure_future(anext(events))
+                try:
+                    while not over.done() and _is_connected(request):
+                        await asyncio.wait({following, over}, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+                        if following.done():
+                            await response.write(following.result().encode())
+                            following = asyncio.ensure_future(anext(events))
+                finally:
+                    following.cancel()
+                    await asyncio.wait({following})
         except ConnectionError:
             _log.debug("a browser is gone")
         finally:
@@ -179,6 +183,10 @@ class _Page:
         except TimeoutError:
             answer, status = {"error": f"it took longer than {_ACTION_S:g} s: look whether it was done"}, 504
         return web.json_response(answer, status=status, headers=_HEADERS)
+
+
+def _is_connected(request: web.Request) -> bool:
+    return request.transport is not None and not request.transport.is_closing()
 
 
 async def _json(request: web.Request) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 
 from keylane.groups.dead_letters import DeadLetter
 from keylane.overview import AccountOverview, GroupOverview, MemberOverview, PartitionOverview
+from keylane.web.given_up import ParkedKey
 from keylane.web.move_texts import names_in_short
 from keylane.web.timeline import TimelineEntry
 
@@ -61,10 +62,9 @@ def group_view(
     *,
     timeline: Iterable[TimelineEntry] = (),
     dead_letters: Iterable[DeadLetter] = (),
-    releasing: Iterable[str] = (),
+    parked: Iterable[ParkedKey] = (),
 ) -> Json:
-    """A group in full. `dead_letters` also has those of parked keys; `releasing`: keys that are being released."""
-    letters = list(dead_letters)
+    """A group in full."""
     queue = group.queue
     return _known(
         kind=group.kind,
@@ -94,8 +94,15 @@ def group_view(
         members={one.name: _member(place, one) for place, one in enumerate(group.members)},
         partitions={one.id: _partition(place, one) for place, one in enumerate(group.partitions)},
         timeline=[_entry(one) for one in timeline],
-        dead_letters={str(one.sequence): _letter(one) for one in letters if not one.is_parked},
-        parked=_parked(letters, frozenset(releasing)),
+        dead_letters={str(one.sequence): _letter(one) for one in dead_letters},
+        parked={
+            _readable(one.first.key): {
+                **_letter(one.first),
+                "messages": one.messages,
+                "is_releasing": one.is_releasing,
+            }
+            for one in parked
+        },
     )
 
 
@@ -153,20 +160,6 @@ def _letter(one: DeadLetter) -> Json:
         "traceback": _readable(one.traceback),
         "size": len(one.data),
     }
-
-
-def _parked(letters: Iterable[DeadLetter], releasing: frozenset[str]) -> Json:
-    """By key: its first message is the one that failed, the others wait behind it."""
-    found: Json = {}
-    for one in letters:
-        if not one.is_parked:
-            continue
-        key = _readable(one.key)
-        if key in found:
-            found[key]["messages"] += 1
-        else:
-            found[key] = {**_letter(one), "messages": 1, "is_releasing": one.key in releasing}
-    return found
 
 
 def _age(seconds: float | None) -> float | None:

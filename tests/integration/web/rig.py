@@ -44,7 +44,7 @@ async def open_browser() -> AsyncIterator[Browser]:
             await browser.close()
 
 
-@dataclass(slots=True)
+@dataclass
 class Site:
     """A page that is being served."""
 

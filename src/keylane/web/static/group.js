@@ -150,7 +150,7 @@ function tags(one) {
 
 function flight(one) {
   if (one.in_flight === undefined) return "";
-  return one.max_in_flight === undefined ? count(one.in_flight) : [count(one.in_flight), h("small", {}, ` / ${count(one.max_in_flight)}`)];
+  return one.max_in_flight === undefined ? count(one.in_flight) : h("span", {}, count(one.in_flight), h("small", {}, ` / ${count(one.max_in_flight)}`));
 }
 
 function groupActions(group, act) {
