@@ -58,7 +58,7 @@ def web(
                 serve_page(connection, host=host, port=port, token=secret, names=allow_host or ()) as bound,
             ):
                 shown = f"[{host}]" if ":" in host else host
-                typer.echo(f"keylane web: http://{shown}:{bound}   (Ctrl-C ends it)")
+                typer.echo(f"serving http://{shown}:{bound}   (Ctrl-C ends it)")
                 if secret is not None and token is None:
                     typer.echo(f"token for actions: {secret}")
                 if (warning := warning_for(host)) is not None:

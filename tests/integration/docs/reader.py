@@ -24,7 +24,7 @@ from keylane.server.ports import ReservedPort
 from tests.integration.docs.pages import ROOT, Command, File, Program, Step
 from tests.integration.docs.printed import ANYTHING, difference
 
-PORTS = ("4222", "9464")
+PORTS = ("4222", "9464", "8230")
 DEADLINE_S = 60.0
 QUIET_START_S = 5.0
 """How long the reader waits for a command in a terminal of its own that shows nothing, before going on."""
