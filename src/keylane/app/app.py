@@ -14,6 +14,7 @@ from keylane.awaitable_context import awaitable_context
 from keylane.core.parked_keys import AfterTries
 from keylane.core.partitions import PartitionBy
 from keylane.core.retry_delays import checked_delays
+from keylane.dispatch import Executor
 from keylane.errors import InvalidInput
 from keylane.jetstream import Connection, check_seconds, connect
 from keylane.loop import run
@@ -71,6 +72,7 @@ class App:
         retry_delays: Sequence[float] | None = None,
         after_tries: AfterTries = "dead_letter",
         time_limit_s: float | None = None,
+        executor: Executor = "thread",
         max_ack_pending: int | None = None,
         hooks: HandlerHooks | None = None,
     ) -> Callable[[Function], Function]:
@@ -83,6 +85,9 @@ class App:
         `partition_by`: the subjects and their key, "orders.*" or `PartitionBy("orders.*.*", key=[2])`; left out, as
         the stream's own transform says. `partitions`: how many the first worker makes; left out, as many as the stream
         numbers, or 32. `member`: join a static or elastic group as this member, not a fleet.
+
+        `executor="process"`: a plain function that needs the CPU runs in a process of its own, where its payload is
+        decoded too, one for each CPU at most. It must be at the top level of a module.
 
         `publish`: what the function returns is published there, such as "mailed.{key}", once for each message.
 
@@ -100,6 +105,7 @@ class App:
             "retry_delays": checked_delays(retry_delays),
             "after_tries": after_tries,
             "time_limit_s": time_limit_s,
+            "executor": executor,
             "max_ack_pending": max_ack_pending,
         }
 

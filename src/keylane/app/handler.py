@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
-from keylane.app.json_values import type_name
+from keylane.app.process_handler import ProcessHandler
 from keylane.app.publishing import Results, SubjectTemplate
-from keylane.app.signatures import HandlerSignature
+from keylane.app.signatures import HandlerSignature, payload_call
 from keylane.core.fleet_names import check_fleet_name
 from keylane.core.names import check_member_name, check_stream_name
 from keylane.core.partitions import PartitionBy, check_partition_count
 from keylane.core.retry_delays import check_retry_delays, total_tries
-from keylane.dispatch import error_line
-from keylane.errors import InvalidInput, InvalidPayload
+from keylane.dispatch import check_executor
+from keylane.errors import InvalidInput
 from keylane.processing.handler_hooks import HandlerHooks
 from keylane.processing.handler_options import Handler
 from keylane.processing.message import GroupMessage
@@ -71,15 +71,34 @@ class AppHandler:
                 acks=True,
                 needs_order=getattr(self.function, "needs_order", False),
             )
-        time_limit_s = self.options.get("time_limit_s")
-        if time_limit_s is not None and not self.signature.is_async:
+        self._check_executor()
+
+    def _check_executor(self) -> None:
+        in_process = self.options.get("executor") == "process"
+        check_executor(self.options.get("executor", "thread"))
+        if in_process and self.signature.is_async:
             raise InvalidInput(
-                "time_limit_s needs an async handler: a plain one runs in a thread, which nothing can end"
+                f"handler {self.signature.name} is async, and executor='process' is for plain functions: leave it out"
+            )
+        if in_process and "<locals>" in self.signature.name:
+            raise InvalidInput(
+                f"handler {self.signature.name} is defined in a function, where another process cannot import it: with "
+                "executor='process', define it at the top level of a module"
+            )
+        if self.options.get("time_limit_s") is not None and not self.signature.is_async and not in_process:
+            raise InvalidInput(
+                "time_limit_s needs an async handler or executor='process': a plain one runs in a thread, which "
+                "nothing can end"
             )
 
-    def bound(self, results: Results | None) -> Handler:
-        """The function of a message that is handed to `join`. `results`: for a handler that publishes."""
-        call = self._call()
+    def bound(self, results: Results | None, *, may_leave: bool = True) -> Handler:
+        """The function of a message that is handed to `join`. `results`: for a handler that publishes.
+
+        `may_leave`: with `executor="process"` it is one that can be sent to another process.
+        """
+        call = payload_call(self.function, self.signature)
+        if may_leave and self.options.get("executor") == "process":
+            return cast("Handler", ProcessHandler(self.function, call, results))  # what it returns is taken from it
         if results is None:
             return _async_call(call) if self.signature.is_async else call
         prepared = results.prepared
@@ -97,25 +116,6 @@ class AppHandler:
             return prepared(message, result) if result is not None else None
 
         return run_in_thread
-
-    def _call(self) -> Callable[[GroupMessage], Any]:
-        """From a message to what the function returns: a coroutine, or its value."""
-        function, decode, takes_message = self.function, self.signature.decode, self.signature.takes_message
-        if decode is None:
-            return function
-        if decode is bytes:
-            if takes_message:
-                return lambda message: function(message.delivery.data, message)
-            return lambda message: function(message.delivery.data)
-
-        def call(message: GroupMessage) -> Any:
-            try:
-                payload = decode(message.delivery.data)
-            except Exception as error:  # a model's validators may raise anything
-                raise InvalidPayload(f"no {type_name(self.signature.payload)}: {error_line(error)}") from error
-            return function(payload, message) if takes_message else function(payload)
-
-        return call
 
 
 def _async_call(call: Callable[[GroupMessage], Any]) -> Handler:

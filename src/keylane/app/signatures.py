@@ -1,4 +1,4 @@
-"""What a handler takes and returns, read from its signature when it is decorated."""
+"""What a handler takes and returns, read from its signature when it is decorated, and how it is called."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from keylane.app.json_values import type_name
 from keylane.app.payloads import Decode, check_result, decoder_for
-from keylane.dispatch import is_coroutine_function
-from keylane.errors import InvalidInput
+from keylane.dispatch import error_line, is_coroutine_function
+from keylane.errors import InvalidInput, InvalidPayload
 from keylane.processing.message import GroupMessage
 
 _EMPTY = inspect.Parameter.empty
@@ -37,6 +37,26 @@ def read_signature(function: Callable[..., Any], *, publishes: bool) -> HandlerS
         return _read(function, name, publishes=publishes)
     except InvalidInput as error:
         raise InvalidInput(f"handler {name}{_place(function)}: {error}") from error
+
+
+def payload_call(function: Callable[..., Any], signature: HandlerSignature) -> Callable[[GroupMessage], Any]:
+    """From a message to what the function returns: a coroutine, or its value."""
+    decode, takes_message = signature.decode, signature.takes_message
+    if decode is None:
+        return function
+    if decode is bytes:
+        if takes_message:
+            return lambda message: function(message.delivery.data, message)
+        return lambda message: function(message.delivery.data)
+
+    def call(message: GroupMessage) -> Any:
+        try:
+            payload = decode(message.delivery.data)
+        except Exception as error:  # a model's validators may raise anything
+            raise InvalidPayload(f"no {type_name(signature.payload)}: {error_line(error)}") from error
+        return function(payload, message) if takes_message else function(payload)
+
+    return call
 
 
 def _read(function: Callable[..., Any], name: str, *, publishes: bool) -> HandlerSignature:

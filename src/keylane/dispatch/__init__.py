@@ -2,7 +2,7 @@
 
 from keylane.dispatch.dispatcher import Dispatcher, HandlerSlots, Policy, Settling, store_dead_letter
 from keylane.dispatch.error_text import error_line, traceback_text
-from keylane.dispatch.handler_call import Executor, HandlerCall, ThreadPool, is_coroutine_function
+from keylane.dispatch.handler_call import Executor, HandlerCall, ThreadPool, check_executor, is_coroutine_function
 
 __all__ = [
     "Dispatcher",
@@ -12,6 +12,7 @@ __all__ = [
     "Policy",
     "Settling",
     "ThreadPool",
+    "check_executor",
     "error_line",
     "is_coroutine_function",
     "store_dead_letter",

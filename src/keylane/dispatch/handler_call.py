@@ -78,7 +78,7 @@ class HandlerCall(Generic[T]):
         if executor == "process":
             self.concurrency = min(concurrency, _cpus())
             self._pool = ProcessPool(handler, self.concurrency, time_limit_s)
-            self.run = self._pool.run
+            self.run = _in_process(self._pool, handler)
         elif not is_coroutine_function(handler):
             self.is_cancellable = False
             self._pool = ThreadPool(handler, concurrency)
@@ -142,6 +142,19 @@ def _in_thread(pool: ThreadPool[T], lend: Lend[T]) -> Callable[[T], Awaitable[An
             await result  # a plain function around a coroutine function
 
     return in_thread
+
+
+def _in_process(pool: ProcessPool[T], handler: Callable[[T], Any]) -> Callable[[T], Awaitable[Any]]:
+    returned: Callable[[T, bytes], Awaitable[None]] | None = getattr(handler, "returned", None)
+    if returned is None:
+        return pool.run
+
+    async def in_process(message: T) -> None:
+        result = await pool.run(message)
+        if result is not None:
+            await returned(message, result)
+
+    return in_process
 
 
 def _limited(run: Callable[[T], Awaitable[Any]], limit_s: float) -> Callable[[T], Awaitable[Any]]:

@@ -26,6 +26,9 @@ from keylane.errors import HandlerProcessDied, InvalidInput, RemoteError
 
 T = TypeVar("T")
 
+Answer = BaseException | bytes | None
+"""What a function in another process raised, or the bytes that it returned; None: anything else."""
+
 _spawn = multiprocessing.get_context("spawn")  # a fork of a program with threads may hang
 _END_S = 2.0
 
@@ -49,26 +52,30 @@ class ProcessPool(Generic[T]):
         process = await self._started()
         self._free.append(process)
 
-    async def run(self, item: T) -> None:
-        """Raises what the function raised. If this is cancelled, the process is killed."""
+    async def run(self, item: T) -> bytes | None:
+        """Returns what the function returned, if that is bytes. Raises what it raised.
+
+        If this is cancelled, the process is killed.
+        """
         pickled = pickle.dumps(item)
         process = self._free.pop() if self._free else await self._started()
         call = self._in_thread(process, lambda: process.call(pickled))
-        error = await (call if self._time_limit_s is None else within(self._time_limit_s, call))
+        answer = await (call if self._time_limit_s is None else within(self._time_limit_s, call))
         if process.is_alive:
             self._free.append(process)
-        if error is not None:
-            raise error
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
 
     async def _started(self) -> _Process:
         process = _Process(self._pickled)
         error = await self._in_thread(process, process.start)
-        if error is not None:
+        if isinstance(error, BaseException):
             process.kill()
             raise error
         return process
 
-    async def _in_thread(self, process: _Process, do: Callable[[], BaseException | None]) -> BaseException | None:
+    async def _in_thread(self, process: _Process, do: Callable[[], Answer]) -> Answer:
         self._busy.add(process)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, do)
@@ -115,10 +122,10 @@ class _Process:
         self._pickled = pickled
         self._lock = threading.Lock()
         self._process: multiprocessing.process.BaseProcess | None = None
-        self._connection: Connection[bytes, _Failure | None] | None = None
+        self._connection: Connection[bytes, _Failure | bytes | None] | None = None
         self.is_alive = True
 
-    def start(self) -> BaseException | None:
+    def start(self) -> Answer:
         """Returns why it cannot be used."""
         try:
             with self._lock:
@@ -135,8 +142,8 @@ class _Process:
                 "`if __name__ == '__main__':` around what it runs"
             )
 
-    def call(self, item: bytes) -> BaseException | None:
-        """What the function raised for this item, if it did."""
+    def call(self, item: bytes) -> Answer:
+        """What the function raised for this item, if it did, or else the bytes that it returned."""
         try:
             return self._ask(item)
         except (EOFError, OSError):
@@ -158,11 +165,11 @@ class _Process:
             self._process.kill()
             self._process.join(_END_S)
 
-    def _ask(self, item: bytes) -> BaseException | None:
+    def _ask(self, item: bytes) -> Answer:
         assert self._connection is not None
         self._connection.send_bytes(item)
-        failure = self._connection.recv()
-        return None if failure is None else failure.as_error()
+        answer = self._connection.recv()
+        return answer.as_error() if isinstance(answer, _Failure) else answer
 
     def _died(self, how: str) -> HandlerProcessDied:
         self.kill()
@@ -203,7 +210,7 @@ class _Failure(NamedTuple):
         return error
 
 
-def _serve(connection: Connection[_Failure | None, bytes]) -> None:
+def _serve(connection: Connection[_Failure | bytes | None, bytes]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes of a terminal: our program decides
     threading.Thread(target=_end_with_the_program, daemon=True).start()
     function: list[Callable[[Any], Any]] = []
@@ -211,28 +218,28 @@ def _serve(connection: Connection[_Failure | None, bytes]) -> None:
     def load(pickled: bytes) -> None:
         function.append(pickle.loads(pickled))  # noqa: S301 - from our own program
 
-    def call(pickled: bytes) -> None:
+    def call(pickled: bytes) -> bytes | None:
         result = function[0](pickle.loads(pickled))  # noqa: S301 - from our own program
         if inspect.iscoroutine(result):
             result.close()
             raise TypeError("the handler returned a coroutine: with executor='process' it must be a plain function")
+        return result if isinstance(result, bytes) else None
 
-    step = load
+    step: Callable[[bytes], bytes | None] = load
     while True:
         try:
             received = connection.recv_bytes()
         except EOFError:
             return
-        connection.send(_failure(step, received))
+        connection.send(_answer(step, received))
         step = call
 
 
-def _failure(step: Callable[[bytes], None], received: bytes) -> _Failure | None:
+def _answer(step: Callable[[bytes], bytes | None], received: bytes) -> _Failure | bytes | None:
     try:
-        step(received)
+        return step(received)
     except BaseException as error:  # noqa: BLE001 - sent to where the message came from
         return _Failure.of(error)
-    return None
 
 
 def _end_with_the_program() -> None:

@@ -212,6 +212,9 @@ class _HandlerRun:
         self._partitioning = by.over(handler.partitions or PARTITIONS)
         self._place = placing_by([self._partitioning], whole_subject=not self._partitioning.wildcards)
         results = Results(handler.publish, test.result, "") if handler.publish is not None else None
+        own = {name: handler.options[name] for name in _OWN_OPTIONS if name in handler.options}
+        if not handler.signature.is_async:
+            own.pop("time_limit_s", None)  # of a process: a thread cannot be ended
         options = HandlerOptions(
             order="key",
             ack_wait_s=_ACK_WAIT_S,
@@ -221,14 +224,14 @@ class _HandlerRun:
             backoff=lambda _: 0.0,
             gate=self._gate if self._parks else None,
             delay=self._delay if self._delays is not None else None,
-            **{name: handler.options[name] for name in _OWN_OPTIONS if name in handler.options},
+            **own,
         )
         if self._delays is not None:
             options = replace(options, max_tries=total_tries(self._delays, options.max_tries))
         if self._parks:
             check_after_tries("park", max_tries=options.max_tries, order=options.order, manual_ack=False)
         self._max_tries = options.max_tries
-        self._call: HandlerCall[GroupMessage] = handler_call(handler.bound(results), options)
+        self._call: HandlerCall[GroupMessage] = handler_call(handler.bound(results, may_leave=False), options)
         self._lanes = MessageProcessor(self._call, options, handler.name, on_crash=lambda: None)
         apart = replace(options, order="none")
         self._retries = MessageProcessor(self._call, apart, handler.name, on_crash=lambda: None)
