@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from keylane import groups
 from keylane.cli.app.worker import load_app
 from keylane.errors import InvalidInput
 from keylane.jetstream import Connection
@@ -109,6 +111,40 @@ async def test_metrics_and_health_of_an_app(
         assert 'fleet="billing"' in found
         assert 'fleet="mail"' in found
         assert 'keylane_supervisor_workers_ready{fleet="shop:app",stream=""} 1' in found
+
+
+async def test_metrics_of_two_instances_of_a_member(
+    connection: Connection, nats_server: NatsServer, unique: Callable[..., str], tmp_path: Path
+) -> None:
+    stream = unique("app")
+    await make_stream(connection, stream)
+    await groups.create_elastic(connection, stream, "g", partitions=4, partition_by=f"{stream}.*", members=["a"])
+    (tmp_path / "shop.py").write_text(
+        f"""
+import keylane
+
+app = keylane.App()
+
+@app.handler("{stream}", group="g", member="a")
+async def bill(order: bytes) -> None: ...
+"""
+    )
+    async with running(nats_server.url, tmp_path, "--metrics-port", "0", "--workers", "2") as command:
+        await command.ready(2)
+        [port] = [one["port"] for one in command.all("metrics")]
+
+        async def page() -> str:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+            answer = (await reader.read()).decode()
+            writer.close()
+            return answer
+
+        def processes(told: str) -> set[str]:
+            return set(re.findall(r'keylane_member_partitions\{.*process="([^"]+)"', told))
+
+        await until(page, lambda told: len(processes(told)) == 2, deadline_s=30)
+    await groups.delete(connection, stream, "g")
 
 
 async def test_what_is_wrong_is_one_line(nats_server: NatsServer, tmp_path: Path) -> None:

@@ -255,3 +255,24 @@ async def test_a_member_that_gets_nothing_says_why_on_stderr(connection: Connect
             await process.wait()
     add = f"keylane elastic add {orders} billing b"
     assert errors.decode() == f"keylane: not listed, waiting for the group to list it: {add}\n"
+
+
+async def test_its_metrics_are_on_a_port(connection: Connection, orders: str, at: At) -> None:
+    options = ("--sleep", "0", "--json", "--metrics-port", "0", "--metrics-host", "127.0.0.1")
+    async with running("elastic", "consume", orders, "billing", "a", *options, *at) as command:
+        port = (await command.until(lambda line: line.get("event") == "metrics"))["port"]
+        await publish(connection, orders, 30, keys=3)
+        await command.until(lambda line: line.get("sequence") == 30)
+
+        async def page(path: str) -> str:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            answer = (await reader.read()).decode()
+            writer.close()
+            return answer
+
+        labels = f'{{group="billing",member="a",outcome="done",process="",stream="{orders}"}}'
+        done = f"keylane_member_handler_tries_total{labels} 30.0"
+        await until(lambda: page("/metrics"), lambda told: done in told)
+        assert (await page("/readyz")).startswith("HTTP/1.1 200 ")
+        assert (await command.end(signal.SIGINT)).returncode == 0
