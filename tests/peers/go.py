@@ -1,4 +1,4 @@
-"""The Go programs: `pcgroups-peer` (members written with the reference library) and `bench-peer`.
+"""The Go programs: `pcgroups-peer` (members written with the reference library), `bench-peer`, and `helm-render`.
 
 Finds a Go new enough for our modules and builds each program once, keyed by its sources and the compiler.
 """
@@ -19,6 +19,7 @@ from tests.peers.store import REPOSITORY, Say, content_key, kept, run_tool, sile
 _SOURCES = {
     "pcgroups-peer": REPOSITORY / "tests" / "integration" / "go",
     "bench-peer": REPOSITORY / "bench" / "peers" / "go",
+    "helm-render": REPOSITORY / "tests" / "integration" / "deploy" / "helm",
 }
 PROGRAMS = tuple(_SOURCES)
 _BUILD_TIMEOUT_S = 600.0
@@ -45,7 +46,7 @@ def find_go() -> Go:
 
 
 def program(name: str, say: Say = silent) -> Path:
-    """The built program, `pcgroups-peer` or `bench-peer`.
+    """The built program.
 
     >>> subprocess.run([program("pcgroups-peer"), "version"], check=True)  # doctest: +SKIP
     """

@@ -18,7 +18,13 @@ from keylane.supervisor.import_path import load_named
 TARGET = f"{__name__}:serve"
 
 _AT_WORK = (fleet.WorkerState.ACTIVE, fleet.WorkerState.LEADING)
-_MEMBER_AT_WORK = (groups.MemberState.READY, groups.MemberState.STANDBY, groups.MemberState.ACTIVE)
+_MEMBER_AT_WORK = (
+    groups.MemberState.READY,
+    groups.MemberState.STANDBY,
+    groups.MemberState.ACTIVE,
+    groups.MemberState.NOT_LISTED,  # a spare, which begins as soon as somebody adds it
+    groups.MemberState.NO_PARTITIONS,
+)
 
 
 async def serve(link: SupervisorLink, settings: dict[str, Any]) -> None:
