@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import kubernetes_validate
+import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 
 from tests.core.test_docs_blocks import refusal
@@ -136,7 +136,7 @@ def test_services_and_budgets_select_pods(manifests: list[Manifest]) -> None:
 
 def test_a_chart_without_its_options() -> None:
     off = {"enabled": False}
-    found = rendered(exporter=off, keda=off, groups=[])
+    found = rendered(exporter=off, web=off, keda=off, groups=[])
     assert {(one["kind"], one["metadata"]["name"]) for one in found} == {
         ("Deployment", "shop"),
         ("PodDisruptionBudget", "shop"),
