@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
-import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from keylane.errors import InvalidInput
 from keylane.jetstream import Connection
 from keylane.server import NatsServer
 from tests.integration.app.test_app import PARTITIONS, make_stream, publish
-from tests.integration.fleet.test_fleet_run import RunCommand
+from tests.integration.run_command import RunCommand, run_command
 from tests.waiter import until
 
 SHOP = """
@@ -40,23 +39,8 @@ empty = keylane.App()
 """
 
 
-@asynccontextmanager
-async def running(url: str, directory: Path, *options: str, app: str = "shop:app") -> AsyncIterator[RunCommand]:
-    process = await asyncio.create_subprocess_exec(
-        *[sys.executable, "-m", "keylane.cli.main", "run", app, "--log-json", "-s", url, *options],
-        cwd=directory,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    command = RunCommand(process, directory)
-    reading = asyncio.create_task(command.read())
-    try:
-        yield command
-    finally:
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-        await reading
+def running(url: str, directory: Path, *options: str, app: str = "shop:app") -> AbstractAsyncContextManager[RunCommand]:
+    return run_command(directory, "run", app, "-s", url, *options, stderr=asyncio.subprocess.PIPE)
 
 
 async def test_workers_run_are_replaced_when_a_file_changes_and_stop(

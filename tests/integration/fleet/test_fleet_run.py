@@ -8,10 +8,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -21,9 +19,9 @@ from keylane.cli.fleet.run import FleetRunOptions
 from keylane.core.consumer_filters import SUBJECT_CAP
 from keylane.core.fleet_records import FleetSpec
 from keylane.metrics import METRICS
-from keylane.testing import DeliveryVerdict, Effect, judge
 from tests.integration.fleet.rig import PARTITIONS, FleetGround
 from tests.integration.groups.rig import flawless
+from tests.integration.run_command import RunCommand, run_command
 from tests.waiter import until
 
 HANDLER = """
@@ -40,71 +38,13 @@ async def two(message, other): ...
 """
 
 
-class RunCommand:
-    """A running `keylane fleet run`."""
-
-    def __init__(self, process: asyncio.subprocess.Process, directory: Path) -> None:
-        self.process = process
-        self._directory = directory
-        self.events: list[dict[str, Any]] = []
-
-    async def read(self) -> None:
-        assert self.process.stdout is not None
-        async for line in self.process.stdout:
-            self.events.append(json.loads(line))
-
-    def all(self, name: str) -> list[dict[str, Any]]:
-        return [one for one in self.events if one["event"] == name]
-
-    def pids(self) -> dict[int, int]:
-        """The newest process of each worker."""
-        return {one["worker"]: one["pid"] for one in self.all("started")}
-
-    async def ready(self, count: int) -> None:
-        await until(lambda: self.events, lambda _: len(self.all("ready")) >= count)
-
-    async def owned(self, workers: int = 3) -> None:
-        """Wait until the workers own all partitions, each some."""
-        await until(self.owners, lambda owned: len(owned) == PARTITIONS and len(set(owned.values())) == workers)
-
-    def owners(self) -> dict[str, int]:
-        newest = {one["worker"]: one["after"] for one in self.all("partitions")}
-        return {partition: worker for worker, after in newest.items() for partition in after}
-
-    def effects(self) -> list[Effect]:
-        path = self._directory / "evidence"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [Effect(key, int(sequence), by) for key, sequence, by in map(str.split, lines)]
-
-    async def handled(self, sequences: list[int]) -> DeliveryVerdict:
-        """Wait until each of these was handled, and judge."""
-        await until(lambda: judge(sequences, self.effects()).lost, lambda lost: not lost)
-        return judge(sequences, self.effects())
-
-    async def end(self) -> int:
-        async with asyncio.timeout(30):
-            return await self.process.wait()
-
-
-@asynccontextmanager
-async def running(ground: FleetGround, directory: Path, *options: str, workers: int = 3) -> AsyncIterator[RunCommand]:
+def running(
+    ground: FleetGround, directory: Path, *options: str, workers: int = 3
+) -> AbstractAsyncContextManager[RunCommand]:
     (directory / "shop.py").write_text(HANDLER)
     hashed = ["--partitions", str(PARTITIONS), "--filter", f"{ground.stream}.*", "--key", "1"]
-    process = await asyncio.create_subprocess_exec(
-        *[sys.executable, "-m", "keylane.cli.main", "fleet", "run", "shop:handle", ground.stream, "f"],
-        *["--workers", str(workers), *hashed, "--log-json", "-s", ground.url, *options],
-        cwd=directory,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    command = RunCommand(process, directory)
-    reading = asyncio.create_task(command.read())
-    try:
-        yield command
-    finally:
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-        await reading
+    fleet_run = ["fleet", "run", "shop:handle", ground.stream, "f", "--workers", str(workers)]
+    return run_command(directory, *fleet_run, *hashed, "-s", ground.url, *options)
 
 
 def is_running(pid: int) -> bool:
@@ -116,7 +56,7 @@ def is_running(pid: int) -> bool:
 
 async def test_sigterm_under_load_repeats_and_loses_nothing(limits: FleetGround, tmp_path: Path) -> None:
     async with running(limits, tmp_path) as command:
-        await command.owned()
+        await command.owned(PARTITIONS)
         async with limits.load() as sent:
             await until(lambda: len(command.effects()) > 400)
             command.process.send_signal(signal.SIGTERM)
@@ -131,7 +71,7 @@ async def test_sigterm_under_load_repeats_and_loses_nothing(limits: FleetGround,
 
 async def test_a_killed_worker_is_started_again_with_its_id(limits: FleetGround, tmp_path: Path) -> None:
     async with running(limits, tmp_path, "--lease", "1") as command:
-        await command.owned()
+        await command.owned(PARTITIONS)
         async with limits.load() as sent:
             await until(lambda: len(command.effects()) > 200)
             ids = {one["worker"]: one["id"] for one in command.all("ready")}
@@ -149,7 +89,7 @@ async def test_a_killed_worker_is_started_again_with_its_id(limits: FleetGround,
 @pytest.mark.long("kills a supervisor of several processes")
 async def test_workers_drain_and_end_when_the_supervisor_is_killed(limits: FleetGround, tmp_path: Path) -> None:
     async with running(limits, tmp_path) as command:
-        await command.owned()
+        await command.owned(PARTITIONS)
         async with limits.load() as sent:
             await until(lambda: len(command.effects()) > 200)
             command.process.kill()
@@ -162,7 +102,7 @@ async def test_workers_drain_and_end_when_the_supervisor_is_killed(limits: Fleet
 @pytest.mark.long("three processes are replaced, each when the one before is at work")
 async def test_sighup_replaces_the_workers_one_by_one(limits: FleetGround, tmp_path: Path) -> None:
     async with running(limits, tmp_path) as command:
-        await command.owned()
+        await command.owned(PARTITIONS)
         before = command.pids()
         async with limits.load() as sent:
             await until(lambda: len(command.effects()) > 200)
@@ -179,7 +119,7 @@ async def test_sighup_replaces_the_workers_one_by_one(limits: FleetGround, tmp_p
 
 async def test_a_replacement_that_cannot_load_leaves_the_old_one_at_work(limits: FleetGround, tmp_path: Path) -> None:
     async with running(limits, tmp_path, workers=2) as command:
-        await command.owned(2)
+        await command.owned(PARTITIONS, 2)
         before = command.pids()
         (tmp_path / "shop.py").write_text("raise RuntimeError('half written')")
         command.process.send_signal(signal.SIGHUP)
@@ -208,7 +148,7 @@ async def test_a_crash_loop_is_named_with_its_reason(limits: FleetGround, tmp_pa
 
 async def test_a_second_signal_ends_everything_at_once(limits: FleetGround, tmp_path: Path) -> None:
     async with running(limits, tmp_path, workers=1) as command:
-        await command.owned(1)
+        await command.owned(PARTITIONS, 1)
         os.kill(command.pids()[0], signal.SIGSTOP)  # it cannot drain
         command.process.send_signal(signal.SIGTERM)
         await until(lambda: command.all("stopping"))
@@ -287,7 +227,7 @@ def test_what_is_not_given_is_as_in_the_fleet() -> None:
 async def test_one_port_has_the_metrics_and_the_health_of_all_workers(limits: FleetGround, tmp_path: Path) -> None:
     options = ("--metrics-port", "0", "--metrics-host", "127.0.0.1", "--layout", "worker")
     async with running(limits, tmp_path, *options, workers=2) as command:
-        await command.owned(2)
+        await command.owned(PARTITIONS, 2)
         port = command.all("metrics")[0]["port"]
         sent = await limits.publish([f"k{number}" for number in range(40)])
         await command.handled(sent)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -31,48 +29,29 @@ def run_app(
     link: ConnectionOptions,
 ) -> None:
     """Run an app until Ctrl-C or SIGTERM. SIGHUP replaces its workers one by one."""
-    from keylane.cli.app.file_changes import calls_on_changes
     from keylane.cli.app.worker import TARGET
     from keylane.cli.command import exit_on_invalid_input
-    from keylane.cli.event_lines import EventLines, run_consumer
-    from keylane.cli.fleet.supervisor_metrics import served_metrics
     from keylane.cli.fleet.worker import link_settings
-    from keylane.supervisor import Supervisor, SupervisorTarget
+    from keylane.cli.worker_processes import run_workers
 
     with exit_on_invalid_input():
         metrics.check()
-    common = {
+    settings = {
         "app": app,
         "link": link_settings(link) if link != ConnectionOptions() else None,
         "stop_timeout_s": stop_timeout,
-        "log_json": log_json,
-        "metrics": metrics.metrics_port is not None,
     }
-    prefix = name or socket.gethostname()
-
-    async def run() -> None:
-        lines = EventLines(as_json=log_json)
-        supervisor = Supervisor(
-            SupervisorTarget(function=TARGET, settings=lambda number: common | {"name": f"{prefix}-{number}"}),
-            workers,
-            report=lambda event, text, facts: lines.write(event, text, **facts),
-            stop_timeout_s=stop_timeout,
-        )
-
-        def changed(file: Path) -> None:
-            lines.write("changed", f"{file} has changed", file=str(file))
-            supervisor.roll()
-
-        async with (
-            served_metrics(supervisor, "", app, metrics) as port,
-            calls_on_changes(Path.cwd(), changed) if reload else nullcontext(),
-        ):
-            if port is not None:
-                lines.write("metrics", f"metrics, health and readiness on port {port}", port=port)
-            await supervisor.run()
-
-    with exit_on_invalid_input():
-        run_consumer(run())
+    run_workers(
+        TARGET,
+        settings,
+        workers=workers,
+        name=name,
+        log_json=log_json,
+        stop_timeout_s=stop_timeout,
+        metrics=metrics,
+        labels=("", app),
+        reload_from=Path.cwd() if reload else None,
+    )
 
 
 app = single_command(run_app)

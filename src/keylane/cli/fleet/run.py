@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -174,13 +173,11 @@ def run_fleet(
 ) -> None:
     """Check all that can be checked, then run the workers until a signal."""
     from keylane.cli.command import exit_on_invalid_input
-    from keylane.cli.event_lines import EventLines, run_consumer
-    from keylane.cli.fleet.supervisor_metrics import served_metrics
     from keylane.cli.fleet.worker import TARGET, link_settings
+    from keylane.cli.worker_processes import run_workers
     from keylane.core.fleet_names import check_fleet_name
     from keylane.core.names import check_stream_name
     from keylane.errors import InvalidInput
-    from keylane.supervisor import Supervisor, SupervisorTarget
 
     with exit_on_invalid_input():
         check_stream_name(stream)
@@ -192,35 +189,26 @@ def run_fleet(
         if source is None and stored is None:
             raise InvalidInput(
                 f"stream {stream!r} has no fleet {fleet!r} yet: say what its partitions are, such as "
-                "--partitions 32 --filter 'orders.*' --key 1"
+                "--partitions 32 --filter 'orders.*'"
             )
-    common = {
+    settings = {
         "handler": handler,
         "stream": stream,
         "fleet": fleet,
         "source": source if source is not None or stored is None else stored.source,
         "join": options.join_options(stored),
         "link": link_settings(link),
-        "log_json": log_json,
-        "metrics": metrics.metrics_port is not None,
     }
-    prefix = name or socket.gethostname()
-
-    async def run() -> None:
-        lines = EventLines(as_json=log_json)
-        supervisor = Supervisor(
-            SupervisorTarget(function=TARGET, settings=lambda number: common | {"name": f"{prefix}-{number}"}),
-            workers,
-            report=lambda event, text, facts: lines.write(event, text, **facts),
-            stop_timeout_s=options.stop_timeout,
-        )
-        async with served_metrics(supervisor, stream, fleet, metrics) as port:
-            if port is not None:
-                lines.write("metrics", f"metrics, health and readiness on port {port}", port=port)
-            await supervisor.run()
-
-    with exit_on_invalid_input():
-        run_consumer(run())
+    run_workers(
+        TARGET,
+        settings,
+        workers=workers,
+        name=name,
+        log_json=log_json,
+        stop_timeout_s=options.stop_timeout,
+        metrics=metrics,
+        labels=(stream, fleet),
+    )
 
 
 async def _stored(connection: Connection, stream: str, fleet: str) -> FleetSpec | None:
