@@ -29,8 +29,8 @@ from chaos.members import Group, Members, RunBroken, members
 from chaos.stage import Stage
 from chaos.worker import gives_up
 from keylane import groups
+from keylane.dead_letters import list_dead_letters
 from keylane.errors import KeylaneError
-from keylane.groups.dead_letters import list_dead_letters
 from keylane.jetstream import Connection, read_all, streams
 from keylane.server import NatsServer
 from keylane.testing import Verdict

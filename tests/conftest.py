@@ -1,4 +1,4 @@
-"""Fixtures that every test may use: real servers on loopback, a connection, unique names."""
+"""Fixtures that every test may use: the servers of keylane's own plugin, a connection, unique names."""
 
 from __future__ import annotations
 
@@ -8,25 +8,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from keylane.server import NatsCluster, NatsServer
 from keylane.server.ports import ReservedPort
+from keylane.testing.pytest_plugin import keylane_cluster as nats_cluster
+from keylane.testing.pytest_plugin import keylane_server as nats_server
 
 if TYPE_CHECKING:
     from keylane import Connection
+    from keylane.server import NatsServer
 
 
-@pytest.fixture(scope="session")
-def nats_server() -> Iterator[NatsServer]:
-    """One server for the whole run. A test that stops or kills a server starts its own."""
-    with NatsServer.start() as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def nats_cluster() -> Iterator[NatsCluster]:
-    """A cluster of three nodes, started when the first test asks for it. Leave it whole."""
-    with NatsCluster.start(3) as cluster:
-        yield cluster
+# One server for the whole run: a test that stops or kills a server starts its own. A cluster of three nodes, started
+# when the first test asks for it: leave it whole.
+__all__ = ["nats_cluster", "nats_server"]
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ TYPE_CHECKING = False  # that of `typing` costs its import, which takes longer t
 if TYPE_CHECKING:
     from keylane import (
         app,
+        dead_letters,
         errors,
         exactly_once,
         fleet,
@@ -41,6 +42,7 @@ __all__ = [
     "__version__",
     "app",
     "connect",
+    "dead_letters",
     "errors",
     "exactly_once",
     "fleet",

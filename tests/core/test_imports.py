@@ -30,6 +30,7 @@ EVERYTHING = frozenset({"*"})
 # a module inside it; `EVERYTHING` is for those that wire the packages together.
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "awaitable_context": frozenset(),
+    "dead_letters": frozenset({"lazy", "processing"}),
     "errors": frozenset(),
     "extras": frozenset({"errors"}),
     "hooks": frozenset({"errors"}),
@@ -42,7 +43,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "jetstream": FOUNDATION,
     "server": FOUNDATION,
     "supervisor": FOUNDATION | {"loop"},
-    **dict.fromkeys(PACKAGES, FOUNDATION | ADAPTERS | PACKAGES),
+    **dict.fromkeys(PACKAGES, FOUNDATION | ADAPTERS | PACKAGES | {"dead_letters"}),
     **dict.fromkeys(
         ("groups", "marshal", "exactly_once", "fleet"), FOUNDATION | ADAPTERS | PACKAGES | {"dispatch", "processing"}
     ),
@@ -55,7 +56,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "cli": EVERYTHING,
     "web": EVERYTHING,
     "spark.pipelines": EVERYTHING,
-    "__init__": FOUNDATION | ADAPTERS | PACKAGES | {"app", "loop", "server", "metrics", "testing"},
+    "__init__": FOUNDATION | ADAPTERS | PACKAGES | {"app", "dead_letters", "loop", "server", "metrics", "testing"},
     "__main__": EVERYTHING,
 }
 

@@ -1,6 +1,6 @@
 """`keylane dlq ls|show|replay|drop|release`: the messages that groups gave up, and the keys that they parked.
 
-Owns which dead letters a command selects. Storing, replaying and dropping are in `groups.dead_letters`.
+Owns which dead letters a command selects. Storing, replaying and dropping are in `keylane.dead_letters`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from rich.panel import Panel
     from rich.table import Table
 
+    from keylane.dead_letters import DeadLetter
     from keylane.groups import RetryCounts
-    from keylane.groups.dead_letters import DeadLetter
     from keylane.jetstream import Connection
 
 _MAX_BYTES = 4_000
@@ -182,7 +182,8 @@ def replay(
     Each goes to its original subject, behind all other messages: every group of the stream that takes the subject gets
     it, not only the one that gave it up.
     """
-    from keylane.groups import dead_letters, list_groups
+    from keylane import dead_letters
+    from keylane.groups import list_groups
 
     selection = _parse_selection(stream, words, only, everything=everything)
 
@@ -213,7 +214,7 @@ def drop(
     link: ConnectionOptions,
 ) -> None:
     """Delete dead letters for good. Asks first."""
-    from keylane.groups import dead_letters
+    from keylane import dead_letters
 
     selection = _parse_selection(stream, words, only, everything=everything)
 
@@ -243,12 +244,12 @@ def release(
 
     The member or worker that owns the key's partition does it. A message that fails again parks the key again.
     """
+    from keylane import dead_letters
     from keylane.errors import GroupError
-    from keylane.groups import key_parking
 
-    async def ask(connection: Connection) -> tuple[int, key_parking.ReleaseResult]:
-        waiting = await key_parking.release(connection, stream, group, key)
-        return waiting, await key_parking.wait_for_release(connection, stream, group, key, wait_s)
+    async def ask(connection: Connection) -> tuple[int, dead_letters.ReleaseResult]:
+        waiting = await dead_letters.release(connection, stream, group, key)
+        return waiting, await dead_letters.wait_for_release(connection, stream, group, key, wait_s)
 
     waiting, result = connected(link, ask)
     messages = f"{waiting:,} message{'' if waiting == 1 else 's'}"
@@ -330,8 +331,8 @@ def _parse_selection(
     """Parse and check the arguments before the command connects. `everything`: --all, or else sequences are needed."""
     from keylane.core.names import check_group_name
     from keylane.core.subjects import shown
+    from keylane.dead_letters import dead_letter_stream
     from keylane.errors import InvalidInput
-    from keylane.groups.dead_letters import dead_letter_stream
 
     dead_letter_stream(stream)
     rest, group = list(words or ()), only.group
@@ -381,8 +382,8 @@ async def _retries(connection: Connection, stream: str, group: str | None) -> di
 
 async def _letters(connection: Connection, selection: _Selection) -> AsyncGenerator[DeadLetter]:
     """Each dead letter once. Raises `NotFound` if a single sequence does not exist."""
+    from keylane.dead_letters import list_dead_letters, read_dead_letter
     from keylane.errors import NotFound
-    from keylane.groups.dead_letters import list_dead_letters, read_dead_letter
 
     seen: set[int] = set()
     for first, last in selection.ranges or ((1, None),):
@@ -425,8 +426,8 @@ def _check_match(one: DeadLetter, selection: _Selection) -> None:
 
 async def _check_stream(connection: Connection, stream: str) -> None:
     """Raise `NotFound` if there is neither the stream nor its dead letters, which may outlive it."""
+    from keylane.dead_letters import dead_letter_stream
     from keylane.errors import NotFound
-    from keylane.groups.dead_letters import dead_letter_stream
     from keylane.jetstream import streams
 
     try:

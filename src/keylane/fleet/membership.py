@@ -44,7 +44,7 @@ from keylane.fleet.store import FLEET_BUCKET
 from keylane.fleet.stream_copy import CopyKeeper, ensure_copy
 from keylane.fleet.worker import Worker, WorkerHooks, identity_of
 from keylane.fleet.worker_layout import WorkerLayoutOptions
-from keylane.groups import DeadLetters, can_store, with_delayed_retries, with_parking
+from keylane.groups import can_store
 from keylane.jetstream import (
     Bucket,
     Connection,
@@ -57,8 +57,11 @@ from keylane.jetstream import (
     existing_stream,
     streams,
 )
+from keylane.processing.dead_letters import DeadLetters
+from keylane.processing.delayed_retries import with_delayed_retries
 from keylane.processing.handler_options import Commits, Handler, HandlerOptions, MessageJournal
 from keylane.processing.joined import STOP_TIMEOUT_S
+from keylane.processing.key_parking import with_parking
 from keylane.processing.message import Place, Placing, placing_by
 from keylane.processing.message_processor import handler_call
 

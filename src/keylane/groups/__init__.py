@@ -23,44 +23,27 @@ from keylane.groups.admin import (
 from keylane.groups.config import ElasticConfig, StaticConfig, partition_limit
 from keylane.groups.consumer_spec import queue_stream
 from keylane.groups.creation import create_elastic, create_static, delete
-from keylane.groups.dead_letters import DeadLetters, Unpublished, put_unpublished
-from keylane.groups.delayed_retries import (
-    DelayedRetries,
-    RetriedMessage,
-    RetryCounts,
-    retry_counts,
-    with_delayed_retries,
-)
 from keylane.groups.instance import Origin
-from keylane.groups.key_parking import KeyOwner, KeyParking, KeyRelease, with_parking
 from keylane.groups.member import Member, MemberHooks, join
-from keylane.groups.retry_reader import RetryReader
 from keylane.groups.stream_subjects import can_store
 from keylane.lazy import public_names
+from keylane.processing.delayed_retries import RetryCounts, retry_counts
 from keylane.processing.message import GroupMessage, MessageContext, Placing, placing_by
 from keylane.processing.origin import GroupSource
 
 __all__ = [
-    "DeadLetters",
-    "DelayedRetries",
     "ElasticConfig",
     "GroupMessage",
     "GroupName",
     "GroupSource",
-    "KeyOwner",
-    "KeyParking",
-    "KeyRelease",
     "Member",
     "MemberHooks",
     "MemberState",
     "MessageContext",
     "Origin",
     "Placing",
-    "RetriedMessage",
     "RetryCounts",
-    "RetryReader",
     "StaticConfig",
-    "Unpublished",
     "active_members",
     "add_members",
     "can_store",
@@ -75,13 +58,10 @@ __all__ = [
     "member_info",
     "partition_limit",
     "placing_by",
-    "put_unpublished",
     "queue_stream",
     "retry_counts",
     "set_mapping",
     "step_down",
-    "with_delayed_retries",
-    "with_parking",
 ]
 
 __dir__ = public_names(__all__)

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
+from keylane.dead_letters import dead_letter_stream
 from keylane.errors import KeylaneError, NotFound
-from keylane.groups.dead_letters import dead_letter_stream
 from keylane.jetstream import Connection, ConsumerInfo, consumers, first_messages, parse_time, streams
 
 Answer = TypeVar("Answer")

@@ -13,8 +13,8 @@ import pytest
 import keylane
 from keylane import groups
 from keylane.app import App, RunningApp
+from keylane.dead_letters import list_dead_letters
 from keylane.errors import FleetError, GroupError, InvalidInput, NotFound
-from keylane.groups.dead_letters import list_dead_letters
 from keylane.jetstream import Connection, Outgoing, PublishAck, StoredMessage, publish_many, read_all, streams
 from keylane.server import NatsServer
 from keylane.testing import Effect, judge

@@ -11,11 +11,10 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from keylane import Connection, groups
+from keylane.dead_letters import DeadLetters, dead_letter_stream, list_dead_letters, parked_count
 from keylane.errors import NotFound
 from keylane.groups import GroupMessage, retry_counts
-from keylane.groups.dead_letters import DeadLetters, dead_letter_stream, list_dead_letters
-from keylane.groups.delayed_retries import retry_stream
-from keylane.groups.key_parking import parked_count
+from keylane.processing.delayed_retries import retry_stream
 from keylane.jetstream import Outgoing, publish_many, streams
 from keylane.server import NatsServer
 from tests.integration.cli.groups_rig import DEADLINE_S, Done, here, plain_stream, run

@@ -9,11 +9,11 @@ import time
 
 import pytest
 
+from keylane.dead_letters import list_dead_letters
 from keylane.errors import FleetEnded, FleetError, HandlerCrashed
 from keylane.fleet import WorkerHooks, WorkerState
 from keylane.fleet.store import FLEET_BUCKET
 from keylane.groups import GroupMessage
-from keylane.groups.dead_letters import list_dead_letters
 from keylane.jetstream import Bucket, ConsumerConfig, consumers, streams
 from tests.integration.fleet.rig import KEYS, FleetGround
 from tests.integration.groups.rig import flawless

@@ -13,7 +13,7 @@ import pytest
 from keylane.errors import InvalidInput, ServerTooOld
 from keylane.groups import GroupMessage, retry_counts
 from keylane.groups.dead_letters import DeadLetter, list_dead_letters
-from keylane.groups.delayed_retries import retry_stream
+from keylane.processing.delayed_retries import retry_stream
 from keylane.jetstream import features, streams
 from keylane.server import NatsServer
 from tests.integration.fleet.rig import FleetGround

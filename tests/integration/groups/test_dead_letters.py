@@ -12,6 +12,15 @@ from nats.js.api import StorageType, StreamConfig, StreamSource
 
 from keylane import Connection
 from keylane.core.names import check_group_name
+from keylane.dead_letters import (
+    DeadLetter,
+    DeadLetters,
+    dead_letter_stream,
+    drop,
+    list_dead_letters,
+    read_dead_letter,
+    replay,
+)
 from keylane.dispatch import error_line
 from keylane.errors import (
     GroupConflict,
@@ -22,17 +31,8 @@ from keylane.errors import (
     PublishRejected,
 )
 from keylane.groups import GroupMessage
-from keylane.groups.dead_letters import (
-    DeadLetter,
-    DeadLetters,
-    dead_letter_stream,
-    drop,
-    header_lines,
-    list_dead_letters,
-    read_dead_letter,
-    replay,
-)
 from keylane.jetstream import Outgoing, PublishAck, publish_many, publish_raw, streams
+from keylane.processing.dead_letters import header_lines
 from keylane.server import NatsServer
 from tests.integration.groups.conftest import MakeGround
 from tests.integration.groups.rig import Ground, delete_quietly

@@ -11,7 +11,7 @@ import pytest
 from keylane import groups
 from keylane.errors import GroupConflict, InvalidInput
 from keylane.groups import GroupMessage, retry_counts
-from keylane.groups.delayed_retries import retry_stream
+from keylane.processing.delayed_retries import retry_stream
 from keylane.jetstream import Outgoing, publish_many, streams
 from keylane.journal import Journal
 from tests.integration.groups import process_handlers

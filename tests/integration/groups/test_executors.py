@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
+from keylane.dead_letters import list_dead_letters
 from keylane.errors import HandlerCrashed, HandlerProcessDied, InvalidInput, RemoteError
 from keylane.groups import GroupMessage, Member, MemberHooks
-from keylane.groups.dead_letters import list_dead_letters
 from keylane.jetstream import ConsumerConfig, Outgoing, publish_many
 from tests.integration.groups import process_handlers
 from tests.integration.groups.rig import Ground

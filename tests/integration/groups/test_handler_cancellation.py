@@ -7,8 +7,8 @@ from contextlib import suppress
 
 import pytest
 
+from keylane.dead_letters import list_dead_letters
 from keylane.groups import GroupMessage, MemberHooks
-from keylane.groups.dead_letters import list_dead_letters
 from keylane.jetstream import ConsumerConfig
 from tests.integration.groups.rig import Ground, active, flawless
 from tests.integration.odd_handlers import FAILING, RETURNING, caught_a_task_group

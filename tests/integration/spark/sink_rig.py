@@ -11,7 +11,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
 
 import keylane
 from keylane import Connection
-from keylane.groups.dead_letters import DeadLetter, list_dead_letters
+from keylane.dead_letters import DeadLetter, list_dead_letters
 from keylane.jetstream import StoredMessage, read_all
 from keylane.spark.options import WriteOptions, write_options
 from keylane.spark.sink.row_ids import IdScope

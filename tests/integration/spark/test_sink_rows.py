@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
 import pytest
 
+from keylane.dead_letters import replay
 from keylane.errors import GroupError, InvalidInput, RowRejected
-from keylane.groups.dead_letters import replay
 from keylane.server import NatsServer
 from tests.integration.spark.sink_rig import WAYS, Sink, judge, make_stream, numbered, on, rows
 

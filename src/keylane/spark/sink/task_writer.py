@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
 
 from keylane.core.subjects import shown
+from keylane.dead_letters import Unpublished, put_unpublished
 from keylane.errors import RowRejected
-from keylane.groups import Unpublished, put_unpublished
 from keylane.jetstream import Connection, parse_headers
 from keylane.spark.options import WriteOptions
 from keylane.spark.retry import ask

@@ -36,7 +36,7 @@ from keylane.errors import (
     PublishRejected,
     RequestTimeout,
 )
-from keylane.groups.side_streams import ensure_side_stream
+from keylane.processing.side_streams import ensure_side_stream
 from keylane.jetstream import (
     PublishAck,
     StoredMessage,

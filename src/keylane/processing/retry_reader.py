@@ -16,7 +16,7 @@ from dataclasses import replace
 from keylane.core.pull_budget import PullBudget
 from keylane.dispatch import HandlerCall, HandlerSlots
 from keylane.errors import BrokenRetry, HandlerCrashed, KeylaneError
-from keylane.groups.delayed_retries import ACK_WAIT_S, DelayedRetries, RetriedMessage, RetryOrigin
+from keylane.processing.delayed_retries import ACK_WAIT_S, DelayedRetries, RetriedMessage, RetryOrigin
 from keylane.jetstream import MOST_BYTES, Feed, FeedOptions, Message, SharedBudget, open_feed
 from keylane.processing.handler_options import HandlerOptions, MessageJournal
 from keylane.processing.message import GroupMessage

@@ -30,8 +30,8 @@ from keylane.core.retry_delays import (
     waiting_subject,
 )
 from keylane.errors import ApiUnavailable, BrokenRetry, Fenced, NotFound, NotStored, RequestTimeout
-from keylane.groups.dead_letters import escaped, header_block, letter_head, number, original_lines, unescaped
-from keylane.groups.side_streams import ensure_side_stream
+from keylane.processing.dead_letters import escaped, header_block, letter_head, number, original_lines, unescaped
+from keylane.processing.side_streams import ensure_side_stream
 from keylane.jetstream import ConsumerConfig, Message, consumers, publish_raw, streams
 from keylane.processing.handler_options import HandlerOptions
 from keylane.processing.message import GroupMessage, Place

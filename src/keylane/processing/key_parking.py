@@ -39,7 +39,8 @@ from keylane.errors import (
     PermissionDenied,
     PublishRejected,
 )
-from keylane.groups.dead_letters import (
+from keylane.jetstream import Message, parse_headers, parse_time, publish_raw, streams
+from keylane.processing.dead_letters import (
     DeadLetter,
     DeadLetters,
     dead_letter_stream,
