@@ -16,9 +16,9 @@ from keylane import Connection, fleet, groups
 from keylane.cli.main import main
 from keylane.core.configuration_difference import ConfigurationPlan, PlannedStep
 from keylane.core.configuration_file import ResourceKey, WantedResource
+from keylane.dead_letters import dead_letter_stream
 from keylane.errors import InvalidInput, RevisionConflict
 from keylane.fleet.store import FLEET_BUCKET
-from keylane.groups.dead_letters import dead_letter_stream
 from keylane.jetstream import Bucket, Outgoing, consumers, publish_many, streams
 from keylane.operations.configuration import make_plan, perform, read_configuration_file
 from keylane.server import NatsServer
