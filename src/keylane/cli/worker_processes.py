@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from keylane.cli.fleet.run import MetricsOptions
+    from keylane.cli.metrics_port import MetricsOptions
 
 
 def run_workers(

@@ -68,12 +68,12 @@ from keylane.hooks import call_hook
 from keylane.jetstream import Connection, ConnectionHooks, check_seconds, consumers
 from keylane.processing.delayed_retries import DelayedRetries
 from keylane.processing.handler_hooks import HandlerHooks
-from keylane.processing.retry_reader import RetryReader
 from keylane.processing.handler_options import Commits, HandlerOptions
 from keylane.processing.joined import STOP_TIMEOUT_S, Joined
 from keylane.processing.key_parking import KeyOwner, KeyParking, KeyRelease
 from keylane.processing.message import GroupMessage, Placing
 from keylane.processing.message_processor import MessageProcessor
+from keylane.processing.retry_reader import RetryReader
 from keylane.retrying import Backoff
 
 _log = logging.getLogger("keylane.fleet")

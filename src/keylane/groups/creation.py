@@ -19,10 +19,10 @@ from keylane.core.plans import Plan
 from keylane.errors import ApiError, BrokenGroupRecord, GroupConflict, InvalidInput, NotFound, RevisionConflict
 from keylane.groups import consumer_spec
 from keylane.groups.config import Dialect, ElasticConfig, GroupConfig, Kind, StaticConfig, check_group_filters
-from keylane.processing.delayed_retries import delete_retries
 from keylane.groups.store import bucket_of, read_any, read_group
 from keylane.groups.stream_subjects import check_filters_match, check_partition_numbers
 from keylane.jetstream import Connection, KvEntry, change, consumers, existing_stream, streams
+from keylane.processing.delayed_retries import delete_retries
 
 _log = logging.getLogger("keylane.groups")
 

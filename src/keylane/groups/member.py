@@ -23,21 +23,21 @@ from keylane.dispatch import Executor, HandlerCall, HandlerSlots
 from keylane.errors import GroupEnded, GroupError, InvalidInput, KeylaneError, NotAMember, PermissionDenied
 from keylane.groups import consumer_spec
 from keylane.groups.config import ElasticConfig, Kind, StaticConfig
-from keylane.processing.delayed_retries import DelayedRetries, with_delayed_retries
 from keylane.groups.instance import Origin
 from keylane.groups.member_consumer import MemberConsumer, MemberConsumerHooks
 from keylane.groups.presence import answering
-from keylane.processing.retry_reader import RetryReader
 from keylane.groups.store import StoredGroup, bucket_of, read_any, read_group, record_name
 from keylane.hooks import call_hook
 from keylane.jetstream import Connection, ConnectionHooks, ConsumerConfig, check_seconds, streams
 from keylane.processing.dead_letters import DeadLetters
+from keylane.processing.delayed_retries import DelayedRetries, with_delayed_retries
 from keylane.processing.handler_hooks import HandlerHooks
 from keylane.processing.handler_options import Handler, HandlerOptions, MessageJournal, Order
 from keylane.processing.joined import STOP_TIMEOUT_S, Joined
 from keylane.processing.key_parking import KeyOwner, KeyParking, KeyRelease, with_parking
 from keylane.processing.message import GroupMessage, KeyOf, placing_by
 from keylane.processing.message_processor import MessageProcessor, handler_call
+from keylane.processing.retry_reader import RetryReader
 from keylane.retrying import backoff_s
 
 __all__ = ["STOP_TIMEOUT_S", "Member", "MemberHooks", "Order", "join"]

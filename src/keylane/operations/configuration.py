@@ -29,7 +29,6 @@ from keylane.core.fleet_records import SPEC, FleetSpec, read_spec, to_json
 from keylane.core.fleet_state import choose_state
 from keylane.core.partitions import PartitionBy, Partitioning, parse_transform
 from keylane.core.plans import Plan
-from keylane.dead_letters import dead_letter_stream, ensure_dead_letter_stream
 from keylane.errors import ApiError, InvalidInput, NotFound, RevisionConflict
 from keylane.fleet.collisions import refuse_collisions
 from keylane.fleet.membership import check_stream
@@ -50,6 +49,7 @@ from keylane.groups.consumer_spec import key_of_group
 from keylane.groups.store import StoredGroup, bucket_of, read_group
 from keylane.jetstream import Bucket, Connection, consumers, existing_stream, parse_time, streams
 from keylane.operations.fleet_leases import live_workers
+from keylane.processing.dead_letters import dead_letter_stream, ensure_dead_letter_stream
 
 _NANOSECONDS = 1_000_000_000
 _EXISTS_DIFFERENTLY = 10058

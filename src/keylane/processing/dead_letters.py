@@ -36,7 +36,6 @@ from keylane.errors import (
     PublishRejected,
     RequestTimeout,
 )
-from keylane.processing.side_streams import ensure_side_stream
 from keylane.jetstream import (
     PublishAck,
     StoredMessage,
@@ -48,6 +47,7 @@ from keylane.jetstream import (
     streams,
 )
 from keylane.processing.message import GroupMessage
+from keylane.processing.side_streams import ensure_side_stream
 from keylane.retrying import Backoff
 
 if TYPE_CHECKING:

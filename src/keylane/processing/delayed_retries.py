@@ -30,12 +30,12 @@ from keylane.core.retry_delays import (
     waiting_subject,
 )
 from keylane.errors import ApiUnavailable, BrokenRetry, Fenced, NotFound, NotStored, RequestTimeout
-from keylane.processing.dead_letters import escaped, header_block, letter_head, number, original_lines, unescaped
-from keylane.processing.side_streams import ensure_side_stream
 from keylane.jetstream import ConsumerConfig, Message, consumers, publish_raw, streams
+from keylane.processing.dead_letters import escaped, header_block, letter_head, number, original_lines, unescaped
 from keylane.processing.handler_options import HandlerOptions
 from keylane.processing.message import GroupMessage, Place
 from keylane.processing.origin import GroupSource, MessageOrigin
+from keylane.processing.side_streams import ensure_side_stream
 
 if TYPE_CHECKING:
     from keylane.jetstream import Client, Connection

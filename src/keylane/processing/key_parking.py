@@ -49,7 +49,6 @@ from keylane.processing.dead_letters import (
     original_lines,
     read_letter,
 )
-from keylane.jetstream import Message, parse_headers, parse_time, publish_raw, streams
 from keylane.processing.handler_options import HandlerOptions, MessageJournal
 from keylane.processing.message import GroupMessage, Place
 from keylane.processing.message_processor import MessageProcessor

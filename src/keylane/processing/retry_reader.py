@@ -16,8 +16,8 @@ from dataclasses import replace
 from keylane.core.pull_budget import PullBudget
 from keylane.dispatch import HandlerCall, HandlerSlots
 from keylane.errors import BrokenRetry, HandlerCrashed, KeylaneError
-from keylane.processing.delayed_retries import ACK_WAIT_S, DelayedRetries, RetriedMessage, RetryOrigin
 from keylane.jetstream import MOST_BYTES, Feed, FeedOptions, Message, SharedBudget, open_feed
+from keylane.processing.delayed_retries import ACK_WAIT_S, DelayedRetries, RetriedMessage, RetryOrigin
 from keylane.processing.handler_options import HandlerOptions, MessageJournal
 from keylane.processing.message import GroupMessage
 from keylane.processing.message_processor import MessageProcessor

@@ -28,8 +28,8 @@ from keylane.core.retry_delays import delay_after, total_tries
 from keylane.core.subjects import check_subject, matches
 from keylane.dispatch import HandlerCall
 from keylane.errors import InvalidInput
-from keylane.groups import RetriedMessage
 from keylane.jetstream import Message, encode_headers
+from keylane.processing.delayed_retries import RetriedMessage
 from keylane.processing.handler_options import HandlerOptions
 from keylane.processing.message import GroupMessage, OriginFacts, placing_by
 from keylane.processing.message_processor import MessageProcessor, handler_call

@@ -14,8 +14,8 @@ from keylane import Connection, groups
 from keylane.dead_letters import DeadLetters, dead_letter_stream, list_dead_letters, parked_count
 from keylane.errors import NotFound
 from keylane.groups import GroupMessage, retry_counts
-from keylane.processing.delayed_retries import retry_stream
 from keylane.jetstream import Outgoing, publish_many, streams
+from keylane.processing.delayed_retries import retry_stream
 from keylane.server import NatsServer
 from tests.integration.cli.groups_rig import DEADLINE_S, Done, here, plain_stream, run
 from tests.waiter import until

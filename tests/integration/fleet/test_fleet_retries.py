@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from keylane.dead_letters import DeadLetter, list_dead_letters
 from keylane.errors import InvalidInput, ServerTooOld
 from keylane.groups import GroupMessage, retry_counts
-from keylane.groups.dead_letters import DeadLetter, list_dead_letters
-from keylane.processing.delayed_retries import retry_stream
 from keylane.jetstream import features, streams
+from keylane.processing.delayed_retries import retry_stream
 from keylane.server import NatsServer
 from tests.integration.fleet.rig import FleetGround
 from tests.waiter import until

@@ -16,7 +16,8 @@ import time
 
 import keylane
 from keylane import fleet
-from keylane.groups import DelayedRetries, GroupMessage
+from keylane.groups import GroupMessage
+from keylane.processing.delayed_retries import DelayedRetries
 
 OPTIONS = ("acks", "state", "checkpoint_s", "layout", "max_tries", "after_tries", "retry_delays")
 

@@ -11,9 +11,9 @@ import pytest
 from keylane import groups
 from keylane.errors import GroupConflict, InvalidInput
 from keylane.groups import GroupMessage, retry_counts
-from keylane.processing.delayed_retries import retry_stream
 from keylane.jetstream import Outgoing, publish_many, streams
 from keylane.journal import Journal
+from keylane.processing.delayed_retries import retry_stream
 from tests.integration.groups import process_handlers
 from tests.integration.groups.rig import Ground, delete_quietly
 from tests.integration.journal.rig import read

@@ -9,9 +9,9 @@ from contextlib import AsyncExitStack
 import pytest
 
 from keylane import Connection, groups
-from keylane.groups.key_parking import parked_count, release, wishes
 from keylane.jetstream import consumers
 from keylane.journal import Journal, JournalRecord
+from keylane.processing.key_parking import parked_count, release, wishes
 from keylane.testing import Effect, judge
 from tests.integration.groups.rig import Ground, delete_quietly, make_ground
 from tests.integration.journal.rig import read
