@@ -12,8 +12,8 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as some
-
 from keylane.groups.dead_letters import DeadLetter
+
 from keylane.overview import (
     AccountOverview,
     GroupOverview,
