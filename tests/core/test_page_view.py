@@ -12,7 +12,6 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as some
-from keylane.groups.dead_letters import DeadLetter
 
 from keylane.overview import (
     AccountOverview,
@@ -22,6 +21,7 @@ from keylane.overview import (
     QueueOverview,
     StreamOverview,
 )
+from keylane.processing.dead_letters import DeadLetter
 from keylane.web.given_up import ParkedKey
 from keylane.web.merge_patch import merge_patch, patched
 from keylane.web.page_view import account_view, group_view

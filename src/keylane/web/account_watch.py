@@ -20,9 +20,9 @@ from typing import Any
 
 from keylane.errors import KeylaneError
 from keylane.fleet import history
-from keylane.groups.dead_letters import DeadLetter
 from keylane.jetstream import Connection
 from keylane.overview import AccountOverview, GroupOverview, overview
+from keylane.processing.dead_letters import DeadLetter
 from keylane.web.given_up import ParkedKey, dead_letters, parked_keys
 from keylane.web.marshal_groups import MarshalGroups
 from keylane.web.merge_patch import merge_patch

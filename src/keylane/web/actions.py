@@ -22,12 +22,12 @@ from keylane.errors import GroupConflict, InvalidInput
 from keylane.fleet.repartition import fleet_partitions
 from keylane.groups import ElasticConfig
 from keylane.groups.admin import mapped, planned, read_plan_file
-from keylane.groups.dead_letters import read_dead_letter, replay
-from keylane.groups.key_parking import parked_count, release
 from keylane.groups.presence import all_instances
 from keylane.groups.store import change_elastic
 from keylane.jetstream import Connection
 from keylane.marshal import Admin, open_jetstream_log
+from keylane.processing.dead_letters import read_dead_letter, replay
+from keylane.processing.key_parking import parked_count, release
 from keylane.web.move_texts import move_texts, names_in_short
 
 _REPARTITION_S = 2.0

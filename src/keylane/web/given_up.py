@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from keylane.core.parked_keys import key_token, parked_subject
 from keylane.errors import NotFound
-from keylane.groups.dead_letters import DeadLetter, dead_letter_stream, list_dead_letters, read_letter
-from keylane.groups.key_parking import wishes
 from keylane.jetstream import Connection, parse_headers, parse_time, streams
 from keylane.overview import GroupOverview
+from keylane.processing.dead_letters import DeadLetter, dead_letter_stream, list_dead_letters, read_letter
+from keylane.processing.key_parking import wishes
 
 _MOST = 100
 _MOST_READ = 1000

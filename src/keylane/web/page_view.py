@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from keylane.groups.dead_letters import DeadLetter
 from keylane.overview import AccountOverview, GroupOverview, MemberOverview, PartitionOverview
+from keylane.processing.dead_letters import DeadLetter
 from keylane.web.given_up import ParkedKey
 from keylane.web.move_texts import names_in_short
 from keylane.web.timeline import TimelineEntry

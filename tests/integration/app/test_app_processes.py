@@ -12,8 +12,8 @@ import pytest
 
 import keylane
 from keylane.errors import InvalidInput
-from keylane.groups.dead_letters import DeadLetter, list_dead_letters
 from keylane.jetstream import Connection, StoredMessage, read_all, streams
+from keylane.processing.dead_letters import DeadLetter, list_dead_letters
 from keylane.testing import TestApp
 from tests.integration.app import process_shop
 from tests.integration.app.test_app import PARTITIONS, make_stream, publish

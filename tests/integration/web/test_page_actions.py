@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from keylane.groups.dead_letters import list_dead_letters
 
 from keylane import fleet, groups
 from keylane.groups import ElasticConfig, GroupMessage
+from keylane.processing.dead_letters import list_dead_letters
 from tests.integration.fleet.rig import PARTITIONS, FleetGround, owns_all
 from tests.integration.groups.rig import Ground, active
 from tests.integration.web.rig import served
