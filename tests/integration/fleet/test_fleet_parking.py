@@ -13,8 +13,9 @@ import pytest
 from keylane.core.parked_keys import KeyGate
 from keylane.dead_letters import DeadLetter, drop, list_dead_letters
 from keylane.errors import Fenced, GroupError, NotFound
-from keylane.groups import GroupMessage, GroupSource, key_parking
+from keylane.groups import GroupMessage, GroupSource
 from keylane.jetstream import Message
+from keylane.processing import key_parking
 from keylane.processing.message import Place
 from tests.integration.fleet.rig import KEYS, FleetGround, WorkerProcess
 from tests.integration.groups.rig import Evidence, Ground, flawless
