@@ -24,11 +24,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
-import pyarrow.parquet as pq  # type: ignore[import-untyped]  # it has no types
+import pyarrow as pa  # type: ignore[import-untyped]  # it has no types
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+from deltalake import DeltaTable
 
 import keylane
 from chaos.members import RunBroken
-from chaos.spark_driver import OUT, SECONDS_TO_FINISH, Into, Query
+from chaos.spark_driver import OUT, READ_BY_SPARK, SECONDS_TO_FINISH, Into, Query
 from keylane.jetstream import Connection, open_publisher, read_all, streams
 from keylane.server import NatsServer
 from keylane.testing import Effect, judge
@@ -94,12 +96,15 @@ async def run(settings: Settings, say: Say) -> Outcome:
             query = _query(settings, server.url, directory, part, available_now=True)
             await asyncio.to_thread(_finish, query)
             say("the last driver is done; reading what is there")
+            if settings.into == "lake":
+                _check_spark(query, settings.messages)
             rows = [row async for row in _written(connection)] if settings.into == "stream" else _files(query)
     return _judged(settings, time.monotonic() - began_s, rows)
 
 
 def _query(settings: Settings, url: str, directory: str, rows: int, *, available_now: bool = False) -> Query:
-    return Query(url, STREAM, directory, max(rows, 1), available_now, settings.into)
+    after = settings.messages // (settings.kills + 1) // 2 if settings.into == "lake" else 0
+    return Query(url, STREAM, directory, max(rows, 1), available_now, settings.into, after)
 
 
 async def _create(connection: Connection) -> None:
@@ -202,28 +207,30 @@ class Row:
 def _files(query: Query) -> list[Row]:
     """The rows of the files, task by task in order.
 
-    Of a stream's files: those that Spark's own log of committed files names. Of a lake: every file that a plain reader
-    sees, by partition and sequence.
+    Of a stream's files: those that Spark's own log of committed files names. Of a lake: what a reader of Delta tables
+    that is not Spark finds, by sequence.
     """
     rows: list[Row] = []
-    for path in _paths(query):
-        table = pq.read_table(path, columns=["sequence", "key", "data"])
+    for table in _tables(query, ["sequence", "key", "data"]):
         columns = (table.column(name).to_pylist() for name in ("sequence", "key", "data"))
         rows += [Row(sequence, key, int(data)) for sequence, key, data in zip(*columns, strict=True)]
     return rows
 
 
-def _paths(query: Query) -> list[Path]:
+def _tables(query: Query, columns: list[str]) -> Iterator[pa.Table]:
     if query.into == "lake":
-        return _lake_files(query.files)
-    if query.into == "batch":
-        return sorted(query.files.glob("part-*.parquet"))
-    return _committed_files(query.files / "_spark_metadata")
+        yield DeltaTable(query.files).to_pyarrow_table(columns=columns).sort_by("sequence")
+        return
+    batch = query.into == "batch"
+    paths = sorted(query.files.glob("part-*.parquet")) if batch else _committed_files(query.files / "_spark_metadata")
+    for path in paths:
+        yield pq.read_table(path, columns=columns)
 
 
-def _lake_files(table: Path) -> list[Path]:
-    found = table.glob("partition=*/day=*/*.parquet")
-    return sorted(found, key=lambda path: (path.parent, int(path.name.split("-", 1)[0])))
+def _check_spark(query: Query, messages: int) -> None:
+    """Spark itself found every row, and each once."""
+    if f"{READ_BY_SPARK} {messages} {messages}\n" not in _log(query).read_text(errors="replace"):
+        raise RunBroken(f"Spark did not read {messages} rows, all different; {_last_words(query)}")
 
 
 def _committed_files(log: Path) -> list[Path]:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+import threading
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from tests.peers.spark import spark_session
+from tests.peers.spark import delta_session, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
 
 SECONDS_TO_FINISH = 600
 OUT = "SEEN"
+READ_BY_SPARK = "read by Spark:"
 
 Into = Literal["parquet", "lake", "stream", "batch"]
-"""Files of Spark's own sink, a table of the lake pipeline, another stream, or files of one read without streaming."""
+"""Files of Spark's own sink, a Delta table (lake), another stream, or files of one read without streaming."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class Query:
     max_rows: int
     available_now: bool
     into: Into
+    after: int = 0
+    """A lake's streaming run begins behind it, and a backfill writes what is up to it at the same time."""
 
     @property
     def checkpoint(self) -> Path:
@@ -49,7 +53,8 @@ class Query:
 
 def main(argument: str) -> None:
     query = Query(**json.loads(argument))
-    with spark_session(Path(query.directory) / "spark") as spark:
+    settings = delta_session() if query.into == "lake" else {}
+    with spark_session(Path(query.directory) / "spark", settings=settings) as spark:
         if query.into == "lake":
             _fill_lake(query, spark)
             return
@@ -63,20 +68,29 @@ def main(argument: str) -> None:
 
 
 def _fill_lake(query: Query, spark: SparkSession) -> None:
+    """A streaming run and a backfill at the same time. When both are done, says how many rows Spark then reads."""
     from keylane.spark.address import Address  # noqa: PLC0415 - the session's Java must be set first
     from keylane.spark.pipelines import lake  # noqa: PLC0415
 
-    settings = lake.Settings(
-        stream=query.stream,
-        table=str(query.files),
-        address=Address(url=query.url),
-        max_rows=query.max_rows,
+    common = lake.Settings(
+        stream=query.stream, table=str(query.files), address=Address(url=query.url), max_rows=query.max_rows
+    )
+    streaming = replace(
+        common,
+        start=str(query.after + 1),
         interval_s=0.0,
         compact=True,
-        compact_every=2,
+        compact_every=3,
         available_now=query.available_now,
     )
-    print(lake.run(spark, settings, print).as_text(), flush=True)
+    backfill = threading.Thread(
+        target=lambda: print(lake.run(spark, replace(common, end=str(query.after)), print).as_text(), flush=True)
+    )
+    backfill.start()
+    print(lake.run(spark, streaming, print).as_text(), flush=True)
+    backfill.join(SECONDS_TO_FINISH)
+    rows = spark.read.format("delta").load(str(query.files))
+    print(READ_BY_SPARK, *rows.selectExpr("count(*)", "count(DISTINCT sequence)").collect()[0], flush=True)
 
 
 def _read_at_once(query: Query, spark: SparkSession) -> None:

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 
 from keylane.spark.cluster.java import Java
 from keylane.spark.cluster.local_python import local_python
+from keylane.spark.pipelines.delta_table import delta_settings
+from tests.peers.delta import jars
 from tests.peers.java import LIGHT_FLAGS, SPARK_CLASSES, java, shared_classes
 from tests.peers.presence import PeerMissing
 
@@ -82,6 +84,18 @@ def spark_session(
         os.environ.update(before)
 
 
+def delta_session() -> dict[str, str]:
+    """The settings of a session that writes Delta tables; none where the jars cannot be had."""
+    from pyspark import __version__  # noqa: PLC0415 - optional, and slow to import
+
+    try:
+        return delta_settings(__version__, ",".join(map(str, jars()))) | {
+            "spark.databricks.delta.snapshotPartitions": "2"
+        }
+    except PeerMissing:
+        return {}
+
+
 class SharedSession:
     """One session for all tests of a process, replaced where a test left it broken.
 
@@ -101,7 +115,7 @@ class SharedSession:
             self._started += 1
             directory = self._directory / str(self._started)
             java = f'{LIGHT_FLAGS} "-Dderby.system.home={directory / "derby"}"'
-            settings = {"spark.driver.extraJavaOptions": java}
+            settings = {"spark.driver.extraJavaOptions": java} | delta_session()
             self._session = self._stack.enter_context(spark_session(directory, settings=settings))
         return self._session
 

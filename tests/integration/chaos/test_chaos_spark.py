@@ -40,6 +40,14 @@ async def test_every_sequence_is_there_once_after_two_deaths(into: str) -> None:
     assert told["rows"] == 12_000
 
 
+@pytest.mark.timeout(900)
+@pytest.mark.long("two deaths, and a table that is written from two sides")
+async def test_a_table_with_a_backfill_beside_the_streaming_run() -> None:
+    told = await run("--messages", "50000", "--kills", "2", "--seed", "5", "--into", "lake")
+    assert told["clean"] is True
+    assert (told["kills"], told["rows"]) == (2, 50_000)
+
+
 def rows(*sequences: int) -> list[Row]:
     return [Row(sequence, f"k{(sequence - 1) % KEYS}", sequence) for sequence in sequences]
 

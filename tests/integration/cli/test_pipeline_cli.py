@@ -139,6 +139,11 @@ def test_the_program_for_a_cluster_is_a_file() -> None:
         (["audit", "--stream", "S"], "--group is missing"),
         (["lake", "--stream", "S", "--table", "t", "--to", "later"], "to is 'later'"),
         (["lake", "--stream", "S", "--table", "t", "--max-rows", "0"], "max_rows is 0"),
+        (["lake", "--stream", "S", "--table", "t", "--format", "iceberg"], "give delta or parquet"),
+        (
+            ["lake", "--stream", "S", "--table", "t", "--jars", "/x/delta-spark_4.1_2.13-4.4.0.jar"],
+            "Delta Lake 4.4.0 is made for Spark 4.1",
+        ),
         (["lake", "--stream", "S", "--table", "t", "--partitions", "x"], "partitions"),
         (["lake", "--stream", "S", "--table", "t", "--conf", "memory"], "write spark.NAME=VALUE"),
         (
@@ -235,6 +240,7 @@ async def test_a_run_from_a_file_with_its_own_spark(
     config = tmp_path / "lake.toml"
     config.write_text(
         f'stream = "{stream}"\ntable = "{tmp_path / "lake"}"\nmaster = "local[1]"\navailable-now = true\n'
+        'format = "parquet"\n'
     )
     command = [sys.executable, "-m", "keylane.cli.main", "pipeline", "run", "lake", "--config", str(config), "--json"]
     process = await asyncio.create_subprocess_exec(
@@ -244,7 +250,7 @@ async def test_a_run_from_a_file_with_its_own_spark(
         stdout, stderr = (text.decode() for text in await process.communicate())
     assert process.returncode == 0, stderr
     told = json.loads(stdout)
-    assert (told["rows"], told["covered"], told["stopped"]) == (20, [[1, 20]], False)
+    assert (told["rows"], told["last"], told["stopped"]) == (20, 20, False)
     for line in stderr.splitlines():
         assert "WARN" not in line
         assert "log level" not in line
@@ -258,7 +264,7 @@ async def test_ctrl_c_ends_a_streaming_run_and_says_how_to_go_on(
 ) -> None:
     for number in range(30):
         await connection.jetstream.publish(f"{stream}.k{number % 3}", b"%d" % number)
-    state = tmp_path / "lake" / "_keylane" / "state.json"
+    committed = tmp_path / "lake" / "_spark_metadata" / "0"
     process = await asyncio.create_subprocess_exec(
         *(
             sys.executable,
@@ -271,6 +277,8 @@ async def test_ctrl_c_ends_a_streaming_run_and_says_how_to_go_on(
             "local[1]",
             "--interval",
             "1",
+            "--format",
+            "parquet",
         ),
         *("--stream", stream, "--table", str(tmp_path / "lake"), "--server", nats_server.url, "--json"),
         stdout=asyncio.subprocess.PIPE,
@@ -279,7 +287,7 @@ async def test_ctrl_c_ends_a_streaming_run_and_says_how_to_go_on(
     )
     try:
         async with asyncio.timeout(300):
-            while not state.is_file() or json.loads(state.read_text())["commits"] == 0:
+            while not committed.is_file():
                 assert process.returncode is None
                 await asyncio.sleep(0.1)
             os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to everything that the command started

@@ -28,7 +28,11 @@ def main(url: str, directory: Path) -> None:
         copy = rows.select("data").writeStream.format("keylane").options(**to).trigger(availableNow=True).start()
         ended = copy.awaitTermination(SECONDS)
         table = lake.Settings(
-            stream="FROM", table=str(directory / "table"), address=Address(url=url), available_now=True
+            stream="FROM",
+            table=str(directory / "table"),
+            address=Address(url=url),
+            available_now=True,
+            format="parquet",
         )
         found = {
             "spark": spark.version,

@@ -33,7 +33,7 @@ app.add_typer(run_app, name="run")
 _LINE_INTERVAL_S = 5.0
 
 _HELP = {
-    "lake": """Write a stream into Parquet files, by partition and day, every sequence exactly once.
+    "lake": """Write a stream into a table (Delta Lake), by partition and day, every sequence exactly once.
 
     Goes on until it is stopped (Ctrl-C), or with --available-now until everything is written. With --to it writes
     one range. Run it again with the same --table to go on: what the table has is never written twice.
@@ -92,7 +92,7 @@ def program() -> None:
 def _run(name: str, given: PipelineArguments) -> int:
     from importlib import import_module
 
-    from keylane.spark.pipelines.session import check_installed, check_settings, spark_session
+    from keylane.spark.pipelines.session import check_installed, check_settings, is_submitted, spark_session
 
     check_installed()
     _check_required(name, given)
@@ -100,6 +100,8 @@ def _run(name: str, given: PipelineArguments) -> int:
     conf = check_settings(given.conf)
     master = given.running["master"]
     settings = pipeline.Settings(**given.settings, address=_address(given.link, master))
+    if name == "lake" and not is_submitted():
+        conf = _lake_conf(settings, conf)
     _check_files(given)
     as_json = bool(given.running["json"])
     line = _ProgressLine(quiet=bool(given.running["quiet"]))
@@ -126,6 +128,18 @@ def _run(name: str, given: PipelineArguments) -> int:
     if getattr(report, "stopped", False):
         typer.echo("stopped; run the same command to go on where it was", err=True)
     return int(report.exit_code)
+
+
+def _lake_conf(settings: Any, conf: dict[str, str]) -> dict[str, str]:
+    """Spark's settings for a table format; those of the user come first, and his jars instead of fetched ones."""
+    from importlib.metadata import version
+
+    from keylane.spark.pipelines.lake import session_settings
+
+    needed = session_settings(settings, version("pyspark"))
+    if {"spark.jars", "spark.jars.packages"} & conf.keys():
+        needed.pop("spark.jars.packages", None)
+    return needed | conf
 
 
 def _show(report: PipelineReport, *, as_json: bool) -> None:

@@ -52,7 +52,9 @@ _CHART = Option("chart", str, "Draw a chart into this PNG.", "FILE")
 OPTIONS: dict[str, tuple[Option, ...]] = {
     "lake": (
         _STREAM,
-        Option("table", str, "The directory that holds the table.", "DIR"),
+        Option("table", str, "The directory that holds the table, also in an object store.", "DIR"),
+        Option("format", str, "delta, or parquet: files of Spark's own sink. Default: delta.", "NAME"),
+        Option("jars", str, "Delta Lake's jars, with commas. Default: Spark fetches them.", "FILES"),
         Option("group", str, "Take the keys of this group; of a static one also its filters.", "NAME"),
         Option("queue", bool, "Read the queue of the elastic --group instead of the stream."),
         Option("filter", str, "Only these subjects; several with commas.", "SUBJECTS"),
@@ -70,7 +72,13 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         Option("compact", bool, "Merge small files now and then, and at the end."),
         Option("compact_every", int, "How many batches of a streaming run lie between.", "N"),
         Option("only_compact", bool, "Merge small files of the table, and do nothing else."),
-        Option("target_mb", int, "How large merged files should be.", "MB"),
+        Option(
+            "vacuum_hours",
+            float,
+            "At the end, delete files that no version of the last hours needs.",
+            "HOURS",
+            "vacuum",
+        ),
     ),
     "audit": (
         _STREAM,

@@ -1,8 +1,7 @@
-"""The lake: a stream as Parquet files, by partition and day, every sequence exactly once.
+"""The lake: a stream as a table, by partition and day, every sequence exactly once.
 
-A streaming query (Structured Streaming, its checkpoint inside the table) or a batch fills a `Table`. Each batch is a
-range of sequences; what the table covers already is left out before a row is written, so a run that is repeated, a
-backfill that overlaps, or a lost checkpoint adds nothing twice.
+In Delta Lake (`delta_table`), where a streaming run and a backfill may write at the same time and any reader of Delta
+tables reads; or in plain Parquet files by Spark's own file sink, with its limits (docs/pipelines/lake.md).
 """
 
 from __future__ import annotations
@@ -10,26 +9,26 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import reduce
-from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar
 
 from keylane.core.names import check_stream_name
-from keylane.core.sequence_ranges import Coverage, Span
-from keylane.errors import InvalidInput, KeylaneError, LakeBroken
+from keylane.errors import InvalidInput, KeylaneError
 from keylane.spark.options import read_options
+from keylane.spark.pipelines.delta_table import DeltaTable, Identity, Span, TakenOver, Totals, WriteClaim, check_session
+from keylane.spark.pipelines.delta_table import delta_settings as _delta_settings
 from keylane.spark.pipelines.interface import PipelineReport, PipelineSettings
 from keylane.spark.pipelines.spark_jobs import Say, plainly, say_nothing
 from keylane.spark.pipelines.stream_range import StreamRange, address_options, bounds, find_range, load
-from keylane.spark.pipelines.table import Identity, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.listener import StreamingQueryProgress
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+FORMATS = ("delta", "parquet")
 _SELECTING = {
     "group": "group",
     "filter": "filter",
@@ -40,9 +39,9 @@ _SELECTING = {
 }
 _DAY = "date_from_unix_date(cast(floor(unix_micros(timestamp) / 86400000000) AS INT))"
 """In UTC, whatever the session's time zone is."""
-NO_PARTITION = -1
-"""Of a message without a partition. Some readers cannot tell the type of a column whose every value is null."""
 _POLL_S = 0.2
+_BOUNDARY_S = 30.0
+"""How long a first streaming run may take from its claim on the backfills' side to the boundary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +50,10 @@ class Settings(PipelineSettings):
 
     stream: str
     table: str
+    """A directory, on any file system that Spark knows."""
+    format: str = "delta"
+    jars: str | None = None
+    """Delta Lake's jars, with commas. None: the session has them, or Spark fetches them."""
     group: str | None = None
     """Whose keys the messages have."""
     queue: bool = False
@@ -77,15 +80,18 @@ class Settings(PipelineSettings):
     compact_every: int = 20
     """Batches of a streaming run from one merging to the next."""
     only_compact: bool = False
-    target_mb: int = 128
-    """The size that compaction aims at."""
+    vacuum_hours: float | None = None
+    """At the end, delete files that no version of the table of the last hours needs."""
 
     def __post_init__(self) -> None:
         check_stream_name(self.stream)
-        if "://" in self.table and not self.table.startswith("file://"):
+        if self.format == "iceberg":
+            raise InvalidInput("format is 'iceberg': no Iceberg fits Spark 4.2 or newer yet; give delta or parquet")
+        if self.format not in FORMATS:
+            raise InvalidInput(f"format is {self.format!r}: give {' or '.join(FORMATS)}")
+        if self.format == "parquet" and (self.end or self.compact or self.only_compact or self.vacuum_hours):
             raise InvalidInput(
-                f"table is {self.table!r}: a table lies in a directory that driver and executors see under one path "
-                "and that can rename in one step; give a path"
+                "format is 'parquet', which has no transactions: a backfill, compact and vacuum need format delta"
             )
         if self.end is not None and self.available_now:
             raise InvalidInput("end and available_now are both given: a batch has an end by itself; give one of them")
@@ -95,13 +101,21 @@ class Settings(PipelineSettings):
             raise InvalidInput(f"interval_s is {self.interval_s:g}: give 0 to 86400 seconds")
         if not self.compact_every >= 1:
             raise InvalidInput(f"compact_every is {self.compact_every}: give 1 or more")
-        if not self.target_mb >= 1:
-            raise InvalidInput(f"target_mb is {self.target_mb}: give 1 or more")
+        if self.vacuum_hours is not None and not 0 <= self.vacuum_hours <= 87_600:
+            raise InvalidInput(
+                f"vacuum_hours is {self.vacuum_hours:g}: give 0 to 87600 hours; Delta keeps 168 by itself"
+            )
         read_options(self.options)
 
     @property
-    def path(self) -> Path:
-        return Path(self.table.removeprefix("file://")).expanduser()
+    def path(self) -> str:
+        """As Spark takes it: a path of this machine is made absolute, an address is left alone."""
+        return self.table if "://" in self.table else str(Path(self.table).expanduser().absolute())
+
+    @property
+    def checkpoint(self) -> str:
+        """Below the table: readers and VACUUM pass over what begins with `_`."""
+        return f"{self.path}/_keylane/checkpoint"
 
     @property
     def selection(self) -> dict[str, str]:
@@ -126,15 +140,28 @@ class Settings(PipelineSettings):
 class Report(PipelineReport):
     """What a run did, and what the table holds after it."""
 
+    PIPELINE: ClassVar[str] = "lake"
+    VERDICTS: ClassVar[tuple[str, str]] = ("written", "not written")
+    FIELDS: ClassVar[tuple[str, ...]] = (
+        *("table", "format", "stream", "rows", "batches", "stopped", "rows_in_table", "first", "last"),
+        *("streamed_after", "left_to_streaming", "files", "bytes", "files_merged", "files_made"),
+    )
+
     table: str
+    format: str
     stream: str
     rows: int
     batches: int
-    seconds: float
     stopped: bool
     """It was told to stop; there may be more to write."""
     rows_in_table: int
-    covered: Coverage
+    first: int
+    last: int
+    """The lowest and the highest sequence in the table; 0 where it is empty."""
+    streamed_after: int | None
+    """The streaming run writes what is above this sequence, backfills what is not. None: there was none yet."""
+    left_to_streaming: int = 0
+    """So many sequences of a backfill's range are above that."""
     files: int
     bytes: int
     files_merged: int = 0
@@ -144,33 +171,18 @@ class Report(PipelineReport):
     def verdict(self) -> bool:
         return True
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "pipeline": "lake",
-            "table": self.table,
-            "stream": self.stream,
-            "rows": self.rows,
-            "batches": self.batches,
-            "seconds": round(self.seconds, 3),
-            "stopped": self.stopped,
-            "rows_in_table": self.rows_in_table,
-            "covered": [[after + 1, upto] for after, upto in self.covered.spans],
-            "files": self.files,
-            "bytes": self.bytes,
-            "files_merged": self.files_merged,
-            "files_made": self.files_made,
-        }
-
     def as_text(self) -> str:
         rate = self.rows / self.seconds if self.seconds else 0.0
-        spans = [f"{after + 1:,} to {upto:,}" for after, upto in self.covered.spans]
-        covered = ", ".join(spans[:5]) + (f" and {len(spans) - 5} more ranges" if len(spans) > 5 else "")
+        held = f"{self.first:,} to {self.last:,}" if self.rows_in_table else "none"
         lines = [
-            f"table           {self.table}",
+            f"table           {self.table} ({self.format})",
             f"written         {self.rows:,} rows in {self.batches:,} batches, {self.seconds:.1f} s ({rate:,.0f}/s)",
             f"in the table    {self.rows_in_table:,} rows in {self.files:,} files, {self.bytes / 1e6:,.1f} MB",
-            f"sequences       {covered or 'none'} of {self.stream}",
+            f"sequences       {held} of {self.stream}",
         ]
+        if self.left_to_streaming:
+            left = f"{self.left_to_streaming:,} sequences above {self.streamed_after:,}"
+            lines.append(f"left out        {left}: the streaming run writes them")
         if self.files_merged:
             lines.append(f"compaction      {self.files_merged:,} files became {self.files_made:,}")
         return "\n".join(lines)
@@ -182,119 +194,133 @@ class _Run:
 
     spark: SparkSession
     settings: Settings
-    table: Table
     say: Say
+    stop: threading.Event
     began_s: float = field(default_factory=time.monotonic)
     rows: int = 0
     batches: int = 0
+    left: int = 0
     files_merged: int = 0
     files_made: int = 0
     failure: BaseException | None = None
     busy: threading.Lock = field(default_factory=threading.Lock)
 
-    def commit(self, batch: DataFrame, span: Span) -> None:
-        """Write what the table lacks of a range, and make it part of the table."""
-        from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as everybody writes it
+    def wrote(self, rows: int, upto: int) -> None:
+        self.rows += rows
+        self.batches += 1
+        rate = self.rows / (time.monotonic() - self.began_s)
+        self.say(f"{self.rows:,} rows so far, {rate:,.0f}/s; up to sequence {upto:,}")
 
-        while missing := (covered := self.table.state().coverage).missing(span):
-            rows = batch
-            if missing != (span,):
-                pieces = [(F.col("sequence") > after) & (F.col("sequence") <= upto) for after, upto in missing]
-                rows = batch.where(reduce(or_, pieces))
-            with self.table.staging() as staging:
-                _write(rows, staging)
-                count = _count(staging)
-                if self.table.add(staging, span, count, seen=covered) is None:
-                    continue  # another run wrote some of it meanwhile: leave that out
-            self.rows += count
-            self.batches += 1
-            rate = self.rows / (time.monotonic() - self.began_s)
-            self.say(f"{self.rows:,} rows so far, {rate:,.0f}/s; up to sequence {span[1]:,}")
-            return
+    def compact(self, table: DeltaTable) -> None:
+        merged, made = table.optimize()
+        self.files_merged += merged
+        self.files_made += made
 
-    def compact(self) -> None:
-        from keylane.spark.pipelines.compaction import compact  # noqa: PLC0415 - needs pyarrow
-
-        done = compact(self.spark, self.table, target_bytes=self.settings.target_mb * 1_000_000, say=self.say)
-        self.files_merged += done.merged
-        self.files_made += done.made
-
-    def report(self, *, stopped: bool) -> Report:
-        with self.table.locked():
-            files = self.table.files()
-        state = self.table.state()
+    def report(self, stream: str, held: Totals, size: tuple[int, int], after: int | None, *, stopped: bool) -> Report:
         return Report(
-            table=str(self.table.path),
-            stream=state.identity.stream,
+            table=self.settings.path,
+            format=self.settings.format,
+            stream=stream,
             rows=self.rows,
             batches=self.batches,
             seconds=time.monotonic() - self.began_s,
             stopped=stopped,
-            rows_in_table=state.rows,
-            covered=state.coverage,
-            files=len(files),
-            bytes=sum(one.bytes for one in files),
+            rows_in_table=held.rows,
+            first=held.first,
+            last=held.last,
+            streamed_after=after,
+            left_to_streaming=self.left,
+            files=size[0],
+            bytes=size[1],
             files_merged=self.files_merged,
             files_made=self.files_made,
         )
+
+
+def session_settings(settings: Settings, spark: str) -> dict[str, str]:
+    """The settings of a session that this run needs, for a version of Spark."""
+    return _delta_settings(spark, settings.jars) if settings.format == "delta" else {}
 
 
 def run(
     spark: SparkSession, settings: Settings, say: Say = say_nothing, *, stop: threading.Event | None = None
 ) -> Report:
     """Fill the table. Setting `stop` ends a run between two steps; the next run goes on there."""
-    table = Table(settings.path)
-    stop = stop or threading.Event()
-    if settings.only_compact:
-        table.state()
-        running = _Run(spark, settings, table, say)
-        with plainly():
-            running.compact()
-        return running.report(stopped=False)
-    found = find_range(settings.options)
-    # A queue is known by the name of its stream.
-    table.open(
-        Identity(
-            found.stream, found.created, {k: v for k, v in settings.selection.items() if k not in ("stream", "queue")}
-        )
-    )
-    table.clear()
-    running = _Run(spark, settings, table, say)
-    work = _fill if settings.end is not None else _follow
+    running = _Run(spark, settings, say, stop or threading.Event())
+    spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     with plainly():
-        stopped = work(running, found, stop)
-        if settings.compact and not stopped:
-            running.compact()
-    return running.report(stopped=stopped)
+        return _run_parquet(running) if settings.format == "parquet" else _run_delta(running)
 
 
-def read_lake(spark: SparkSession, path: str) -> DataFrame:
-    """The table's rows as of now, whole batches only.
+def _by_day(rows: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as everybody writes it
 
-    `spark.read.parquet(path)` gives the same rows, except that it may see a part of the batch that is just being
-    moved into place.
-    """
-    table = Table(Path(path.removeprefix("file://")).expanduser())
-    table.state()
-    with table.locked():
-        files = [str(table.path / one.path) for one in table.files()]
-    if not files:
-        raise InvalidInput(f"table {str(table.path)!r} has no rows yet: there is nothing to read")
-    return spark.read.option("basePath", str(table.path)).parquet(*files)
+    return rows.withColumn("day", F.expr(_DAY)).sortWithinPartitions("partition", "day", "sequence")
 
 
-# ---- a batch ------------------------------------------------------------------------------------------
+# ---- Delta Lake ---------------------------------------------------------------------------------------
 
 
-def _fill(running: _Run, part: StreamRange, stop: threading.Event) -> bool:
-    """A range of the stream, in steps. Returns whether it was stopped."""
-    covered = running.table.state().coverage
-    for span in covered.missing((part.after, part.upto)):
-        for step in _steps(span, running.settings.max_rows):
-            if stop.is_set():
-                return True
-            rows = load(running.spark, running.settings.options, StreamRange(part.stream, part.created, *step))
-            running.commit(rows, step)
+def _run_delta(running: _Run) -> Report:
+    settings = running.settings
+    check_session(running.spark)
+    table = DeltaTable(running.spark, settings.path)
+    stopped = False
+    if not settings.only_compact:
+        found = find_range(settings.options)
+        # A queue is known by the name of its stream.
+        selection = {name: value for name, value in settings.selection.items() if name not in ("stream", "queue")}
+        rows = load(running.spark, settings.options)
+        table.open(Identity(found.stream, found.created, selection), _by_day(rows).schema.toDDL())
+        stopped = (_fill if settings.end is not None else _follow)(running, table, found)
+    elif not table.exists:
+        raise InvalidInput(f"there is no table {settings.path!r}: nothing can be merged")
+    if (settings.compact or settings.only_compact) and not stopped:
+        running.compact(table)
+    if settings.vacuum_hours is not None and not stopped:
+        table.vacuum(settings.vacuum_hours)
+    stream = table.read_property("keylane.stream") or settings.stream
+    return running.report(stream, table.totals(), table.size(), table.boundary, stopped=stopped)
+
+
+def _fill(running: _Run, table: DeltaTable, part: StreamRange) -> bool:
+    """A range of the stream, as far as no streaming run writes it. Returns whether it was stopped."""
+    after = part.after
+    while True:
+        claim, boundary = table.claim("backfill"), table.boundary
+        upto = part.upto if boundary is None else max(part.after, min(part.upto, boundary))
+        running.left = part.upto - upto
+        try:
+            for step in _steps((after, upto), running.settings.max_rows):
+                if running.stop.is_set():
+                    return True
+                _add(running, table, claim, StreamRange(part.stream, part.created, *step))
+                after = step[1]
+        except TakenOver:
+            if boundary is not None or not _began_streaming(table):
+                raise  # it was another backfill
+            running.say("a streaming run began on this table: the backfill goes on below it")
+        else:
+            return False
+
+
+def _add(running: _Run, table: DeltaTable, claim: WriteClaim, part: StreamRange) -> None:
+    """What the table does not hold of a range: the claim makes sure that nobody else adds some of it meanwhile."""
+    span = (part.after, part.upto)
+    rows = load(running.spark, running.settings.options, part)
+    held = table.count(span)
+    if held:
+        rows = rows.join(table.sequences(span), "sequence", "left_anti")
+    claim.append(_by_day(rows))
+    running.wrote(table.count(span) - held, part.upto)
+
+
+def _began_streaming(table: DeltaTable) -> bool:
+    deadline = time.monotonic() + _BOUNDARY_S
+    while time.monotonic() < deadline:
+        if table.boundary is not None:
+            return True
+        time.sleep(_POLL_S)
     return False
 
 
@@ -303,21 +329,104 @@ def _steps(span: Span, size: int) -> Iterator[Span]:
         yield after, min(after + size, span[1])
 
 
-# ---- streaming ----------------------------------------------------------------------------------------
-
-
-def _follow(running: _Run, part: StreamRange, stop: threading.Event) -> bool:
+def _follow(running: _Run, table: DeltaTable, part: StreamRange) -> bool:
     """What comes, until it is stopped. Returns whether it was."""
-    table = running.table
-    state = table.state()
-    if state.start is None:
-        missing = state.coverage.missing((part.after, max(part.upto, state.coverage.last) + 1))
-        state = table.begin(missing[0][0])
-    assert state.start is not None
-    query = _start(running, state.start)
+    claim = table.claim("stream")
+    if table.boundary is None:
+        table.claim("backfill")  # one that is under way looks for the boundary before it writes again
+        table.set_boundary(max(part.after, table.totals().last))
+    boundary = table.boundary
+    assert boundary is not None
+    first = upto = max(boundary, table.totals().last)
+
+    def write(batch: DataFrame, number: int) -> None:
+        nonlocal upto
+        with running.busy:
+            try:
+                claim.append(_by_day(batch.where(batch.sequence > upto)))  # a repeated batch may be in the table
+                added = table.spark.read.format("delta").load(table.path).where(f"sequence > {upto}")
+                rows, last = added.selectExpr("count(*)", "max(sequence)").collect()[0]
+                upto = max(upto, last or 0)
+                running.wrote(rows, upto)
+                if running.settings.compact and (number + 1) % running.settings.compact_every == 0:
+                    running.compact(table)
+            except KeylaneError as error:
+                running.failure = error
+                raise
+
+    stopped = _stream(running, upto, lambda rows: rows.writeStream.foreachBatch(write))
+    running.rows = table.count((first, table.totals().last))  # also of a batch that was stopped behind its commit
+    return stopped
+
+
+# ---- Spark's own file sink ----------------------------------------------------------------------------
+
+
+def _run_parquet(running: _Run) -> Report:
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as everybody writes it
+
+    path = running.settings.path
+    found = find_range(running.settings.options)
+    before, _ = _held(running)
+    stopped = _stream(
+        running,
+        found.after,
+        lambda rows: (
+            rows.withColumn("day", F.expr(_DAY))
+            .writeStream.partitionBy("partition", "day")
+            .format("parquet")
+            .option("path", path)
+        ),
+    )
+    held, size = _held(running)
+    running.rows = held.rows - before.rows
+    return running.report(found.stream, held, size, None, stopped=stopped)
+
+
+def _held(running: _Run) -> tuple[Totals, tuple[int, int]]:
+    from pyspark.errors import AnalysisException  # noqa: PLC0415 - optional, and slow to import
+
     try:
-        while not query.awaitTermination(_POLL_S):  # type: ignore[arg-type]  # it takes fractions
-            if stop.is_set():
+        frame = running.spark.read.parquet(running.settings.path)
+    except AnalysisException as error:
+        if error.getCondition() not in ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA"):
+            raise
+        return Totals(0, 0, 0), (0, 0)  # nothing was written yet
+    rows, first, last = frame.selectExpr("count(*)", "min(sequence)", "max(sequence)").collect()[0]
+    sizes = frame.select("_metadata.file_path", "_metadata.file_size").distinct().collect()
+    return Totals(rows, first or 0, last or 0), (len(sizes), sum(one["file_size"] for one in sizes))
+
+
+# ---- a streaming query --------------------------------------------------------------------------------
+
+
+def _stream(running: _Run, after: int, into: Callable[[DataFrame], DataStreamWriter]) -> bool:
+    """A query from its checkpoint, else from behind `after`, into what `into` makes. Returns whether it was stopped."""
+    from keylane.spark import register  # noqa: PLC0415 - needs pyspark
+
+    settings = running.settings
+    register(running.spark)
+    rows = (
+        running.spark.readStream.format("keylane")
+        .options(**settings.reading, startingOffsets=str(after + 1), maxOffsetsPerTrigger=str(settings.max_rows))
+        .load()
+    )
+    writer = into(rows).option("checkpointLocation", settings.checkpoint)
+    interval = f"{round(settings.interval_s * 1000)} milliseconds"
+    query = (
+        writer.trigger(availableNow=True) if settings.available_now else writer.trigger(processingTime=interval)
+    ).start()
+    seen = -1
+    try:
+        while True:
+            ended = query.awaitTermination(_POLL_S)  # type: ignore[arg-type]  # it takes fractions
+            for progress in query.recentProgress if settings.format == "parquet" else ():
+                if progress.batchId > seen and progress.numInputRows:
+                    seen = progress.batchId
+                    running.wrote(progress.numInputRows, _sequence(progress))
+            if ended:
+                return False
+            if running.stop.is_set():
                 query.stop()
                 return True
     except Exception:
@@ -327,69 +436,8 @@ def _follow(running: _Run, part: StreamRange, stop: threading.Event) -> bool:
     finally:
         with running.busy:  # a batch that is just being committed ends first
             pass
-    return False
 
 
-def _start(running: _Run, start: int) -> StreamingQuery:
-    from keylane.spark import register  # noqa: PLC0415 - needs pyspark
-
-    settings, checkpoint = running.settings, running.table.checkpoint
-    register(running.spark)
-    rows = (
-        running.spark.readStream.format("keylane")
-        .options(**settings.reading, startingOffsets=str(start + 1), maxOffsetsPerTrigger=str(settings.max_rows))
-        .load()
-    )
-
-    def write(batch: DataFrame, number: int) -> None:
-        with running.busy:
-            try:
-                running.commit(batch, _span(checkpoint, number, start))
-                if settings.compact and (number + 1) % settings.compact_every == 0:
-                    running.compact()
-            except KeylaneError as error:
-                running.failure = error
-                raise
-
-    writer = rows.writeStream.foreachBatch(write).option("checkpointLocation", str(checkpoint))
-    if settings.available_now:
-        return writer.trigger(availableNow=True).start()
-    return writer.trigger(processingTime=f"{round(settings.interval_s * 1000)} milliseconds").start()
-
-
-def _span(checkpoint: Path, number: int, start: int) -> Span:
-    """The range of a batch: Spark writes its end down before the batch begins."""
-    return _end_of(checkpoint, number - 1) if number else start, _end_of(checkpoint, number)
-
-
-def _end_of(checkpoint: Path, number: int) -> int:
-    path = checkpoint / "offsets" / str(number)
-    try:
-        return int(json.loads(path.read_text(encoding="utf-8").splitlines()[-1])["sequence"])
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        raise LakeBroken(
-            f"batch {number} of the checkpoint cannot be read from {str(path)!r} ({error!r}): remove the directory "
-            f"{str(checkpoint)!r}; the table knows what it holds, and the query begins anew without doubling a row"
-        ) from error
-
-
-# ---- files --------------------------------------------------------------------------------------------
-
-
-def _write(rows: DataFrame, staging: Path) -> None:
-    """Parquet files by partition and day, each in order of the sequence."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as everybody writes it
-
-    rows.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
-    (
-        rows.withColumns({"day": F.expr(_DAY), "partition": F.coalesce("partition", F.lit(NO_PARTITION))})
-        .sortWithinPartitions("partition", "day", "sequence")
-        .write.partitionBy("partition", "day")
-        .parquet(str(staging))
-    )
-
-
-def _count(staging: Path) -> int:
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]  # noqa: PLC0415 - it has no types; loaded when used
-
-    return sum(pq.read_metadata(path).num_rows for path in staging.glob("partition=*/day=*/*.parquet"))
+def _sequence(progress: StreamingQueryProgress) -> int:
+    """How far a batch of the file sink read."""
+    return int(json.loads(progress.sources[0].endOffset)["sequence"])
