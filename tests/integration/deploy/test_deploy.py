@@ -154,7 +154,7 @@ def test_the_image_is_small_and_runs_as_nobody_special() -> None:
     assert len(stages) == 2
     assert all("-slim" in line for line in stages)
     assert "USER 10001" in lines
-    assert (ROOT / "examples" / "kubernetes" / "requirements.txt").read_text() == "keylane[fast,metrics]\n"
+    assert (ROOT / "examples" / "kubernetes" / "requirements.txt").read_text() == "keylane[fast,metrics,web]\n"
 
 
 @pytest.mark.parametrize("name", ["keylane-shop.service", "keylane-exporter.service"])
