@@ -356,6 +356,8 @@ class PartitionReader:
 
     async def take_pin(self) -> None:
         """Clear the pin of whoever has it, unless it is ours, and have all that is not acked delivered again."""
+        if self._feed is None:  # it stepped aside
+            await self.reopen()
         feed = self._feed
         assert feed is not None
         try:

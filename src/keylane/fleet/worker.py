@@ -959,7 +959,8 @@ class _PartitionRun:
                 self.token = token
             case UnpinPartition():
                 async with self._opening:
-                    await self.reader.take_pin()
+                    if not self._is_aside:  # else another one may have it; if not, the next refusal asks again
+                        await self.reader.take_pin()
             case DrainPartition(_, lost):
                 self.token = 0
                 await self.reader.drain(lost=lost)

@@ -127,6 +127,20 @@ async def test_what_arrives_while_a_reader_steps_aside_comes_after_what_it_dropp
         await one.all_handled(*sent)
 
 
+async def test_a_reader_that_stepped_aside_takes_the_pin_when_its_worker_takes_the_partition_over(
+    limits: FleetGround,
+) -> None:
+    """The store answers again, and the claim is this worker's, before anybody has opened the reader again."""
+    async with one_reader(limits) as one:
+        first = await one.send()
+        await one.all_handled(first)
+        await one.reader.step_aside()
+        (second,) = await limits.publish(["k"])
+        await one.reader.take_pin()
+        await one.reader.start(2)
+        await one.all_handled(first, second)
+
+
 async def test_what_arrives_while_a_partition_is_closed_comes_after_what_was_passed_over(
     limits: FleetGround, monkeypatch: pytest.MonkeyPatch
 ) -> None:
