@@ -310,7 +310,7 @@ async def test_a_member_of_an_elastic_group(connection: Connection, app: App, un
 async def test_what_cannot_start_says_why(
     connection: Connection, nats_server: NatsServer, unique: Callable[..., str]
 ) -> None:
-    stream = unique("app")
+    stream = unique("like-no-other-stream-here")
 
     async def failure(
         kind: type[Exception], *, publishes: str | None = None, name: str = stream, **options: Any
