@@ -19,13 +19,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
 
 from keylane.server.ports import ReservedPort
 from tests.integration.docs.pages import ROOT, Command, File, Program, Step
 from tests.integration.docs.printed import ANYTHING, difference
 
 PORTS = ("4222", "9464", "8230")
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 QUIET_START_S = 5.0
 """How long the reader waits for a command in a terminal of its own that shows nothing, before going on."""
 HOST = "host-a"
@@ -121,16 +123,22 @@ class Session:
         os.close(theirs)
         self._answers = os.fdopen(answers)
 
+    def next_page(self, environment: dict[str, str]) -> None:
+        self._send({"code": "", "where": "the next page", "environment": environment})
+
     def run(self, code: str, where: str) -> str:
         """What it printed."""
+        return self._send({"code": code, "where": where})
+
+    def _send(self, block: dict[str, Any]) -> str:
         before = self._out.stat().st_size
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"code": code, "where": where}) + "\n")
+        self._process.stdin.write(json.dumps(block) + "\n")
         self._process.stdin.flush()
         line = self._answers.readline()  # the timeout of the test is the deadline
         error = json.loads(line)["error"] if line else "the Python session ended\n" + self._err.read_text()
         if error:
-            raise PageFailed(f"{where}: {error}")
+            raise PageFailed(f"{block['where']}: {error}")
         with self._out.open("rb") as out:
             out.seek(before)
             return out.read().decode()
@@ -147,11 +155,14 @@ class Session:
 class Reader:
     """Takes the steps of one page. `finish` ends what still runs, as the reader would."""
 
-    def __init__(self, directory: Path, ports: dict[str, str]) -> None:
+    def __init__(
+        self, directory: Path, ports: dict[str, str], environment: dict[str, str], session: Session | None
+    ) -> None:
         self._directory = directory
         self._ports = ports
-        self._environment = environment(directory, ports["4222"])
-        self._session: Session | None = None
+        self._environment = environment
+        self._session = session
+        self._is_own_session = session is None
         self._open: list[Running] = []
 
     def take(self, step: Step) -> None:
@@ -180,7 +191,7 @@ class Reader:
     def close(self) -> None:
         for running in self._open:
             running.kill()
-        if self._session is not None:
+        if self._session is not None and self._is_own_session:
             self._session.close()
 
     def _run(self, step: Program) -> None:
@@ -244,16 +255,13 @@ class Reader:
         return re.sub(rf"\b{re.escape(socket.gethostname())}\b", HOST, text)
 
 
-def environment(directory: Path, port: str) -> dict[str, str]:
+def reader_environment(home: Path, port: str = "4222") -> dict[str, str]:
     """That of somebody who has installed keylane, and nothing else that could play a part."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("NATS_", "KEYLANE_", "XDG_", "COLUMNS", "LINES"))
-    }
+    others = ("NATS_", "KEYLANE_", "XDG_", "COLUMNS", "LINES")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     return kept | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "HOME": str(directory),
+        "HOME": str(home),
         "TERM": "xterm",
         "NO_COLOR": "1",
         "NATS_URL": f"nats://127.0.0.1:{port}",
@@ -261,14 +269,20 @@ def environment(directory: Path, port: str) -> dict[str, str]:
 
 
 @contextmanager
-def reader(directory: Path) -> Iterator[Reader]:
+def reader(directory: Path, more: dict[str, str] | None = None, session: Session | None = None) -> Iterator[Reader]:
+    """Somebody who begins a page in this directory, with an empty home. `session` is kept from the page before."""
     with ExitStack() as stack:
         ports = {}
         for its in PORTS:
             reserved = ReservedPort()
             stack.callback(reserved.release)
             ports[its] = str(reserved.number)
-        (directory / "examples").symlink_to(ROOT / "examples")
-        person = Reader(directory, ports)
+        if not (directory / "examples").exists():
+            (directory / "examples").symlink_to(ROOT / "examples")
+        home = Path(mkdtemp(prefix="home-", dir=directory))
+        environment = reader_environment(home, ports["4222"]) | (more or {})
+        if session is not None:
+            session.next_page({"NATS_URL": environment["NATS_URL"]})
+        person = Reader(directory, ports, environment, session)
         stack.callback(person.close)
         yield person

@@ -21,6 +21,11 @@ async def serve(answers: int) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     while line := await asyncio.to_thread(sys.stdin.readline):
         block = json.loads(line)
+        if (
+            "environment" in block
+        ):  # the next page: it has what the ones before have imported, and nothing that they named
+            names = {"__name__": "__main__"}
+            os.environ.update(block["environment"])
         error = await run(block["code"], block["where"], names)
         sys.stdout.flush()
         os.write(answers, json.dumps({"error": error}).encode() + b"\n")
