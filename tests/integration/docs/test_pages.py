@@ -73,6 +73,7 @@ NOT_RUN = {
     ("docs/autoscaling.md", "takes a lag that grows for minutes"): 1,
     ("docs/autoscaling.md", "a part of deploy/kubernetes/keda.yaml"): 1,
     ("docs/chaos.md", "takes minutes; tests/integration/chaos runs short ones"): 1,
+    ("docs/deploy.md", "needs a Docker engine and a cluster"): 1,
     ("docs/doctor.md", "what it takes"): 1,
     ("docs/marshal.md", "needs a Kafka broker; tests/integration/kafka runs the same calls"): 2,
     ("docs/marshal.md", "needs a Kafka broker; tests/integration/kafka/test_kafka_cli.py runs the same commands"): 1,
