@@ -264,20 +264,3 @@ async def test_an_example_takes_its_processes_along(example: Path, unique: Calla
         await story.until(lambda: len(story.lines) >= 2)
         assert await story.end(by) == (0, "")
     assert left_behind(mark) == []
-
-
-def test_no_whole_program_is_left_out() -> None:
-    """A page with a new program gets a line above."""
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    found = {
-        str(page.relative_to(ROOT)): len(re.findall(r"^(?:keylane|asyncio)\.run\(", page.read_text(), re.MULTILINE))
-        for page in pages
-    }
-    assert {page: count for page, count in found.items() if count} == {
-        "README.md": 1,
-        "docs/groups.md": 1,
-        "docs/journal.md": 1,
-        "docs/jetstream.md": 1,
-        "docs/marshal.md": 2,  # the second is the first with Kafka below
-        "docs/spark.md": 1,  # it ends by itself; test_spark_page.py runs it
-    }
