@@ -85,7 +85,7 @@ NOT_RUN = {
     ): 4,
     ("docs/pipelines/audit.md", "needs a long history; tests/integration/spark/test_pipeline_audit.py makes one"): 4,
     ("docs/pipelines/claims.md", "needs a long history; tests/integration/spark/test_pipeline_claims.py makes one"): 4,
-    ("docs/pipelines/lake.md", "needs a long history; tests/integration/spark/test_pipeline_lake.py makes one"): 4,
+    ("docs/pipelines/lake.md", "needs a long history; tests/integration/spark/test_pipeline_lake.py makes one"): 2,
     ("docs/pipelines/parity.md", "needs a long history; tests/integration/spark/test_pipeline_parity.py makes one"): 2,
     ("docs/pipelines/skew.md", "needs a long history; tests/integration/spark/test_pipeline_skew.py makes one"): 1,
     ("docs/pipelines/slo.md", "needs a long history; tests/integration/spark/test_pipeline_slo.py makes one"): 1,
