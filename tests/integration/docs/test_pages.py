@@ -11,7 +11,7 @@ import pytest
 from tests.integration.docs.pages import PAGES, Command, Step, WrongPage, blocks, steps, steps_of
 from tests.integration.docs.reader import PageFailed, Reader, Session, reader, reader_environment
 
-MANY = 10
+MANY = 7
 ON_SPARK = [page for page in PAGES if page.startswith(("docs/spark", "docs/pipelines", "docs/tutorial"))]
 pytestmark = pytest.mark.timeout(300)
 
