@@ -1,4 +1,7 @@
-"""Each example runs from a bare command line, and the pages that show it show what it is and what it says."""
+"""Each example runs from a bare command line, its numbers add up, and its page shows its code.
+
+That the page shows what it says is checked with all pages (tests/integration/docs).
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,7 @@ def check_tiers(lines: list[str]) -> None:
     ("name", "check"),
     [("regional_overflow", check_overflow), ("hot_standby", check_standby), ("priority_tiers", check_tiers)],
 )
-def test_it_runs_and_says_what_the_page_shows(name: str, check: Callable[[list[str]], None]) -> None:
+def test_it_runs_and_its_numbers_add_up(name: str, check: Callable[[list[str]], None]) -> None:
     """One after the other: each tells of who was quicker, and another beside it would take part in that."""
     ran = subprocess.run(
         [sys.executable, "-W", "error", str(ROOT / "examples" / f"{name}.py")],
@@ -75,8 +78,6 @@ def test_it_runs_and_says_what_the_page_shows(name: str, check: Callable[[list[s
     )
     assert (ran.returncode, ran.stderr) == (0, ""), ran.stdout
     check(ran.stdout.splitlines())
-    missing = shape(shown_output(PAGES[name])) - shape(ran.stdout)
-    assert not missing, f"the page shows what the example does not say: {sorted(missing)}"
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -92,16 +93,6 @@ def test_the_page_shows_code_that_is_in_the_example(name: str) -> None:
 def blocks(page: str, language: str) -> list[str]:
     text = (ROOT / "docs" / "priority" / f"{page}.md").read_text()
     return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
-
-
-def shown_output(page: str) -> str:
-    return next(block for block in blocks(page, "text") if block.startswith("$ python examples/"))
-
-
-def shape(text: str) -> set[str]:
-    """The lines without their numbers, which differ from run to run."""
-    lines = (line for line in text.splitlines() if not line.startswith("$ "))
-    return {re.sub(r"\d+(\.\d+)?", "N", line) for line in lines}
 
 
 def bare(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The example runs from a bare command line, and the page shows what it is and what it says."""
+"""The example runs from a bare command line, its numbers add up, and its page shows its code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cli.test_examples import bare, shape
+from tests.integration.cli.test_examples import bare
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "exactly_once.py"
@@ -21,7 +21,7 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.mark.timeout(120)
-def test_it_runs_and_says_what_the_page_shows() -> None:
+def test_it_runs_and_its_numbers_add_up() -> None:
     ran = subprocess.run(
         [sys.executable, "-W", "error", str(EXAMPLE)], capture_output=True, text=True, timeout=100, check=False
     )
@@ -30,9 +30,6 @@ def test_it_runs_and_says_what_the_page_shows() -> None:
     assert lines[0] == "200 payments into 10 accounts, 19900 in all"
     assert lines[-1] == "in the table: 200 payments into 10 accounts, 19900 in all"
     assert lines[-2].endswith("the fatal one too"), "the example shows nothing unless the payment came again"
-    [shown] = blocks("text")
-    missing = shape(shown) - shape(ran.stdout)
-    assert not missing, f"the page shows what the example does not say: {sorted(missing)}"
 
 
 def test_the_page_shows_code_that_is_in_the_example() -> None:
