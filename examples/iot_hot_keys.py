@@ -65,6 +65,8 @@ async def main() -> None:
             ):
                 while not (a.partitions and b.partitions):  # noqa: ASYNC110 - a moment, until both have their share
                     await asyncio.sleep(0.05)
+                print(f"two workers share {PARTITIONS} partitions: a {len(a.partitions)}, b {len(b.partitions)}")
+                print(f"{READINGS} readings are published")
                 await publish_many(connection, readings())
                 await handled.wait()
     hot = sorted(by_sensor, key=lambda one: -len(by_sensor[one]))[:HOT]
@@ -78,4 +80,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    keylane.run(main())

@@ -86,32 +86,36 @@ async def main() -> None:
     logging.getLogger("keylane").addHandler(logging.NullHandler())  # it has the traceback of every failure
     with tempfile.TemporaryDirectory() as directory, NatsServer.start() as server:
         engine = create_async_engine(f"sqlite+aiosqlite:///{Path(directory, 'ledger.db')}")
-        async with engine.begin() as connection:
-            await connection.run_sync(metadata.create_all)
-        handler = ExactlyOnce(engine).handler(post)
-        async with keylane.connect(server.url) as nats:
-            await streams.create(nats, StreamConfig(name="LEDGER", subjects=["ledger.*"]))
-            await groups.create_elastic(nats, "LEDGER", "books", partitions=4, partition_by="ledger.*", members=["a"])
-            await publish_many(
-                nats, [Outgoing(f"ledger.{ACCOUNTS[one % 3]}", str(one).encode()) for one in range(POSTINGS)]
-            )
-            async with groups.join(
-                nats, "LEDGER", "books", "a", handler, concurrency=4, max_tries=2, after_tries="park"
-            ):
-                print(f"{POSTINGS} postings for {', '.join(ACCOUNTS)}; carol is closed")
-                await posted(engine, POSTINGS * 2 // 3)
-                await parked(nats, POSTINGS // 3)
-                await show(engine)
-                closed.clear()
-                print("carol is open again: keylane dlq release LEDGER books carol")
-                print(await keylane_command(server.url, "dlq", "release", "LEDGER", "books", "carol"))
-                await posted(engine, POSTINGS)
-                await show(engine)
-        expected = {account: list(range(index, POSTINGS, 3)) for index, account in enumerate(ACCOUNTS)}
-        exact = all([await amounts(engine, account) == numbers for account, numbers in expected.items()])
-        print(f"every posting once, each account in order: {'yes' if exact else 'no'}")
-        await engine.dispose()
+        try:
+            await keep_books(server, engine)
+        finally:
+            await engine.dispose()
+
+
+async def keep_books(server: NatsServer, engine: AsyncEngine) -> None:
+    async with engine.begin() as connection:
+        await connection.run_sync(metadata.create_all)
+    handler = ExactlyOnce(engine).handler(post)
+    async with keylane.connect(server.url) as nats:
+        await streams.create(nats, StreamConfig(name="LEDGER", subjects=["ledger.*"]))
+        await groups.create_elastic(nats, "LEDGER", "books", partitions=4, partition_by="ledger.*", members=["a"])
+        await publish_many(
+            nats, [Outgoing(f"ledger.{ACCOUNTS[one % 3]}", str(one).encode()) for one in range(POSTINGS)]
+        )
+        async with groups.join(nats, "LEDGER", "books", "a", handler, concurrency=4, max_tries=2, after_tries="park"):
+            print(f"{POSTINGS} postings for {', '.join(ACCOUNTS)}; carol is closed")
+            await posted(engine, POSTINGS * 2 // 3)
+            await parked(nats, POSTINGS // 3)
+            await show(engine)
+            closed.clear()
+            print("carol is open again: keylane dlq release LEDGER books carol")
+            print(await keylane_command(server.url, "dlq", "release", "LEDGER", "books", "carol"))
+            await posted(engine, POSTINGS)
+            await show(engine)
+    expected = {account: list(range(index, POSTINGS, 3)) for index, account in enumerate(ACCOUNTS)}
+    exact = all([await amounts(engine, account) == numbers for account, numbers in expected.items()])
+    print(f"every posting once, each account in order: {'yes' if exact else 'no'}")
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    keylane.run(main())

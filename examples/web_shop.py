@@ -8,6 +8,7 @@ Starts its own NATS server and web server, orders by HTTP, and needs nothing pre
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import urllib.request
@@ -75,18 +76,23 @@ def order(port: int, customer: str, number: int) -> None:
 async def main() -> None:
     with NatsServer.start() as server, socket.create_server(("127.0.0.1", 0)) as listening:
         web = uvicorn.Server(uvicorn.Config(shop(server.url), log_level="warning"))
+        web.capture_signals = contextlib.nullcontext  # type: ignore[assignment, method-assign]  # keylane.run has them
         serving = asyncio.create_task(web.serve([listening]))
-        async with asyncio.timeout(60):
-            await started.wait()
-            for number in range(ORDERS):
-                port = listening.getsockname()[1]
-                await asyncio.to_thread(order, port, "ann" if number % 2 else "bob", number)
-            await mailed.wait()
-        web.should_exit = True  # the lifespan ends: handlers finish, then the connection closes
-        await serving
+        try:
+            async with asyncio.timeout(60):
+                await started.wait()
+                print("the shop is open")
+                print(f"{ORDERS} orders by HTTP")
+                for number in range(ORDERS):
+                    port = listening.getsockname()[1]
+                    await asyncio.to_thread(order, port, "ann" if number % 2 else "bob", number)
+                await mailed.wait()
+        finally:
+            web.should_exit = True  # the lifespan ends: handlers finish, then the connection closes
+            await serving
     for customer, numbers in sorted(receipts.items()):
         print(f"{customer}: {len(numbers)} receipts, in order: {'yes' if numbers == sorted(numbers) else 'no'}")
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    keylane.run(main())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import signal
 import sys
 import urllib.error
@@ -42,7 +43,8 @@ async def test_a_command_is_run_and_the_number_is_served(limits: FleetGround, tm
     await limits.publish([f"k{one}" for one in range(40)])
     write = f"import sys; open({str(written)!r}, 'a').write(sys.argv[1])"
     words = ["autoscale", limits.stream, "f", "--max", "4", "--target-age", "2", "--window", "1", "--interval", "0.2"]
-    words += ["--exec", f'{sys.executable} -c "{write}" {{replicas}}', "--port", "0", "--host", "127.0.0.1", "--json"]
+    words += ["--exec", f'{shlex.quote(sys.executable)} -c "{write}" {{replicas}}']
+    words += ["--port", "0", "--host", "127.0.0.1", "--json"]
     try:
         async with running(*words, "-s", limits.url) as command:
             url = f"http://127.0.0.1:{(await command.event('serving'))['port']}"

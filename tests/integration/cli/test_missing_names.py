@@ -127,7 +127,7 @@ async def test_a_wrong_url_sounds_alike_in_commands_and_in_python(url: str, said
 
 async def test_a_beginner_without_a_server_is_told_how_to_start_one(monkeypatch: pytest.MonkeyPatch) -> None:
     unreachable = ServerUnreachable("no server could be reached: nats://127.0.0.1:4222: connection refused")
-    monkeypatch.setattr(ConnectionOptions, "connect", lambda self: _raise(unreachable))
+    monkeypatch.setattr(ConnectionOptions, "connect", lambda self, hooks: _raise(unreachable))
     assert (await here("stream", "ls")).refusal.endswith("; `keylane server run --port 4222` starts one\n")
 
 

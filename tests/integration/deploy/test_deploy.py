@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import kubernetes_validate  # type: ignore[import-untyped]
@@ -165,7 +164,7 @@ def test_units_are_valid_for_systemd(name: str, tmp_path: Path) -> None:
     unit = tmp_path / name
     text = (DEPLOY / "systemd" / name).read_text()
     # It looks whether the program and the user are there.
-    unit.write_text(text.replace("/opt/shop/venv/bin/keylane", sys.executable).replace("User=keylane", "User=root"))
+    unit.write_text(text.replace("/opt/shop/venv/bin/keylane", "/bin/true").replace("User=keylane", "User=root"))
     done = subprocess.run(
         [tool, "verify", "--man=no", str(unit)], capture_output=True, text=True, timeout=60, check=False
     )

@@ -107,6 +107,7 @@ async def test_any_worker_takes_a_retry_also_when_the_first_one_is_killed_while_
         await until(lambda: len(b.partitions) == 8, deadline_s=45)
         sent = await queue.publish(["k1", "k2"], b"bad")
         await until(lambda: in_stream(queue), lambda counts: sum(counts) == 2)
+        await until(lambda: streams.state(queue.connection, queue.stream), lambda state: not state.messages)  # acked
         b.process.kill()
         await b.process.wait()
     broken.unlink()
