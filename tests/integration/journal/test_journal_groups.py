@@ -135,6 +135,7 @@ async def test_a_release_is_journaled_and_the_judge_finds_the_order_of_a_parked_
         broken.clear()
         await release(connection, ground.stream, "g", "bad")
         await ground.evidence.all_of(sent)
+        await until(lambda: wishes(connection, ground.stream, "g"), lambda found: not found)  # the key goes on
         sent += await ground.publish(["bad"])
         await ground.evidence.all_of(sent)
         await member.stop(timeout_s=5)
