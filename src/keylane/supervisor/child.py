@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Any
 
 from keylane.errors import InvalidInput, KeylaneError
@@ -112,6 +113,9 @@ class SupervisorLink:
 
 def main() -> None:
     sys.path.insert(0, os.getcwd())  # as `python` itself does: the handler is in the user's directory
+    for output in (sys.stdout, sys.stderr):
+        if isinstance(output, TextIOWrapper):  # workers share it: whole lines, each as soon as it is written
+            output.reconfigure(line_buffering=True, write_through=False)
     link = SupervisorLink(int(sys.argv[1]), int(sys.argv[2]))
     link.start()
     module, _, function = link.settings["target"].partition(":")

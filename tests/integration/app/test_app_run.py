@@ -73,6 +73,20 @@ async def test_workers_run_are_replaced_when_a_file_changes_and_stop(
     assert {one["code"] for one in command.all("exited")} == {0}
 
 
+async def test_lines_that_handlers_print_are_whole_and_shown_at_once(
+    connection: Connection, nats_server: NatsServer, unique: Callable[..., str], tmp_path: Path
+) -> None:
+    stream = unique("app")
+    await make_stream(connection, stream, partitions=PARTITIONS)
+    printing = """print('{"event":', '"billed", "key":', f'"{message.key}"', "}")"""
+    source = re.sub(r"os\.write\(evidence.*", lambda _: printing, SHOP.replace("STREAM", stream))
+    (tmp_path / "shop.py").write_text(source)
+    async with running(nats_server.url, tmp_path, "--workers", "2") as command:
+        await command.ready(2)
+        await publish(connection, stream, [(str(number % 8), b"x") for number in range(200)])
+        await until(lambda: command.all("billed"), lambda lines: len(lines) == 200)
+
+
 async def test_metrics_and_health_of_an_app(
     connection: Connection, nats_server: NatsServer, unique: Callable[..., str], tmp_path: Path
 ) -> None:
