@@ -70,6 +70,8 @@ MAX_ACK_PENDING = 500
 PIN_TIMEOUT_S = 60.0
 """The lease decides about failure, so the pin may last: an idle partition costs the server a pull every 30 s."""
 LEASE_S = 3.0
+_MOST_SUBJECTS = 100_000
+"""With more, a look at all of them would hold the first worker up."""
 _TRIAL_S = 10.0
 
 _log = logging.getLogger("keylane.fleet")
@@ -164,7 +166,7 @@ async def join(
     await known.read()
     if lookup is not None:
         await first_look(lookup, known)
-    check_stream(config, known)
+    await _check_stored(connection, fleet, config, known)
     is_queue = config.retention == RetentionPolicy.WORK_QUEUE
     layout = await _resolved_layout(connection, stream, fleet, layout, config=config, known=known, copies=copies)
     names = _consumer_names(fleet, layout, known)
@@ -308,6 +310,33 @@ async def _stored_layout(connection: Connection, stream: str, fleet: str) -> Lay
     if spec is None:
         return None
     return "worker" if spec.layout == "worker" else "partition"
+
+
+async def _check_stored(connection: Connection, fleet: str, config: StreamConfig, known: FleetPartitions) -> None:
+    """A new fleet begins with what is stored, and numbers of an earlier number of partitions are not among its own."""
+    check_stream(config, known)
+    source, stream = known.source, str(config.name)
+    if not isinstance(source, HashedPartitions) or source.copy is not None:
+        return
+    if await stored_spec(connection, stream, fleet) is not None:
+        return
+    wanted = source.partitioning
+    if (await streams.info_json(connection, stream))["state"].get("num_subjects", 0) > _MOST_SUBJECTS:
+        return
+    counts = await streams.subject_counts(connection, stream, f"*.{wanted.filter}")
+    numbers = {subject: int(first) for subject in counts if (first := subject.split(".", 1)[0]).isdecimal()}
+    strange = {subject: number for subject, number in numbers.items() if number >= wanted.partitions}
+    if strange:
+        _log.warning(
+            "stream %r holds %d messages with partition numbers from %d to %d, of an earlier number of partitions: "
+            "fleet %r has %d partitions and will not handle them",
+            stream,
+            sum(counts[subject] for subject in strange),
+            min(strange.values()),
+            max(strange.values()),
+            fleet,
+            wanted.partitions,
+        )
 
 
 async def _chosen_layout(connection: Connection, config: StreamConfig, known: FleetPartitions) -> Layout:

@@ -146,6 +146,22 @@ async def test_workers_may_bring_the_old_number_or_the_new_one(limits: FleetGrou
     await fleet.repartition(limits.connection, limits.stream, "f", 12)  # it has them
 
 
+async def test_a_new_fleet_is_told_of_messages_with_numbers_that_it_does_not_have(
+    limits: FleetGround, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = await limits.join("a")
+    await limits.shared(worker)
+    await limits.evidence.all_of(await limits.publish(KEYS))
+    await fleet.repartition(limits.connection, limits.stream, "f", 2)
+    await until(lambda: len(worker.partitions) == 2)
+    await worker.stop()
+    caplog.clear()
+    partitions = hashed(2, f"{limits.stream}.*")
+    async with fleet.join(limits.connection, limits.stream, "g", limits.evidence.handler("g"), partitions=partitions):
+        (line,) = [one.getMessage() for one in caplog.records if "earlier number of partitions" in one.getMessage()]
+    assert "fleet 'g' has 2 partitions and will not handle them" in line
+
+
 async def test_others_that_use_the_numbers_are_named(limits: FleetGround) -> None:
     await limits.shared(await limits.join("a"))
     await groups.create_static(limits.connection, limits.stream, "g", partitions=PARTITIONS, members=["m"])
